@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.stores.contrib.typed import Core, Episodic, Procedural, Semantic
+from rlhf.asynchrony.cluster import Cluster
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.batching.filters import Filters
 from rlhf.catalog import CATALOG
@@ -55,6 +56,7 @@ _AS_YAML = {"None": "null", "True": "true", "False": "false"}
 #: Sections without a kind, under the path that they have in a recipe.
 PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("asynchrony", Asynchrony),
+    ("cluster", Cluster),
     ("limits", Limits),
     ("evaluation", Evaluation),
     ("rewards.NAME.watch", Watch),

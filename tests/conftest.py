@@ -29,6 +29,8 @@ FAST = ("agents", "batching", "credit", "evaluation", "losses", "rewards", "roll
 #: Folders and files whose tests are not run side by side with others of the same kind. They begin first.
 ALONE = {
     "rollout/vllm": "vllm",
+    "asynchrony/test_ray.py": "processes",
+    "asynchrony/test_several_processes.py": "processes",
     "training/test_deepspeed.py": "processes",
     "training/test_deepspeed_critic.py": "processes",
     "training/test_deepspeed_references.py": "processes",

@@ -93,6 +93,18 @@ class Asynchrony:
             yield from self._of_loss(path, stage, context)
             yield from self._of_stage(path, stage, context)
 
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse a step that has no group for some of the processes."""
+        for path, stage in context.recipe.learning if self.is_on else ():
+            if stage.tasks_per_step < n:
+                yield Problem(
+                    "a process would have no group to play ahead",
+                    where=f"{path}.tasks_per_step",
+                    got=f"{stage.tasks_per_step}, and {n} processes were started",
+                    expected=f"at least {n} with {context.at('staleness')} above 0",
+                    do="raise it, or start fewer processes",
+                )
+
     def _of_loss(self, path: str, stage: Any, context: CheckContext) -> Iterator[Problem]:
         """Yield a problem where nothing tells a token of an old policy from one of the present policy."""
         if self.staleness > 1 and isinstance(stage.correction, Bypass) and LossNeeds(stage.loss).needs_fresh_samples:
@@ -118,9 +130,6 @@ class Asynchrony:
         if SelectionCapabilities(stage.selection).max_rounds > 1:
             kind = context.kind_of("selection", stage.selection)
             said.append(("selection", f"{kind}, which draws more tasks within a step", "use {kind: all}"))
-        if context.recipe.sharded.get(path) or context.kind_of("trainer", stage.trainer) != "torch":
-            kind = context.kind_of("trainer", stage.trainer)
-            said.append(("trainer", kind, "use trainer: {kind: torch}"))
         for key, got, do in said:
             yield _not_yet(f"{path}.{key}", got, context, do)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from rlhf.data import WeightsForm
 from rlhf.errors import EngineError
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.inference.embedded.engine import TransformersEngine
@@ -25,6 +26,8 @@ from rlhf.inference.vllm.instance import Instance
 from rlhf.inference.vllm.local import LocalInstance
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.start import StartOptions
+from rlhf.inference.vllm.together import FollowingEngine, LeadingEngine
+from rlhf.processes import current
 from rlhf.recipe import Recipe
 from rlhf.recipe.view import copies_policy
 from rlhf.training.policy.lora import unadapted
@@ -49,7 +52,6 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
     Raises:
         RlhfError: it cannot be started, or a server does not fit the policy.
     """
-    context = context_of(recipe, policy)
     settings = recipe.engine
     if not isinstance(settings, VllmSettings):
         engine_of: Any = TransformersEngine
@@ -58,7 +60,7 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
             engine_of, model = CopiedEngine, _whole_copy(policy).to("cuda" if torch.cuda.is_available() else "cpu")
         made: RolloutEngine = engine_of(
             model,
-            max_context=context,
+            max_context=context_of(recipe, policy),
             max_sessions=settings.max_sessions,
             max_batch_tokens=settings.max_batch_tokens,
             version=policy.version,
@@ -78,9 +80,25 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         with model_folder(recipe, policy) as folder:
             options = start_options(recipe, settings, policy, folder)
             instances = [LocalInstance.start(options, log)]
-    engine = VllmEngine(
+    engine = vllm_engine(settings, instances, policy, form="adapter" if rank else "full")
+    try:
+        await engine.connect(**fit_of(recipe, policy), lora_rank=rank)
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
+def vllm_engine(
+    settings: VllmSettings, instances: Sequence[Instance], policy: Policy, *, form: WeightsForm
+) -> VllmEngine:
+    """The engine over instances that run; of several processes on the same servers the first one's delivers."""
+    kind: type[VllmEngine] = VllmEngine
+    if settings.servers and (here := current()).n > 1:
+        kind = LeadingEngine if here.is_main else FollowingEngine
+    return kind(
         instances,
-        form="adapter" if rank else "full",
+        form=form,
         dtype=engine_dtype(settings, policy),
         at_update=settings.at_update,
         request_timeout_s=settings.request_timeout_s,
@@ -90,18 +108,13 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         sleeps=settings.sleep,
         version=policy.version,
     )
+
+
+def fit_of(recipe: Recipe, policy: Policy) -> dict[str, Any]:
+    """What an instance must have room for: shapes, vocabulary and context of the policy."""
     config = policy.model.config.get_text_config()
-    try:
-        await engine.connect(
-            shapes={name: getattr(config, name, None) for name in SHAPES},
-            n_vocab=int(config.vocab_size),
-            max_context=context,
-            lora_rank=rank,
-        )
-    except BaseException:
-        await engine.close()
-        raise
-    return engine
+    shapes = {name: getattr(config, name, None) for name in SHAPES}
+    return {"shapes": shapes, "n_vocab": int(config.vocab_size), "max_context": context_of(recipe, policy)}
 
 
 def _whole_copy(policy: Policy) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from rlhf.build.resume import (
     say_finished,
     telling_what_is_there,
 )
+from rlhf.build.rollout_workers import OnRay
 from rlhf.build.stage_demonstrations import play_all, shown_stages, texts
 from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of
 from rlhf.build.task_summary import tell_splits
@@ -78,8 +81,11 @@ def train(
     console: CleanConsole | None = None,
     profile: int | None = None,
     callbacks: Callbacks | None = None,
+    on_ray: bool = False,
 ) -> dict[str, Any]:
     """Train a recipe, or resume the run in folder `resume`; profile `profile` steps if given.
+
+    With `on_ray` this is a learner in an actor of Ray, see `rlhf.build.cluster`.
 
     Returns:
         plain values: success before and after with intervals, times, counts, the folder and the report.
@@ -93,7 +99,7 @@ def train(
         try:
             progress = RichProgress(console)
             return asyncio.run(
-                _train(recipe, folder, resume is not None, progress, profile, callbacks or Callbacks(()))
+                _train(recipe, folder, resume is not None, progress, profile, callbacks or Callbacks(()), on_ray)
             )
         except BaseException as error:
             here.record_failure(error)
@@ -107,6 +113,7 @@ async def _train(
     progress: RichProgress,
     profile: int | None,
     callbacks: Callbacks,
+    on_ray: bool,
 ) -> dict[str, Any]:
     # Ctrl-C cancels this task at its next await, and a second one stops it wherever it is: asyncio.run sees to both.
     telling = telling_what_is_there(folder, progress.say, is_resumed=is_resumed)
@@ -119,19 +126,21 @@ async def _train(
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
             return finish(state, folder, recipe)
-        run = await prepare(recipe, folder, is_resumed, progress, found, state, callbacks)
-        run.profiler = profiler if processes.current().is_main else None
-        try:
-            await run_stages(run, shown_stages(recipe, run.demonstrations))
-            await callbacks.call(folder)
-            run.metrics.close()
-            return finish(run.state, folder, recipe)
-        finally:
-            run.writer.join()
-            run.metrics.close()
-            if run.store_keeper:
-                run.store_keeper.close()
-            await run.collector.engine.close()
+        async with AsyncExitStack() as stack:
+            actors = await stack.enter_async_context(aclosing(OnRay(recipe, folder))) if on_ray else None
+            run = await prepare(recipe, folder, is_resumed, progress, found, state, callbacks, actors)
+            run.profiler = profiler if processes.current().is_main else None
+            try:
+                await run_stages(run, shown_stages(recipe, run.demonstrations))
+                await callbacks.call(folder)
+                run.metrics.close()
+                return finish(run.state, folder, recipe)
+            finally:
+                run.writer.join()
+                run.metrics.close()
+                if run.store_keeper:
+                    run.store_keeper.close()
+                await run.collector.engine.close()
 
 
 async def prepare(
@@ -142,6 +151,7 @@ async def prepare(
     found: Path | None,
     state: State,
     callbacks: Callbacks | None = None,
+    actors: OnRay | None = None,
 ) -> Run:
     """Every live object of a run: new, or as checkpoint `found` has it."""
     here = processes.current()
@@ -159,7 +169,8 @@ async def prepare(
             await try_references(recipe, progress.say)
             await try_once(recipe, progress.say)
             write_record(folder, recipe)
-    policy, collector, played = await _start(recipe, folder, found, state, progress)
+    policy, collector, played = await _start(recipe, folder, found, state, progress, actors)
+    recipe = actors.recipe if actors else recipe
     keeper = make_store_keeper(recipe, folder, found)
     for index, _ in data_stages(recipe):
         played[index] = await rows_of(recipe, index, played[index], collector.renderer, policy.max_context)
@@ -199,18 +210,33 @@ async def prepare(
         estimate=success_estimate,
         store_keeper=keeper,
         callbacks=callbacks,
-        lookahead=Lookahead(recipe.asynchrony, pack_groups, unpack_groups) if recipe.asynchrony.is_on else None,
+        lookahead=_lookahead(recipe, policy, collector, actors),
     )
     return run
 
 
+def _lookahead(recipe: Recipe, policy: Policy, collector: RolloutRunner, actors: OnRay | None) -> Lookahead | None:
+    if not recipe.asynchrony.is_on:
+        return None
+    remote = None
+    if actors is not None:
+        remote = partial(actors.controller, policy=policy, collector=collector)
+    return Lookahead(recipe.asynchrony, pack_groups, unpack_groups, remote)
+
+
 async def _start(
-    recipe: Recipe, folder: Path, found: Path | None, state: State, progress: RichProgress
+    recipe: Recipe,
+    folder: Path,
+    found: Path | None,
+    state: State,
+    progress: RichProgress,
+    actors: OnRay | None = None,
 ) -> tuple[Policy, RolloutRunner, dict[int, Any]]:
     """Build policy, engine and demonstrations; demonstrations last, unless the tokenizer is made of them."""
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
+    recipe = await actors.with_servers(policy) if actors else recipe
     collector = await make_collector(recipe, policy, progress, folder / "engine.log")
     try:
         if found is None and processes.current().is_main:

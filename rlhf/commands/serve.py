@@ -21,6 +21,9 @@ def serve(
         str, typer.Option(help="Address to listen on. Whoever reaches it can change the weights.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Serve with the embedded engine, for small models and without vLLM.")
+    ] = False,
 ) -> None:
     """Serve a policy with vLLM: token-in, token-out for `engine.servers`, and the OpenAI-compatible routes.
 
@@ -32,8 +35,10 @@ def serve(
     recipe, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(recipe, overrides or [])
     refuse_ignored(overrides or [], folder, "a server", ("seed", "name", "limits", "engine", "policy"))
-    from rlhf.serving.vllm import serve as run
-
+    if embedded:
+        from rlhf.serving.embedded import serve as run
+    else:
+        from rlhf.serving.vllm import serve as run
     quiet_libraries()
     run(loaded, checkpoint=folder, host=host, port=port, console=errors())
 

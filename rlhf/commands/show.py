@@ -39,6 +39,7 @@ def show(
 
     loaded = load(recipe, overrides or [])
     refuse_absent_models(loaded)
+    nproc = max(nproc, loaded.cluster.learners)
     check_processes(loaded, nproc)
     console = results()
     if not as_json:  # the figures take a model's shapes, whose code takes seconds to load: there is something to read
@@ -181,6 +182,7 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
             f"sampled tokens, {stage['max_samples_per_step']:,} samples while contexts only grow",
         ),
         *([("", _ahead_text(stage["asynchrony"]))] if "asynchrony" in stage else []),
+        *([("", _cluster_text(stage["cluster"]))] if "cluster" in stage else []),
     ]
 
 
@@ -192,6 +194,16 @@ def _ahead_text(ahead: dict[str, Any]) -> str:
         f"attempts are made ahead: trained tokens are at most {_count(ahead['max_age'], 'update')} old, corrected by "
         f"{ahead['correction']}; at most {_count(ahead['max_groups'], 'group')} run or wait, and a checkpoint {waits}; "
         f"{repeated}"
+    )
+
+
+def _cluster_text(cluster: dict[str, Any]) -> str:
+    """What the processes on Ray come to."""
+    workers = f"{_count(cluster['n_rollout_workers'], 'rollout worker')} of "
+    workers += f"{_count(cluster['groups_of_a_worker'], 'group')} at a time"
+    return (
+        f"on Ray: {_count(cluster['n_learners'], 'learner')}, {workers}, {_count(cluster['n_servers'], 'server')}; "
+        f"takes {_count(cluster['n_cpus'], 'CPU')}, and a GPU for each learner and server where there are any"
     )
 
 

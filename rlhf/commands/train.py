@@ -41,8 +41,8 @@ from rlhf.processes import n_here, n_wanted, take_one_gpu
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
-#: Keys that say where updates are computed, not which.
-_OF_TRAINER = re.compile(r"stages\.\d+\.trainer(\.|$)")
+#: Keys that say where updates and attempts are made, not which.
+_OF_TRAINER = re.compile(r"(stages\.\d+\.trainer|cluster)(\.|$)")
 
 
 @command
@@ -148,6 +148,12 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
     quiet_libraries()
     folder = out or Path("runs")
     try:
+        if recipe.cluster.is_on:
+            from rlhf.build.cluster import train_on_ray
+
+            with run_folder(recipe, out, resume, lock=False) as folder, _viewer(folder, view):
+                found = train_on_ray(recipe, folder.resolve(), is_resumed=resume is not None, console=errors())
+                return {**found, "run": str(folder)}
         with joined(recipe), run_folder(recipe, out, resume) as folder, _viewer(folder, view):
             result = run(recipe, folder, resume=resume, console=errors(), profile=profile)
             return result | pushed(recipe, folder, errors().print)
@@ -244,7 +250,7 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
             "a run goes on with the recipe it began with",
             where=f"--resume {run}",
             got=f"another value of {', '.join(differing)}",
-            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer may differ, and {steps} grow",
+            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer and cluster may differ, and {steps} grow",
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return asked

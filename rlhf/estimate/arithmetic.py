@@ -19,6 +19,7 @@ from rlhf.registry import kind_of
 from rlhf.stats import share_interval
 from rlhf.tasks.selection import SelectionCapabilities
 from rlhf.training.policy.model import Pretrained
+from rlhf.training.rollouts_ahead import places_of
 from rlhf.training.stages.reward_model import RewardModel
 
 if TYPE_CHECKING:
@@ -109,6 +110,20 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
         "n_episodes": stage.steps * episodes,
         "n_updates": n_updating * stage.epochs * stage.minibatches,
         **({"asynchrony": _ahead(stage, recipe.asynchrony)} if recipe.asynchrony.is_on else {}),
+        **({"cluster": _on_cluster(stage, recipe)} if recipe.cluster.is_on else {}),
+    }
+
+
+def _on_cluster(stage: Any, recipe: Recipe) -> dict[str, Any]:
+    """Processes, and how many groups each rollout worker plays at a time."""
+    cluster = recipe.cluster
+    places = places_of(recipe.environment, recipe.limits, stage.group_size, cluster.rollout_workers)
+    return {
+        "n_learners": cluster.learners,
+        "n_rollout_workers": cluster.rollout_workers,
+        "n_servers": cluster.servers or len(recipe.engine.servers),  # type: ignore[union-attr]
+        "n_cpus": cluster.learners + cluster.rollout_workers + cluster.servers,
+        "groups_of_a_worker": places,
     }
 
 

@@ -32,7 +32,7 @@ def shares_policy(engine: object) -> bool:
 
 
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
-_OF_START = (
+OF_START = (
     *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
     *("eager", "compile", "sleep"),
 )
@@ -89,7 +89,7 @@ class VllmSettings:
                 raise ValueError("delivery: http needs servers: an engine of one's own shares this memory")
             return
         defaults = {f.name: f.default for f in fields(self)}
-        for name in _OF_START:
+        for name in OF_START:
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name} has no effect with servers: set it where the servers are started")
         if not all(server.startswith(("http://", "https://")) for server in self.servers):
@@ -103,14 +103,14 @@ class VllmSettings:
             yield no_effect(context.at("lora"), self.lora, "the policy has no adapter, see policy.lora")
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
-        """Refuse servers, which every process would deliver weights to."""
-        if self.servers:
+        """Refuse adapters on servers of several processes: whoever delivers them alone knows their names."""
+        if self.servers and context.recipe.policy.lora is not None and self.lora != "merged":
             yield Problem(
-                "every process delivers weights to an engine of its own",
-                where=context.at("servers"),
-                got=f"{len(self.servers)} servers, and {n} processes were started",
-                expected="an engine that each process starts: servers: []",
-                do="remove the key, or start one process",
+                "an adapter on servers is known to the process that delivers it alone",
+                where=context.at("lora"),
+                got=f"{self.lora}, with {len(self.servers)} servers, and {n} processes were started",
+                expected="merged",
+                do="set engine.lora: merged, which delivers full weights, or start one process",
             )
 
 

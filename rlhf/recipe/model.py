@@ -20,6 +20,7 @@ from rlhf.recipe.values import join
 if TYPE_CHECKING:
     from agents.base import Agent
     from environments.base import Environment
+    from rlhf.asynchrony.cluster import Cluster
     from rlhf.asynchrony.settings import Asynchrony
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.inference.settings import TransformersSettings, VllmSettings
@@ -57,6 +58,7 @@ class Recipe:
     rewards: Mapping[str, Weighted]
     engine: TransformersSettings | VllmSettings
     asynchrony: Asynchrony
+    cluster: Cluster
     limits: Limits
     evaluation: Evaluation
     stages: tuple[Supervised | Preference | RewardModel | PolicyGradient, ...]
@@ -72,8 +74,8 @@ class Recipe:
 
 #: Every key of a recipe, in the order in which they are written.
 KEYS = (
-    *("name", "seed", "policy", "environment", "agent", "rewards", "engine", "asynchrony", "limits", "evaluation"),
-    *("stages", "trackers", "push_to_hub"),
+    *("name", "seed", "policy", "environment", "agent", "rewards", "engine", "asynchrony", "cluster", "limits"),
+    *("evaluation", "stages", "trackers", "push_to_hub"),
 )
 _REQUIRED = ("policy", "environment", "stages")
 
@@ -102,6 +104,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     agent = build_part("agent", with_defaults("agent", environment, values.get("agent", {})), "agent", base=base)
     limits = with_defaults("limits", environment, values.get("limits", {}))
 
+    from rlhf.asynchrony.cluster import Cluster
     from rlhf.asynchrony.settings import Asynchrony
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.rollout.limits import Limits
@@ -114,6 +117,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         rewards=deciding(rewards_of(values.get("rewards", {}), base), environment),
         engine=build_part("engine", values.get("engine", {}), "engine", base=base),
         asynchrony=build(Asynchrony, values.get("asynchrony", {}), "asynchrony", base=base),
+        cluster=build(Cluster, values.get("cluster", {}), "cluster", base=base),
         limits=build(Limits, limits, "limits", base=base),
         evaluation=build(Evaluation, values.get("evaluation", {}), "evaluation", base=base),
         policy=build_part("policy", values["policy"], "policy", base=base),
@@ -135,6 +139,7 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
         "rewards": plain_rewards(recipe.rewards),
         "engine": plain_part("engine", recipe.engine),
         "asynchrony": plain_part(None, recipe.asynchrony),
+        **({"cluster": plain_part(None, recipe.cluster)} if recipe.cluster.is_on else {}),
         "limits": plain_part(None, recipe.limits),
         "evaluation": plain_part(None, recipe.evaluation),
         "stages": [plain_part("stage", stage) for stage in recipe.stages],

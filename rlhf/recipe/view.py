@@ -96,6 +96,7 @@ def view_of(recipe: Recipe) -> RecipeView:
         rewards=recipe.rewards,
         trained_rewards=recipe.trained_rewards,
         engine=recipe.engine,
+        asynchrony=recipe.asynchrony,
         limits=recipe.limits,
         evaluation=recipe.evaluation,
         stages=recipe.stages,
@@ -151,6 +152,7 @@ def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool =
         found += _held(stage, path, own)
     found += _within(recipe.engine, "engine", "engine", common)
     found += _within(recipe.asynchrony, "", "asynchrony", common)
+    found += _within(recipe.cluster, "", "cluster", common)
     found += _within(recipe.limits, "", "limits", common)
     return [*found, *_within(recipe.evaluation, "", "evaluation", common)]
 

@@ -79,7 +79,7 @@ class StageComponents:
         source = stage.sampler.start(tasks, run.seed)
         hooks: Sequence[StageHook] = hooks_of(run, stage, tasks, critic)
         if run.lookahead is not None:  # the first, as it has to hear at once what the source has learned
-            hooks = [RolloutsAhead(run.lookahead, stage, source), *hooks]
+            hooks = [RolloutsAhead(run.lookahead, stage, source, run.state.stage), *hooks]
         return cls(stage, trainer, source, hooks)
 
     @property

@@ -45,7 +45,6 @@ REMEMBERS = {"rewards": {"new": {"kind": "episodic_memory"}, "words": {"kind": "
         pytest.param({"staleness": 1}, {"sampler": {"kind": "curriculum"}}, {}, "stages[0].sampler", id="a curriculum"),
         pytest.param({"staleness": 1}, {"selection": {"kind": "dynamic"}}, {}, "stages[0].selection", id="rounds"),
         pytest.param({"staleness": 1}, {"replay": {}}, {}, "stages[0].replay", id="replay"),
-        pytest.param({"staleness": 1}, {"trainer": {"kind": "deepspeed"}}, {}, "stages[0].trainer", id="deepspeed"),
         pytest.param(
             {"staleness": 1}, {"advantage": {"kind": "gae"}, "critic": {}}, {}, "stages[0].critic", id="a critic"
         ),

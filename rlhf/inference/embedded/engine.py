@@ -265,12 +265,16 @@ class TransformersEngine:
         try:
             while self._waiting or self._table.busy.any():
                 self._step()
-                await asyncio.sleep(0)
+                await self._breathe()
         except Exception as error:  # a fault of the engine itself: whoever waits must hear of it
             self._fail_all(error)
         except asyncio.CancelledError:
             self._fail_all(None)
             raise
+
+    async def _breathe(self) -> None:
+        """Let the event loop run between two steps."""
+        await asyncio.sleep(0)
 
     @torch.inference_mode()
     def _step(self) -> None:

@@ -61,12 +61,16 @@ class Deliverer:
         dtype: the instances' number format; full weights are sent in it.
         buffer_bytes: memory through which full weights pass.
         way: see `meet`.
+
+    Attributes:
+        sender: in the names of the weights; another's where this process does not deliver itself.
     """
 
     def __init__(self, dtype: torch.dtype, buffer_bytes: int, way: Way = "auto") -> None:
         self._dtype, self._buffer_bytes, self._way = dtype, buffer_bytes, way
         self._folder = memory_folder()
         self._token = write_token(self._folder / "token")
+        self.sender = self._folder.name
         self._far: set[Instance] = set()
         self._on_gpu: set[Instance] = set()
         self._is_coarse = False  # whether a GPU rounds what is of float32
@@ -113,12 +117,12 @@ class Deliverer:
 
     def name_of(self, version: int) -> str:
         """Name of these weights on instances, unique to this sender."""
-        return f"{self._folder.name}.{version}"
+        return f"{self.sender}.{version}"
 
     def version_of(self, name: str) -> int | None:
         """The version behind a name of `name_of`; None for weights that came from elsewhere."""
         sender, _, version = name.rpartition(".")
-        return int(version) if sender == self._folder.name and version.isdecimal() else None
+        return int(version) if sender == self.sender and version.isdecimal() else None
 
     def forget_connections(self) -> None:
         """Tell every instance anew, next time, where weights come from."""

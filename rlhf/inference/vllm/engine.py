@@ -88,6 +88,7 @@ class VllmEngine:
         self._open, self._delivering = asyncio.Event(), asyncio.Lock()
         self._open.set()
         self._n_updates = 0
+        self._max_aborts: float = _MAX_ABORTS
         self._broken = ""
         self._sleeps, self._is_asleep = sleeps, False
         self._adapters: Mapping[str, Adapter] = {}
@@ -103,6 +104,11 @@ class VllmEngine:
     def policy_fingerprint(self) -> str:
         """Fingerprint of the last delivery, as every worker reported it; empty before."""
         return self._fingerprint
+
+    @property
+    def sender(self) -> str:
+        """What the names of weights begin with that it has delivered, or follows."""
+        return self._deliverer.sender
 
     @property
     def weights_form(self) -> WeightsForm:
@@ -289,7 +295,7 @@ class VllmEngine:
                 return call.generation(sampled.finish, self._version)
             # While weights arrive, and where they arrived meanwhile, it was the update that ended it.
             n_aborts += self._open.is_set() and self._n_updates == n_updates
-            if n_aborts > _MAX_ABORTS:
+            if n_aborts > self._max_aborts:
                 raise EngineError("vLLM gave the call up", where="VllmEngine.generate", got=f"{n_aborts} times")
 
     async def _ask(self, seat: Replica, call: Call) -> Sampled:

@@ -49,13 +49,10 @@ class Snapshot:
         if copy or is_laid_out(policy.model):
             weights = full_state(policy.model, trained_only=policy.is_lora, keep=is_main)
         moments = optimizer.state_dict() if optimizer is not None else None
+        remembered = {name: part.state_dict() for name, part in kept.items()}  # some ask the other processes
         if not is_main:
             return None
-        trainer = {
-            "optimizer": moments,
-            "torch_rng": torch.get_rng_state(),
-            "kept": {name: part.state_dict() for name, part in kept.items()},
-        }
+        trainer = {"optimizer": moments, "torch_rng": torch.get_rng_state(), "kept": remembered}
         return cls(policy, weights, _copied(trainer) if copy else trainer)
 
     def begin(self, folder: Path) -> None:
@@ -71,11 +68,10 @@ class Snapshot:
         seal(folder, logs, last=STATE, text=state)
 
 
-def n_bytes(policy: Any, kept: Mapping[str, Stateful]) -> int:
+def n_bytes(policy: Any, kept: Any) -> int:
     """Approximate bytes of a checkpoint: parameters, two moments per trained one, and parts' states."""
     parameters = list(policy.model.parameters())
-    remembered = sum(_n_bytes(part.state_dict()) for part in kept.values())
-    return remembered + sum(int(p.nbytes) * (3 if p.requires_grad else 1) for p in parameters)
+    return _n_bytes(kept) + sum(int(p.nbytes) * (3 if p.requires_grad else 1) for p in parameters)
 
 
 def _n_bytes(state: Any) -> int:

@@ -151,7 +151,7 @@ def save(
     target, new, here = root / state.folder_name, root / f".{state.folder_name}.partial", current()
 
     def write(snapshot: Snapshot) -> None:
-        with _reported(target, policy, kept):
+        with _reported(target, policy, snapshot.trainer["kept"]):
             if keep != KEPT:
                 (new / "keep").write_text(str(keep))
             snapshot.write(new, _text(state), logs)
@@ -161,7 +161,7 @@ def save(
 
     snapshot = Snapshot.take(policy, optimizer, kept, copy=writer is not None)
     if snapshot is not None:
-        with _reported(target, policy, kept):
+        with _reported(target, policy, snapshot.trainer["kept"]):
             shutil.rmtree(new, ignore_errors=True)
             snapshot.begin(new)
             if beside is not None:
@@ -203,7 +203,7 @@ def _text(state: State) -> str:
 
 
 @contextmanager
-def _reported(target: Path, policy: Any, kept: Mapping[str, Stateful]) -> Iterator[None]:
+def _reported(target: Path, policy: Any, kept: Mapping[str, Any]) -> Iterator[None]:
     """Turn a failure to write `target` into a CheckpointError, and remove what was written of it."""
     root = target.parent
     try:

@@ -1,0 +1,313 @@
+"""Controller of groups that are played ahead: the pipeline, the groups, and the players that groups are given to.
+
+It is the only writer of the ledger. Players may be anywhere: tasks of this process, or rollout workers in others. One
+that dies gives its groups back under their ordinals, and gets others when it has come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
+from rlhf.asynchrony.shares import ordinal_of, share_of
+from rlhf.data import ScoredGroup, Task
+from rlhf.errors import DeliveryError, EngineError, TrainingError
+from rlhf.rollout.counted_engine import tokens_by_version
+
+T = TypeVar("T")
+
+#: Name of the engine among the servers of the pipeline: it delivers to its own replicas, and answers when all have it.
+_ENGINE = "engine"
+#: Times that a group is begun again because its player died; the group may be what kills it.
+_MAX_BEGUN = 4
+
+
+class PlayerLostError(EngineError):
+    """Whoever played a group is gone, and what it sampled with it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A group to play.
+
+    Attributes:
+        number: of its step, counted from 0.
+        place: of its task among those of the step.
+        tasks: of the step.
+    """
+
+    number: int
+    place: int
+    tasks: Sequence[Task]
+
+
+class Player(Protocol):
+    """Plays groups."""
+
+    @property
+    def name(self) -> str:
+        """For messages, and the pipeline."""
+        ...
+
+    @property
+    def places(self) -> int:
+        """Groups that it plays at a time."""
+        ...
+
+    async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
+        """Return the group; `count` is told (version, tokens) of what is sampled. Raises PlayerLostError."""
+        ...
+
+    async def come_back(self) -> None:
+        """Return once it can play again, after it was lost. Raises RlhfError where it cannot."""
+        ...
+
+
+@dataclass(frozen=True)
+class Due:
+    """What a step trains: ordinals, and their groups."""
+
+    ordinals: tuple[int, ...]
+    groups: Sequence[ScoredGroup]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Figures of one controller after a step: tokens by age, the ledger, counts of groups, seconds without any."""
+
+    ages: Mapping[int, int]
+    ledger: Ledger
+    step: int
+    n_stored: int
+    n_running: int
+    n_given_back: int
+    n_begun: int
+    idle_s: float
+
+
+@dataclass
+class Controller:
+    """Decides by a pipeline what is played, and keeps the groups until they are trained.
+
+    Attributes:
+        rules: of the stage, for the share.
+        share: of the groups of a step, which it has played.
+        n_per_step: B, groups of a step in all.
+        players: that it asks.
+        groups: that are finished, by their ordinals in the share.
+    """
+
+    rules: Rules
+    share: slice
+    n_per_step: int
+    players: Sequence[Player] = ()
+    groups: dict[int, ScoredGroup] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pipeline = Pipeline(self.rules)
+        self._base = 0  # what the engine calls version 0 of the stage
+        self._tasks: dict[int, Sequence[Task]] = {}
+        self._playing: dict[asyncio.Task[None], Player] = {}
+        self._lost: dict[str, asyncio.Task[None]] = {}
+        self._n_begun: Counter[int] = Counter()
+        self._changed = asyncio.Event()
+        self._failed: BaseException | None = None
+        self._ages: Mapping[int, int] = {}
+        self._idle_since, self._idle_s = time.perf_counter(), 0.0
+
+    # --- cuts ---
+
+    def cut(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
+        """Return the state of the pipeline, and the groups by their ordinals in the run."""
+        named = {ordinal_of(o, self.share, self.n_per_step): group for o, group in self.groups.items()}
+        return self.pipeline.state(), named
+
+    def restore(self, state: Mapping[str, Any], groups: Mapping[int, ScoredGroup], n_controllers: int) -> None:
+        """Go on from a cut of the run with this share; what ran then begins again."""
+        cut = share_of(state, self.share, self.n_per_step, n_controllers)
+        self.pipeline = Pipeline.restored(self.rules, cut)
+        self.groups = {o: groups[ordinal_of(o, self.share, self.n_per_step)] for o in self.pipeline.store}
+
+    async def open(self, version: int) -> None:
+        """Begin, with the weights of the present step, which the engine calls `version`."""
+        self._base = version - self.pipeline.step
+        self.pipeline.join(_ENGINE, self.pipeline.step)
+        self.pipeline.is_held = True
+        self._idle_since, self._idle_s = time.perf_counter(), 0.0
+
+    # --- groups ---
+
+    async def offer(self, tasks: Mapping[int, Sequence[Task]], *, is_held: bool = False) -> None:
+        """Learn the tasks of steps, and begin what may begin."""
+        self._tasks.update(tasks)
+        self.pipeline.is_held = is_held
+        self._begin_all()
+
+    async def hold(self) -> None:
+        """Begin no new group until tasks are offered again."""
+        self.pipeline.is_held = True
+
+    def _begin_all(self) -> None:
+        """Begin groups while there is room for them."""
+        playing = Counter(player.name for player in self._playing.values())
+        while free := [p for p in self.players if p.name not in self._lost and playing[p.name] < p.places]:
+            player = min(free, key=lambda p: playing[p.name] / p.places)
+            if (ordinal := self.pipeline.begin(player.name)) is None:
+                break
+            task = asyncio.create_task(self._play(player, ordinal), name=f"group {ordinal}")
+            playing[player.name] += 1
+            if not self._playing:
+                self._idle_s += time.perf_counter() - self._idle_since
+            self._playing[task] = player
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._playing[task]
+        if not self._playing:
+            self._idle_since = time.perf_counter()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed = self._failed or error
+        elif not task.cancelled() and self._failed is None:
+            self._begin_all()
+        self._changed.set()
+
+    async def _play(self, player: Player, ordinal: int) -> None:
+        def count(version: int, n_tokens: int) -> None:
+            try:
+                self.pipeline.sampled(ordinal, version - self._base, n_tokens)
+            except DeliveryError as error:  # no failure of the attempt: every other group would meet it too
+                self._failed = error
+                raise
+
+        number, place = divmod(ordinal_of(ordinal, self.share, self.n_per_step), self.n_per_step)
+        self._n_begun[ordinal] += 1
+        try:
+            group = await player.play(Job(number, place, self._tasks[number]), count)
+        except PlayerLostError as error:
+            self.pipeline.give_back(ordinal)
+            if player.name not in self._lost:
+                self._lost[player.name] = asyncio.create_task(self._come_back(player))
+            if self._n_begun[ordinal] >= _MAX_BEGUN:
+                raise TrainingError(
+                    "a task ends whoever plays it",
+                    where=self._tasks[number][place].id,
+                    got=f"{_MAX_BEGUN} rollout workers lost at it, the last one by {error.what}: {error.got}",
+                    hint="play it alone: rlhf evaluate, and look at the memory that it takes",
+                ) from error
+            return
+        self.groups[ordinal] = group
+        del self._n_begun[ordinal]
+        kept = {version - self._base: n for version, n in tokens_by_version(group).items()}
+        self.pipeline.finish(ordinal, kept)
+
+    async def _come_back(self, player: Player) -> None:
+        try:
+            await player.come_back()
+        except Exception as error:
+            if len(self._lost) == len(self.players):
+                self._failed = self._failed or error
+        else:
+            del self._lost[player.name]
+            self._begin_all()
+        self._changed.set()
+
+    # --- a step; each of these returns after `wait_s`, or as soon as there is something to say ---
+
+    async def due(self, wait_s: float) -> Due | str:
+        """Return what the next step trains, or who is waited for."""
+
+        def found() -> Due | None:
+            ordinals = self.pipeline.batch()
+            return None if ordinals is None else Due(ordinals, [self.groups[ordinal] for ordinal in ordinals])
+
+        return await self._until(found, wait_s)
+
+    async def may_install(self, wait_s: float) -> bool | str:
+        """Return True once the next version may be installed, or who is waited for."""
+        return await self._until(lambda: self.pipeline.may_install or None, wait_s)
+
+    async def is_quiet(self, wait_s: float) -> bool | str:
+        """Return True once nothing runs, or who is waited for."""
+        return await self._until(lambda: self.pipeline.is_quiet or None, wait_s)
+
+    async def train(self, ordinals: Sequence[int]) -> int:
+        """Note that a step was trained, and forget its groups; returns how many steps were."""
+        self._ages = self.pipeline.train(ordinals)
+        for ordinal in ordinals:
+            del self.groups[ordinal]
+        return self.pipeline.step
+
+    async def install(self, version: int) -> None:
+        """Note that the engine has the weights of a version."""
+        self.pipeline.install(_ENGINE, version - self._base)
+
+    async def counts(self) -> Counts:
+        """Return the figures since the last call, and forget tasks of steps that are over."""
+        pipeline, now = self.pipeline, time.perf_counter()
+        first = min((*pipeline.running, *pipeline.returned, pipeline.n_begun))
+        oldest = first // max(self.rules.n_per_step, 1)
+        self._tasks = {number: tasks for number, tasks in self._tasks.items() if number >= oldest}
+        if not self._playing:
+            self._idle_s, self._idle_since = self._idle_s + now - self._idle_since, now
+        idle_s, self._idle_s = self._idle_s, 0.0
+        n = (len(pipeline.store), len(pipeline.running), pipeline.n_given_back, pipeline.n_begun)
+        return Counts(self._ages, pipeline.ledger, pipeline.step, *n, idle_s)
+
+    async def close(self) -> None:
+        """End everything that runs."""
+        tasks = [*self._playing, *self._lost.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until(self, found: Callable[[], T | None], wait_s: float) -> T | str:
+        """Return what is found as soon as it is, else after `wait_s` who is waited for. Raises what a group raised."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            if self._failed is not None:
+                raise self._failed
+            if (value := found()) is not None:
+                return value
+            self._begin_all()
+            self._changed.clear()
+            if (left := deadline - time.monotonic()) <= 0:
+                return self._waited_for()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+
+    def _waited_for(self) -> str:
+        """Name the task that is waited for."""
+        waited, n = self.pipeline.waited_for(), len(self.pipeline.running)
+        lost = f"; lost: {', '.join(sorted(self._lost))}" if self._lost else ""
+        if not waited:
+            return f"{n} groups that run{lost}"
+        first = ordinal_of(waited[0], self.share, self.n_per_step)
+        number, place = divmod(first, self.n_per_step)
+        task = self._tasks[number][place].id if number in self._tasks else "a task"
+        others = f" and {len(waited) - 1} more" if len(waited) > 1 else ""
+        return f"{task} (group {first}){others}; {n} run, {len(self.groups)} are stored{lost}"
+
+
+def figures(found: Sequence[Counts], n_per_step: int) -> dict[str, float]:
+    """Return what is logged of all controllers together."""
+    ages: Counter[int] = sum((Counter(of.ages) for of in found), Counter())
+    ledger = {name: sum(getattr(of.ledger, name) for of in found) for name in asdict(found[0].ledger)}
+    n = max(ages.total(), 1)
+    begun = (ledger["trained"] + ledger["stored"] + ledger["running"]) / sum(of.n_begun for of in found)
+    return {
+        "asynchrony/age_mean": sum(age * count for age, count in ages.items()) / n,
+        "asynchrony/age_max": float(max(ages, default=0)),
+        "asynchrony/n_stored": float(sum(of.n_stored for of in found)),
+        "asynchrony/n_running": float(sum(of.n_running for of in found)),
+        "asynchrony/n_given_back": float(sum(of.n_given_back for of in found)),
+        "asynchrony/length_bias": ledger["trained"] / (found[0].step * n_per_step) / begun if begun else 1.0,
+        **{f"tokens_of_age/{age}": count / n for age, count in sorted(ages.items())},
+        **{f"ledger/{name}": float(value) for name, value in ledger.items()},
+        "time/rollout_idle_s": sum(of.idle_s for of in found) / len(found),
+    }

@@ -1,0 +1,235 @@
+"""The controller in an actor of Ray, and the rollout workers that it asks.
+
+Ray is imported where an actor is made: nothing here needs it in a run of one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.asynchrony.controller import Controller, Counts, Due, Job, PlayerLostError
+from rlhf.asynchrony.pipeline import Rules
+from rlhf.data import ScoredGroup, Task
+from rlhf.errors import EngineError, RlhfError
+from rlhf.processes import ProcessError
+
+_WHO = "the controller"
+#: Seconds until a worker that is gone is asked again whether it is there.
+_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The weights that servers hold: who delivered them, what the engine calls them, and their fingerprint."""
+
+    sender: str
+    version: int
+    fingerprint: str
+
+
+@dataclass
+class RemotePlayer:
+    """A rollout worker as the controller sees it: an actor that Ray starts again when it dies.
+
+    Attributes:
+        name: for messages.
+        actor: with methods `play` and `ready`.
+        places: groups that it plays at a time.
+        limit_s: most seconds until it is there, or there again.
+        weights: that it is told to sample from.
+    """
+
+    name: str
+    actor: Any
+    places: int
+    limit_s: float
+    weights: Delivered | None = None
+
+    async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
+        """Return the group once it is over; what it sampled is known then, and not before."""
+        from ray.exceptions import RayActorError
+
+        try:
+            group, sampled = await answered(self.actor.play.remote(job, self.weights))
+        except RayActorError as error:
+            first = str(error).splitlines()[0]
+            raise PlayerLostError("a rollout worker has died", where=self.name, got=first) from error
+        for version, n_tokens in sampled.items():
+            count(version, n_tokens)
+        found: ScoredGroup = group
+        return found
+
+    async def come_back(self) -> None:
+        """Wait until it is there. Raises EngineError where it is not in time."""
+        from ray.exceptions import RayActorError
+
+        try:
+            async with asyncio.timeout(self.limit_s):
+                while True:
+                    try:
+                        await answered(self.actor.ready.remote())
+                        return
+                    except RayActorError as error:
+                        if "creation task" in str(error):
+                            raise self._unbegun(error) from error
+                        await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise EngineError(
+                "a rollout worker does not come back",
+                where=self.name,
+                got=f"nothing in {self.limit_s:g} s",
+                hint="look at `ray logs`, and whether a node is gone",
+            ) from None
+
+    def _unbegun(self, error: Exception) -> EngineError:
+        *_, last = (line for line in str(error).splitlines() if line.strip())
+        hint = "install on its node what the recipe's environment, agent and rewards need"
+        return EngineError("a rollout worker cannot start", where=self.name, got=last.strip(), hint=hint)
+
+
+class ControllerActor:
+    """A `Controller` in a process of its own; the methods of both are the same."""
+
+    def __init__(self, rules: Rules, n_per_step: int, players: Sequence[RemotePlayer]) -> None:
+        self.players = list(players)
+        self.controller = Controller(rules, slice(0, n_per_step), n_per_step, self.players)
+
+    async def call(self, name: str, *given: Any, **how: Any) -> Any:
+        """Call a method of the controller."""
+        found = getattr(self.controller, name)(*given, **how)
+        return await found if asyncio.iscoroutine(found) else found
+
+    async def ready(self) -> None:
+        """Return once every worker is there."""
+        await asyncio.gather(*(player.come_back() for player in self.players))
+
+    async def tell(self, weights: Delivered) -> None:
+        """Have groups that begin from now on sampled from `weights`."""
+        for player in self.players:
+            player.weights = weights
+
+
+@dataclass
+class RemoteController:
+    """A controller in an actor, as the first learner sees it.
+
+    Attributes:
+        actor: a `ControllerActor`.
+        delivered: says what the servers hold now.
+        actors: of the workers.
+        limit_s: most seconds until it answers, its start included.
+    """
+
+    actor: Any
+    delivered: Callable[[], Delivered]
+    actors: Sequence[Any] = ()
+    limit_s: float = 600.0
+
+    def cut(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
+        """See `Controller.cut`."""
+        found: tuple[dict[str, Any], dict[int, ScoredGroup]] = self._get("cut")
+        return found
+
+    def restore(self, state: Mapping[str, Any], groups: Mapping[int, ScoredGroup], n_controllers: int) -> None:
+        """See `Controller.restore`."""
+        self._get("restore", state, groups, n_controllers)
+
+    async def open(self, version: int) -> None:
+        """See `Controller.open`; all workers are there when this returns."""
+        await answered(self.actor.ready.remote(), _WHO)
+        await answered(self.actor.tell.remote(self.delivered()), _WHO)
+        await self._call("open", version)
+
+    async def offer(self, tasks: Mapping[int, Sequence[Task]], *, is_held: bool = False) -> None:
+        """See `Controller.offer`."""
+        await self._call("offer", tasks, is_held=is_held)
+
+    async def hold(self) -> None:
+        """See `Controller.hold`."""
+        await self._call("hold")
+
+    async def due(self, wait_s: float) -> Due | str:
+        """See `Controller.due`."""
+        found: Due | str = await self._call("due", wait_s)
+        return found
+
+    async def may_install(self, wait_s: float) -> bool | str:
+        """See `Controller.may_install`."""
+        found: bool | str = await self._call("may_install", wait_s)
+        return found
+
+    async def is_quiet(self, wait_s: float) -> bool | str:
+        """See `Controller.is_quiet`."""
+        found: bool | str = await self._call("is_quiet", wait_s)
+        return found
+
+    async def train(self, ordinals: Sequence[int]) -> int:
+        """See `Controller.train`."""
+        found: int = await self._call("train", ordinals)
+        return found
+
+    async def install(self, version: int) -> None:
+        """See `Controller.install`; groups that begin then are told what the servers hold."""
+        await answered(self.actor.tell.remote(self.delivered()), _WHO)
+        await self._call("install", version)
+
+    async def counts(self) -> Counts:
+        """See `Controller.counts`."""
+        found: Counts = await self._call("counts")
+        return found
+
+    async def close(self) -> None:
+        """End the actor and its workers."""
+        import ray
+
+        for actor in (self.actor, *self.actors):
+            ray.kill(actor)
+
+    def _get(self, name: str, *given: Any) -> Any:
+        """Call while the event loop stands still."""
+        import ray
+
+        try:
+            with _told(_WHO):
+                return ray.get(self.actor.call.remote(name, *given), timeout=self.limit_s)
+        except ray.exceptions.GetTimeoutError:
+            raise self._silence(name) from None
+
+    async def _call(self, name: str, *given: Any, **how: Any) -> Any:
+        try:
+            async with asyncio.timeout(self.limit_s):
+                return await answered(self.actor.call.remote(name, *given, **how), _WHO)
+        except TimeoutError:
+            raise self._silence(name) from None
+
+    def _silence(self, name: str) -> EngineError:
+        return EngineError(
+            "the controller does not answer", where=f"controller.{name}", got=f"nothing in {self.limit_s:g} s"
+        )
+
+
+@contextmanager
+def _told(who: str = "") -> Iterator[None]:
+    """Inside, an error that an actor raised is raised as it was, and where the actor `who` has ended that is said."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(cause := error.cause, RlhfError):
+            raise cause from error
+        raise
+    except RayActorError as error:
+        if not who:
+            raise
+        raise ProcessError(f"{who} has died", where=who, got=str(error).splitlines()[0]) from error
+
+
+async def answered(reference: Any, who: str = "") -> Any:
+    """Return what an actor answers; what it raised is raised as it was."""
+    with _told(who):
+        return await reference

@@ -1,0 +1,252 @@
+"""A run on Ray: learners as ranks in a placement group, started again from the last cut when one of them dies.
+
+The first learner starts everything else (`rlhf.build.rollout_workers`), and what it starts ends when it does. So there
+is one thing to do whatever ends a learner or the controller: end the rest, and go on from the newest checkpoint, as
+`rlhf train --resume` does. Rollout workers and servers come back while the learners go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlhf import processes
+from rlhf.build.processes import STOP_REQUEST, StopRequest
+from rlhf.errors import EngineError, MissingPackageError, RecipeError, TrainingError
+from rlhf.processes import ProcessError
+from rlhf.recipe import Recipe, load_values
+from rlhf.recipe.compatibility import check_processes
+from rlhf.recipe.model import values_of
+from rlhf.terminal import CleanConsole
+from rlhf.training.checkpoints.store import latest
+
+#: Most seconds until the learners have a place, and until they have written a checkpoint when they are to stop.
+_PLACE_S, _STOP_S = 120.0, 120.0
+#: Seconds in which it is known who died, once another process says that somebody has.
+_REASON_S = 10.0
+#: Times that the learners are started again without having written a checkpoint meanwhile.
+_MAX_RESTARTS = 3
+#: Memory of Ray's store of objects where this starts it: groups on their way, not weights.
+_STORE_BYTES = 200 * 2**20
+
+
+class PlainRecipe:
+    """A recipe on its way to another process: made again there, with classes of its own files."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._values, self._name, self._base = values_of(recipe), recipe.name, recipe.base
+
+    def made(self) -> Recipe:
+        """Return the recipe."""
+        return load_values(self._values, name=self._name, base=self._base)
+
+
+class Learner:
+    """One of the processes that train; `rlhf.build.train.train` in a thread, so that it can be told to stop."""
+
+    def __init__(self, rank: int, n: int) -> None:
+        self._rank, self._n, self._stop = rank, n, StopRequest()
+
+    def address(self) -> tuple[str, int]:
+        """Return where the others find it."""
+        import ray
+
+        return ray.util.get_node_ip_address(), processes.free_port()
+
+    def train(
+        self, plain: PlainRecipe, folder: Path, is_resumed: bool, master: tuple[str, int]
+    ) -> dict[str, Any] | None:
+        """Train to the end; the first one returns the result."""
+        given: dict[str, object] = {
+            "RANK": self._rank,
+            "WORLD_SIZE": self._n,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": self._n,
+        }
+        given |= {"MASTER_ADDR": master[0], "MASTER_PORT": master[1]}
+        os.environ |= {name: str(value) for name, value in given.items()}
+        from rlhf.build.train import train
+
+        STOP_REQUEST.set(self._stop)
+        found = train(
+            plain.made(),
+            None if is_resumed else folder,
+            resume=folder if is_resumed else None,
+            on_ray=True,
+        )
+        return found if self._rank == 0 else None
+
+    def stop(self) -> None:
+        """Have it write a checkpoint and end; several agree on the step."""
+        here = processes.current()
+        if here.n > 1:
+            here.stops = True
+        else:
+            self._stop.make()
+
+
+def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: CleanConsole) -> dict[str, Any]:
+    """Train in the folder of a run, new or to go on with, on the Ray cluster of RAY_ADDRESS or on this machine.
+
+    Raises:
+        MissingPackageError: Ray is not installed.
+        RecipeError: the cluster has less than the recipe asks for.
+        TrainingError: a process ended again and again.
+        KeyboardInterrupt: the user stopped it; a checkpoint is written.
+    """
+    check_processes(recipe, recipe.cluster.learners)
+    with _ray(recipe) as ray, _interrupted_by_term():
+        n_left, before = _MAX_RESTARTS, latest(folder / "checkpoints")
+        while True:
+            try:
+                return _once(ray, recipe, folder, is_resumed)
+            except ProcessError as error:
+                newest = latest(folder / "checkpoints")
+                n_left = _MAX_RESTARTS if newest != before else n_left - 1
+                if n_left < 0:
+                    raise TrainingError(
+                        "a process of the run ends whenever it is started",
+                        where=error.where,
+                        got=f"{error.what}: {error.got}",
+                        hint=f"rlhf train --resume {folder}, once the reason is gone",
+                    ) from error
+                before, is_resumed = newest, (folder / "recipe.yaml").is_file()
+                console.print(f"{error.what}; going on from {newest or 'the beginning'}", highlight=False)
+
+
+@contextmanager
+def _interrupted_by_term() -> Iterator[None]:
+    """Inside, SIGTERM is a KeyboardInterrupt, as Ctrl-C is."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _once(ray: Any, recipe: Recipe, folder: Path, is_resumed: bool) -> dict[str, Any]:
+    """Start the learners, and wait for their end. Raises ProcessError where a process ends that should not."""
+    n, plain = recipe.cluster.learners, PlainRecipe(recipe)
+    group = _placed(ray, n)
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
+    kind = ray.remote(num_cpus=1, num_gpus=_gpus(ray), max_concurrency=4, scheduling_strategy=strategy)(Learner)
+    learners = [kind.remote(rank, n) for rank in range(n)]
+    try:
+        master = ray.get(learners[0].address.remote())
+        running = {
+            learner.train.remote(plain, folder, is_resumed, master): rank for rank, learner in enumerate(learners)
+        }
+        try:
+            return _ended(ray, running)
+        except KeyboardInterrupt:
+            ray.get([learner.stop.remote() for learner in learners])
+            with contextlib.suppress(Exception):
+                ray.wait(list(running), num_returns=n, timeout=_STOP_S)
+            raise
+    finally:
+        for learner in learners:
+            ray.kill(learner)
+        ray.util.remove_placement_group(group)
+
+
+def _ended(ray: Any, running: dict[Any, int]) -> dict[str, Any]:
+    """Return the result of the first learner; of several that fail the error that is no other's silence is raised."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    found: dict[str, Any] = {}
+    silent: ProcessError | None = None
+    waiting, deadline = dict(running), float("inf")
+    while waiting and time.monotonic() < deadline:
+        done, _ = ray.wait(list(waiting), timeout=1.0)
+        for reference in done:
+            rank = waiting.pop(reference)
+            try:
+                found = ray.get(reference) or found
+            except RayTaskError as error:
+                if not isinstance(error.cause, ProcessError):
+                    raise error.cause if isinstance(error.cause, Exception) else error from None
+                silent = silent or error.cause
+            except RayActorError as error:
+                got = str(error).splitlines()[0]
+                raise ProcessError(f"learner {rank} has died", where=f"learner {rank}", got=got) from error
+            if silent is not None:  # who has died is known soon
+                deadline = min(deadline, time.monotonic() + _REASON_S)
+    if silent is not None:
+        raise silent
+    return found
+
+
+def _placed(ray: Any, n: int) -> Any:
+    group = ray.util.placement_group([{"CPU": 1, **({"GPU": 1} if _gpus(ray) else {})}] * n, strategy="PACK")
+    if not group.wait(_PLACE_S):
+        ray.util.remove_placement_group(group)
+        raise EngineError(
+            "the learners have no place",
+            where=f"cluster.learners: {n}",
+            got=f"nothing free in {_PLACE_S:g} s, of {ray.available_resources()}",
+            hint="wait until others have ended, or ask for less",
+        )
+    return group
+
+
+def _gpus(ray: Any) -> int:
+    return int(ray.cluster_resources().get("GPU", 0) > 0)
+
+
+@contextmanager
+def _ray(recipe: Recipe) -> Iterator[Any]:
+    """Inside, this process is connected to Ray, of which nothing is left afterwards where it was started here."""
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise MissingPackageError(
+            "Ray is not installed", where="cluster", hint="pip install 'rlhf-agents[ray]'"
+        ) from error
+    if ray.is_initialized():
+        yield ray
+        return
+    how: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "configure_logging": False}
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(address=os.environ["RAY_ADDRESS"], **{"log_to_driver": True})
+    else:  # processes share the cores of this machine, however many they are
+        wanted = sum(need for _, name, need in needs(recipe, 0) if name == "CPU")
+        ray.init(num_cpus=max(wanted, os.cpu_count() or 1), object_store_memory=_STORE_BYTES, **how)
+    try:
+        refuse_missing(recipe, ray.cluster_resources())
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def needs(recipe: Recipe, n_gpus: float) -> list[tuple[str, str, int]]:
+    """Return (key, resource, how many) of what the recipe asks of a cluster that has so many GPUs."""
+    cluster, each = recipe.cluster, getattr(recipe.engine, "tensor_parallel", 1)
+    found = [("learners", "CPU", cluster.learners), ("servers", "CPU", cluster.servers)]
+    found.append(("rollout_workers", "CPU", cluster.rollout_workers))
+    if n_gpus:
+        found += [("learners", "GPU", cluster.learners), ("servers", "GPU", each * cluster.servers)]
+    return found
+
+
+def refuse_missing(recipe: Recipe, resources: dict[str, float]) -> None:
+    """Raise RecipeError for the first key that asks for more than a cluster has."""
+    left = dict(resources)
+    for key, name, need in needs(recipe, resources.get("GPU", 0)):
+        have = left.get(name, 0.0)
+        if need > have:
+            raise RecipeError(
+                "the Ray cluster has less than the run needs",
+                where=f"cluster.{key}",
+                got=f"{getattr(recipe.cluster, key)}, which take {need} {name}; "
+                f"{have:g} of {resources.get(name, 0):g} left",
+                expected=f"at least {need} {name} for them",
+                hint=f"add nodes with `ray start --address ...`, or lower cluster.{key}",
+            )
+        left[name] = have - need

@@ -1,0 +1,216 @@
+"""The embedded engine behind the routes of vLLM's server that `ServerInstance` uses: for small models, without vLLM."""
+
+from __future__ import annotations
+
+from binascii import a2b_base64
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rlhf.build.engine import SHAPES, context_of
+from rlhf.build.train import device, policy_of
+from rlhf.data import Prompt, SamplingParams
+from rlhf.errors import RecipeError, RlhfError
+from rlhf.inference.embedded.paused import PausableEngine
+from rlhf.inference.settings import TransformersSettings
+from rlhf.inference.transfer import Copy, Inbox, Slice, token_digest
+from rlhf.recipe import Recipe
+from rlhf.serving.vllm import refuse_used_port
+from rlhf.terminal import CleanConsole
+from rlhf.training.policy.lora import unadapted
+
+#: How vLLM calls a request in what runs.
+_PREFIX = "generate-tokens-"
+
+
+def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, console: CleanConsole) -> None:
+    """Serve the policy until stopped.
+
+    Raises:
+        EngineError: the port is in use.
+        RecipeError: adapters are to be delivered, which this engine has not.
+    """
+    refuse_used_port(host, port)
+    policy = policy_of(recipe, checkpoint)
+    if policy.is_lora and getattr(recipe.engine, "lora", "merged") == "adapter":
+        raise RecipeError(
+            "the embedded engine takes whole weights only",
+            where="engine.lora",
+            got="adapter",
+            expected="merged",
+            hint="set engine.lora: merged, or serve with vLLM",
+        )
+    settings = recipe.engine if isinstance(recipe.engine, TransformersSettings) else TransformersSettings()
+    engine = PausableEngine(
+        (unadapted(policy.model) if policy.is_lora else policy.model).to(device()),
+        max_context=context_of(recipe, policy),
+        max_sessions=settings.max_sessions,
+        max_batch_tokens=settings.max_batch_tokens,
+        decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
+    )
+    config = policy.model.config.get_text_config()
+    shapes = {name: getattr(config, name, None) for name in SHAPES}
+    app = Served(engine, shapes).application()
+    console.print(f"serving {recipe.name} at http://{host}:{port}; Ctrl-C stops it", highlight=False, soft_wrap=True)
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, lifespan="off")
+
+
+@dataclass
+class Served:
+    """Routes over one engine.
+
+    Attributes:
+        engine: samples.
+        shapes: of its model, by which a client knows it for its own.
+        inbox: where weights come from.
+    """
+
+    engine: PausableEngine
+    shapes: Mapping[str, Any]
+    inbox: Inbox | Copy | None = None
+
+    def application(self) -> Starlette:
+        """Return the application."""
+        posts: dict[str, Callable[[Any, Mapping[str, str]], Awaitable[Any]]] = {
+            "/inference/v1/generate": self.generate,
+            "/inference/v1/abort_requests": self.abort,
+            "/pause": self.pause,
+            "/resume": self.resume,
+            "/collective_rpc": self.call,
+            "/init_weight_transfer_engine": self.connect,
+            "/start_weight_update": self.start,
+            "/update_weights": self.update,
+            "/finish_weight_update": self.finish,
+            "/reset_prefix_cache": self.drop_cache,
+            "/update_weight_version": self.rename,
+        }
+
+        async def health(request: Request) -> Response:
+            return Response()
+
+        async def info(request: Request) -> Response:
+            return JSONResponse({"weight_version": self.engine.version_name})
+
+        gets = [Route("/health", health), Route("/weight_info", info)]
+        return Starlette(routes=[*gets, *(Route(path, _posted(do), methods=["POST"]) for path, do in posts.items())])
+
+    async def generate(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Tokens in, tokens, log-probs and versions out."""
+        given, name = body["sampling_params"], f"{_PREFIX}{body['request_id']}"
+        params = SamplingParams(
+            max_tokens=given["max_tokens"],
+            temperature=given["temperature"],
+            top_p=given["top_p"],
+            top_k=given["top_k"],
+            seed=given["seed"],
+            stop_strings=tuple(given["stop"]),
+        )
+        try:
+            prompt = Prompt(body["token_ids"], tuple(given["stop_token_ids"]))
+            found = await self.engine.generate(prompt, params, name)
+        finally:
+            await self.engine.release(name)
+        spans, end = [], 0
+        for version, n in self.engine.spans(found):
+            spans.append({"version": version, "start": end, "end": end + n})
+            end += n
+        choice = {
+            "token_ids": list(found.token_ids),
+            "logprobs": {"content": [{"logprob": x} for x in found.logprobs]},
+            "finish_reason": found.finish.value,
+            "weight_versions": spans,
+        }
+        return {"choices": [choice]}
+
+    async def abort(self, body: Any, query: Mapping[str, str]) -> Any:
+        """End requests with what they have."""
+        for name in body["request_ids"]:
+            await self.engine.release(name)
+        return {}
+
+    async def pause(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Schedule nothing more."""
+        await self.engine.pause(query["mode"])  # type: ignore[arg-type]
+        return {}
+
+    async def resume(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Schedule again."""
+        self.engine.resume()
+        return {}
+
+    async def call(self, body: Any, query: Mapping[str, str]) -> Any:
+        """What vLLM asks its workers."""
+        method, args = body["method"], body.get("args", [])
+        if method == "rlhf_describe":
+            return {"results": [self._described(Path(args[0]))]}
+        if method == "rlhf_fingerprint":
+            return {"results": [self.engine.fingerprint]}
+        if method == "rlhf_put" and isinstance(self.inbox, Copy):
+            self.inbox.write(args[0], a2b_base64(args[1], strict_mode=True))
+            return {"results": [None]}
+        raise ValueError(f"the embedded engine has no method {method}")
+
+    def _described(self, token: Path) -> dict[str, Any]:
+        return {
+            "n_vocab": self.engine.n_vocab,
+            "max_context": self.engine.max_context,
+            "logprobs_mode": "processed_logprobs",
+            "shapes": dict(self.shapes),
+            "lora_rank": 0,
+            "token": token_digest(token),
+            "gpu": "",
+        }
+
+    async def connect(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Hear how weights will arrive."""
+        path = body["init_info"]["path"]
+        self.inbox = Inbox(Path(path)) if path else Copy()
+        return {}
+
+    async def start(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Weights are about to arrive."""
+        self.engine.start_update()
+        return {}
+
+    async def update(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Load what lies in the buffer."""
+        rows = body["update_info"]["slices"]
+        if self.inbox is None:
+            raise ValueError("no sender has announced itself")
+        slices = [Slice(name, dtype, tuple(shape), at, size) for name, dtype, shape, at, size in rows]
+        self.engine.put(self.inbox.read(slices))
+        return {}
+
+    async def finish(self, body: Any, query: Mapping[str, str]) -> Any:
+        """All have arrived."""
+        self.engine.finish_update()
+        return {}
+
+    async def drop_cache(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Forget keys and values."""
+        self.engine.drop_cache()
+        return {"success": True}
+
+    async def rename(self, body: Any, query: Mapping[str, str]) -> Any:
+        """Name the weights."""
+        self.engine.rename(body["new_version"])
+        return {}
+
+
+def _posted(do: Callable[[Any, Mapping[str, str]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        content = await request.body()
+        try:
+            body = await request.json() if content else {}
+            return JSONResponse(await do(body, request.query_params))
+        except (RlhfError, ValueError, KeyError, TypeError) as error:
+            return JSONResponse({"error": {"message": f"{type(error).__name__}: {error}"}}, status_code=400)
+
+    return answer

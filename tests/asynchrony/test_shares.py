@@ -1,0 +1,65 @@
+"""Cuts that several processes share: nothing is lost between the run's ordinals and those of its processes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.asynchrony.pipeline import Pipeline, Rules
+from rlhf.asynchrony.shares import merged, share_of
+from rlhf.processes import Processes
+
+
+def shares_of(n_processes: int, n_per_step: int) -> list[slice]:
+    return [Processes(rank, n_processes).share(n_per_step) for rank in range(n_processes)]
+
+
+def played(rules: Rules, rng: random.Random, n_steps: int) -> Pipeline:
+    """A pipeline after so many steps, with groups that run and groups that wait."""
+    made = Pipeline(rules)
+    made.join("server", 0)
+    while made.step < n_steps or rng.random() < 0.8:
+        made.begin()
+        for ordinal in [o for o in made.running if rng.random() < 0.5]:
+            made.sampled(ordinal, made.version, 3)
+            made.finish(ordinal, {made.version: rng.randint(0, 3)})
+        if made.step < n_steps and (batch := made.batch()) is not None:
+            made.train(batch)
+            made.install("server", made.step)
+    return made
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(0, 2**32))
+def test_a_cut_goes_on_in_another_number_of_processes(
+    before: int, after: int, n_steps: int, staleness: int, seed: int
+) -> None:
+    rng, n = random.Random(seed), 5
+    rules = Rules(n, 8, staleness, staleness)
+    parts = [
+        played(replace(rules, n_per_step=share.stop - share.start), rng, n_steps) for share in shares_of(before, n)
+    ]
+    whole = merged([part.state() for part in parts], shares_of(before, n), n)
+    Pipeline.restored(rules, whole).check()
+    others = []
+    for share in shares_of(after, n):
+        own = replace(rules, n_per_step=share.stop - share.start)
+        others.append(Pipeline.restored(own, share_of(whole, share, n, after)))
+    again = merged([part.state() for part in others], shares_of(after, n), n)
+    assert again["counts"] == whole["counts"] and again["tokens"] == whole["tokens"]
+    assert sorted(again["store"]) == sorted(whole["store"])
+    assert again["running"] == whole["running"]
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32))
+def test_the_same_processes_find_their_own_cut_again(n_processes: int, seed: int) -> None:
+    rng, n = random.Random(seed), 5
+    shares = shares_of(n_processes, n)
+    parts = [played(Rules(share.stop - share.start, 8), rng, 2) for share in shares]
+    whole = merged([part.state() for part in parts], shares, n)
+    for part, share in zip(parts, shares, strict=True):
+        cut = share_of(whole, share, n, n_processes)
+        assert cut["store"] == part.state()["store"]
+        assert set(part.state()["running"]) <= set(cut["running"])
