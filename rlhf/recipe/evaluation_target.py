@@ -104,7 +104,7 @@ def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
         own = part.environment
         world = own.world if isinstance(own, External) else own
         command = tuple(shlex.split(asked.command))
-        environment = External(world=world, command=command, n_programs=asked.programs, reward="world")
+        environment: Any = External(world=world, command=command, n_programs=asked.programs, reward="world")
         agent = ExternalAgent(through="template" if kind == "endpoint" else "text", override_sampling=True)
         if isinstance(part.agent, ToolAgent):
             agent = replace(agent, style=part.agent.style, through=part.agent.through)
