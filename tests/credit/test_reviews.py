@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from agents.contrib.critic import CRITIC
 from rlhf.credit.contrib.actor_critic_agents import Reviews
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.data import Prompt, ScoredGroup, Turn
+from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
 from tests.credit.credit_groups import call, group_of, turn_of
+from tests.test_role_checks import STAGE, write
 
 #: A turn by the verdicts of its reviews; an actor's call stands before each, and behind the last that sends back.
 Told = list[list[str]]
@@ -89,3 +94,10 @@ def test_a_piece_of_a_review_gets_what_the_review_gets() -> None:
     assert rows[1][0] == rows[2][0] == pytest.approx(0.70711, abs=1e-4)
     with pytest.raises(ValidationError, match="outcome"):
         Reviews(outcome=-1.0)
+
+
+def test_a_critic_that_is_trained_alone_for_foreseeing_is_doubted(tmp_path: Path) -> None:
+    [alone] = cautions(load(write(tmp_path, STAGE | {"train_roles": [CRITIC]})))
+    assert "stages[0].advantage.outcome is 0" in alone and "credit/accepted_reviews_share" in alone
+    paid = {"advantage": {"kind": "reviews", "outcome": 1.0}, "train_roles": [CRITIC]}
+    assert not cautions(load(write(tmp_path, STAGE | paid)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -260,3 +261,8 @@ def test_arrays_of_different_length_raise():
     one, two = torch.zeros(1), torch.zeros(2)
     with pytest.raises(DataError, match="differ in shape"):
         LossInputs(two, two, two, one, two, two)
+
+
+def test_ratios_of_replies_need_places():
+    with pytest.raises(DataError, match="this loss needs places"):
+        PPOClip(ratio="turn")(replace(inputs([-1.0], [1.0]), places=None))

@@ -25,6 +25,7 @@ def echo(tmp_path: Path) -> Path:
     ("overrides", "where"),
     [
         (["stages.1.sampler={kind: curriculum, metric: reward/nowhere}"], "stages[1].sampler.metric"),
+        (["stages.1.sampler={kind: ladder, metric: reward/nowhere}"], "stages[1].sampler.metric"),
         (["stages.1.sampler={kind: greso, metric: reward/nowhere}"], "stages[1].sampler.metric"),
         (["stages.1.selection={kind: dynamic, metric: reward/nowhere}"], "stages[1].selection.metric"),
         (["stages.1.selection={kind: uncertain, metric: reward/nowhere}"], "stages[1].selection.metric"),
