@@ -107,20 +107,23 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "environments.contrib.collaborate:Collaborate", "ask a partner what is wanted, then submit"
         ),
         "table_questions": Entry(
-            "environments.contrib.table_questions:TableQuestions", "questions about tables that are shown"
+            "environments.contrib.questions.table_questions:TableQuestions", "questions about tables that are shown"
         ),
         "hierarchy": Entry("environments.contrib.hierarchy:Hierarchy", "questions about who is above whom"),
-        "routing": Entry("environments.contrib.routing:Routing", "which of several experts to ask, and pay"),
+        "routing": Entry("environments.contrib.questions.routing:Routing", "which of several experts to ask, and pay"),
         "arc": Entry("environments.contrib.arc:Arc", "grids with a rule to find, and one to edit by it"),
         "repair": Entry("environments.contrib.repair:Repair", "a module with a bug to mend by its tests"),
         "ml_task": Entry("environments.contrib.ml_task:MlTask", "a program that learns from a table, and predicts"),
         "conversations": Entry(
-            "environments.contrib.conversations:Conversations", "LoCoMo's or MemoryAgentBench's files, read in pieces"
+            "environments.contrib.questions.conversations:Conversations",
+            "LoCoMo's or MemoryAgentBench's files, read in pieces",
         ),
         "next_segment": Entry(
-            "environments.contrib.next_segment:NextSegment", "the next sentence of a text of one's own"
+            "environments.contrib.questions.next_segment:NextSegment", "the next sentence of a text of one's own"
         ),
-        "verdicts": Entry("environments.contrib.verdicts:Verdicts", "which reply is better, to train judges on"),
+        "verdicts": Entry(
+            "environments.contrib.questions.verdicts:Verdicts", "which reply is better, to train judges on"
+        ),
         "mcp": Entry(
             "environments.contrib.remote.mcp_tools:McpTools", "questions for tools of an MCP server", extra="mcp"
         ),

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem, Silenced
-from rlhf.inference.settings import VllmSettings
+from rlhf.inference.settings import EngineCapabilities, VllmSettings
 from rlhf.settings import STRICT
 
 
@@ -53,7 +53,7 @@ class Cluster:
                 expected="one of the two",
                 do="remove engine.servers" if given else "set cluster.servers: 1, or engine.servers: [http://...]",
             )
-        if recipe.policy.lora is not None and getattr(engine, "lora", "merged") != "merged":
+        if recipe.policy.lora is not None and EngineCapabilities(engine).lora != "merged":
             yield Problem(
                 "adapters on servers are known to the process that delivers them alone",
                 where="engine.lora",

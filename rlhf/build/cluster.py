@@ -19,6 +19,7 @@ from typing import Any
 from rlhf import processes
 from rlhf.build.processes import STOP_REQUEST, StopRequest
 from rlhf.errors import EngineError, MissingPackageError, RecipeError, TrainingError
+from rlhf.inference.settings import EngineCapabilities
 from rlhf.processes import ProcessError
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe.compatibility import check_processes
@@ -227,7 +228,7 @@ def _ray(recipe: Recipe) -> Iterator[Any]:
 
 def needs(recipe: Recipe, n_gpus: float) -> list[tuple[str, str, int]]:
     """Return (key, resource, how many) of what the recipe asks of a cluster that has so many GPUs."""
-    cluster, each = recipe.cluster, getattr(recipe.engine, "tensor_parallel", 1)
+    cluster, each = recipe.cluster, EngineCapabilities(recipe.engine).tensor_parallel
     found = [("learners", "CPU", cluster.learners), ("servers", "CPU", cluster.servers)]
     found.append(("rollout_workers", "CPU", cluster.rollout_workers))
     if n_gpus:

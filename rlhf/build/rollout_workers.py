@@ -26,7 +26,7 @@ from rlhf.build.pair_data import check_parts
 from rlhf.child_process import kill_group, python_command, python_environment
 from rlhf.data import ScoredGroup
 from rlhf.errors import EngineError
-from rlhf.inference.settings import OF_START, VllmSettings
+from rlhf.inference.settings import OF_START, EngineCapabilities, VllmSettings
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.together import FollowingEngine
@@ -201,7 +201,7 @@ class OnRay:
         is_vllm = isinstance(recipe.engine, VllmSettings)
         command = python_command("rlhf.cli", "serve", self.folder / "recipe.yaml", *given)
         command += [] if is_vllm else ["--embedded"]
-        gpus = getattr(recipe.engine, "tensor_parallel", 1) if ray.cluster_resources().get("GPU") else 0
+        gpus = EngineCapabilities(recipe.engine).tensor_parallel if ray.cluster_resources().get("GPU") else 0
         kind = ray.remote(num_cpus=1, num_gpus=gpus)(Server)
         self._servers = [kind.remote(command) for _ in range(recipe.cluster.servers)]
         return list(await asyncio.gather(*(server.start.remote() for server in self._servers)))

@@ -159,28 +159,15 @@ async def prepare(
         check_environment(folder, recipe.environment)
         check_data_unchanged(folder, digests(recipe))
     else:
-        refuse_overlap(recipe)
-        try_samplers(recipe)
-        check_seated(recipe)
-        check_sources(recipe)
-        check_data(recipe, progress.say)
-        refuse_without_references(recipe)
-        if here.is_main:
-            await try_references(recipe, progress.say)
-            await try_once(recipe, progress.say)
-            write_record(folder, recipe)
+        await _preflight(recipe, folder, progress)
     policy, collector, played = await _start(recipe, folder, found, state, progress, actors)
     recipe = actors.recipe if actors else recipe
     keeper = make_store_keeper(recipe, folder, found)
     for index, _ in data_stages(recipe):
         played[index] = await rows_of(recipe, index, played[index], collector.renderer, policy.max_context)
     collector = replace(collector, agent=keeper.bound) if keeper else collector
-    callbacks, sinks = callbacks or Callbacks(()), list[Sink]()
-    if here.is_main:
-        sinks = [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")]
-        sinks += [callbacks] if callbacks.functions else []
-        sinks += sinks_of(recipe.trackers, recipe.name, folder, values_of(recipe), progress.say)
-    metrics = Metrics(sinks)
+    callbacks = callbacks or Callbacks(())
+    metrics = Metrics(_sinks(recipe, folder, callbacks, progress) if here.is_main else [])
     if is_resumed:
         metrics.rewind(state.label if found else "", state.step, state.n_logged)
     writer = TrajectoryWriter(folder / "trajectories")
@@ -213,6 +200,27 @@ async def prepare(
         lookahead=_lookahead(recipe, policy, collector, actors),
     )
     return run
+
+
+async def _preflight(recipe: Recipe, folder: Path, progress: RichProgress) -> None:
+    """Try everything that can fail before a new run takes time, and write its record."""
+    refuse_overlap(recipe)
+    try_samplers(recipe)
+    check_seated(recipe)
+    check_sources(recipe)
+    check_data(recipe, progress.say)
+    refuse_without_references(recipe)
+    if processes.current().is_main:
+        await try_references(recipe, progress.say)
+        await try_once(recipe, progress.say)
+        write_record(folder, recipe)
+
+
+def _sinks(recipe: Recipe, folder: Path, callbacks: Callbacks, progress: RichProgress) -> list[Sink]:
+    """Everything that metrics go to."""
+    sinks: list[Sink] = [JsonlSink(folder / "metrics.jsonl"), TensorboardSink(folder / "tensorboard")]
+    sinks += [callbacks] if callbacks.functions else []
+    return [*sinks, *sinks_of(recipe.trackers, recipe.name, folder, values_of(recipe), progress.say)]
 
 
 def _lookahead(recipe: Recipe, policy: Policy, collector: RolloutRunner, actors: OnRay | None) -> Lookahead | None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
@@ -26,9 +27,20 @@ class TransformersSettings:
     """Most tokens of one forward pass; a longer prompt is computed in pieces."""
 
 
+class EngineCapabilities(CapabilityView):
+    """Optional attributes of an engine's settings."""
+
+    shares_policy = Capability(False, bool)
+    """True if it samples with the trainer's own weights."""
+    lora = Capability("merged", str)
+    """How it takes an adapter; one that does not say takes full weights."""
+    tensor_parallel = Capability(1, int)
+    """GPUs of one copy of the model."""
+
+
 def shares_policy(engine: object) -> bool:
-    """True if an engine of these settings samples with the trainer's own weights (attribute `shares_policy`)."""
-    return bool(getattr(engine, "shares_policy", False))
+    """True if an engine of these settings samples with the trainer's own weights."""
+    return EngineCapabilities(engine).shares_policy
 
 
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.

@@ -19,7 +19,7 @@ from rlhf.build.train import device, policy_of
 from rlhf.data import Prompt, SamplingParams
 from rlhf.errors import RecipeError, RlhfError
 from rlhf.inference.embedded.paused import PausableEngine
-from rlhf.inference.settings import TransformersSettings
+from rlhf.inference.settings import EngineCapabilities, TransformersSettings
 from rlhf.inference.transfer import Copy, Inbox, Slice, token_digest
 from rlhf.recipe import Recipe
 from rlhf.serving.vllm import refuse_used_port
@@ -39,7 +39,7 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
     """
     refuse_used_port(host, port)
     policy = policy_of(recipe, checkpoint)
-    if policy.is_lora and getattr(recipe.engine, "lora", "merged") == "adapter":
+    if policy.is_lora and EngineCapabilities(recipe.engine).lora == "adapter":
         raise RecipeError(
             "the embedded engine takes whole weights only",
             where="engine.lora",

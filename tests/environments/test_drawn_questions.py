@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.contrib.arc import Arc, applied, edited, read_grid
-from environments.contrib.conversations import Conversations
 from environments.contrib.hierarchy import Hierarchy, Tree
 from environments.contrib.hierarchy import judge as of_names
 from environments.contrib.ml_task import MlTask, labelled, skill
-from environments.contrib.next_segment import NextSegment
+from environments.contrib.questions.conversations import Conversations
+from environments.contrib.questions.next_segment import NextSegment
+from environments.contrib.questions.routing import Exchange, Routing, RoutingEpisode
+from environments.contrib.questions.table_questions import Asked, TableQuestions, looked_up
+from environments.contrib.questions.table_questions import judge as of_values
+from environments.contrib.questions.verdicts import Verdicts
 from environments.contrib.repair import _LIBRARY, Repair, mutants
-from environments.contrib.routing import Exchange, Routing, RoutingEpisode
-from environments.contrib.table_questions import Asked, TableQuestions, looked_up
-from environments.contrib.table_questions import judge as of_values
 from environments.contrib.text_to_sql import draw
-from environments.contrib.verdicts import Verdicts
 from rewards.contrib.search import CostAware
 from rewards.judges.judge import Judge
 from rlhf.data import Task

@@ -1,0 +1,1 @@
+"""Questions drawn or read for one reply each, and the conversations they are about."""
