@@ -4,8 +4,8 @@
     python benchmarks/outside_agents.py --python agents-venv/bin/python --seeds 0 1 2
 
 A small model is made from scratch and taught to look up a price and to answer with it, at last by an oracle that is
-wrong four times in ten: its success is then low, and reinforcement has something to find. From this start the three
-agents learn from one recipe each. Success is on unseen tasks, with 95% intervals; a finished run is not repeated.
+wrong four times in ten: its success is then low, and reinforcement has something to find. From this one start the three
+agents learn from a recipe each. Success is on unseen tasks, with 95% intervals; a finished run is not repeated.
 """
 
 from __future__ import annotations

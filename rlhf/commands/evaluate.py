@@ -57,6 +57,12 @@ StrategyName = Annotated[
 AlsoTrained = Annotated[
     bool, typer.Option("--also-trained", help="Allow tasks that the policy was trained on; otherwise an error.")
 ]
+ProgramCommand = Annotated[
+    str, typer.Option("--command", metavar="COMMAND", help="An agent's own program, which asks through the gateway.")
+]
+NPrograms = Annotated[
+    int | None, typer.Option(min=1, help="So many of them, for one attempt after the other; else one for each.")
+]
 
 
 @command
@@ -78,13 +84,8 @@ def evaluate(
         int | None, typer.Option(min=1, help="How often that server is asked for a reply before it is an error.")
     ] = None,
     also_trained: AlsoTrained = False,
-    program: Annotated[
-        str,
-        typer.Option("--command", metavar="COMMAND", help="An agent's own program, which asks through the gateway."),
-    ] = "",
-    programs: Annotated[
-        int | None, typer.Option(min=1, help="So many of them, for one attempt after the other; else one for each.")
-    ] = None,
+    program: ProgramCommand = "",
+    programs: NPrograms = None,
     verify: Annotated[
         Path | None, typer.Option(help="Make the evaluation in this folder again, and say what changed.")
     ] = None,

@@ -19,6 +19,11 @@ class Judge(StrEnum):
     recipe = "recipe"
 
 
+Endpoint = Annotated[
+    str, typer.Option(metavar="URL", help="An OpenAI-compatible server, asked in the place of the policy.")
+]
+
+
 @command
 def gateway(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a run, or a checkpoint of one.")],
@@ -31,9 +36,7 @@ def gateway(
     reward: Annotated[Judge, typer.Option(help="Who says what an attempt earned.")] = Judge.posted,
     host: Annotated[str, typer.Option(help="Address to listen on. Who has a key can ask the policy.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    endpoint: Annotated[
-        str, typer.Option(metavar="URL", help="An OpenAI-compatible server, asked in the place of the policy.")
-    ] = "",
+    endpoint: Endpoint = "",
     model: Annotated[str, typer.Option(help="The model's name on that server.")] = "",
     most: Annotated[int | None, typer.Option("--n", "-n", min=1, help="Stop after so many attempts.")] = None,
 ) -> None:
