@@ -363,13 +363,13 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "critic": {
         "values": Entry("rlhf.training.critics.values:Critic", "the value of each state, from the present step"),
         "archer": Entry(
-            "rlhf.training.contrib.archer:ArcherCritic", "values of turns and states, from a buffer of steps"
+            "rlhf.training.contrib.critics.archer:ArcherCritic", "values of turns and states, from a buffer of steps"
         ),
         "contributions": Entry(
-            "rlhf.training.contrib.contributions:Contributions", "how much of the score each turn earned"
+            "rlhf.training.contrib.critics.contributions:Contributions", "how much of the score each turn earned"
         ),
         "sweet": Entry(
-            "rlhf.training.contrib.sweet:SweetCritic", "which turns made the better attempt, told the answer"
+            "rlhf.training.contrib.critics.sweet:SweetCritic", "which turns made the better attempt, told the answer"
         ),
     },
     "loss": {

@@ -11,8 +11,8 @@ from rlhf.moved import RenamedWarning
 
 _CRITICS = (
     "rlhf.training.critics.values:Critic",
-    "rlhf.training.contrib.archer:ArcherCritic",
-    "rlhf.training.contrib.contributions:Contributions",
+    "rlhf.training.contrib.critics.archer:ArcherCritic",
+    "rlhf.training.contrib.critics.contributions:Contributions",
 )
 
 _SAME_TASK = {"own": "include_same_task"}
@@ -26,7 +26,7 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
     },
     "rlhf.training.contrib.reference_reset:ReferenceReset": {"kl_above": "max_kl"},
     "rlhf.training.contrib.judge_refresh_settings:JudgeRefresh": {"least": "min_accuracy"},
-    "rlhf.training.contrib.sweet:SweetCritic": {"told": "privileged_text"},
+    "rlhf.training.contrib.critics.sweet:SweetCritic": {"told": "privileged_text"},
     "rlhf.training.stages.chat_settings:Chats": {"least": "min_score"},
     "rlhf.rollout.reward_watch:Watch": {"of": "compare_with"},
     "rewards.answers.pattern:Pattern": {"of": "match_in"},

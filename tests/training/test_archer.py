@@ -25,9 +25,9 @@ from rlhf.losses.value import explained_variance
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
-from rlhf.training.contrib.archer import ArcherCritic, ArcherTrainer, action_targets, following
-from rlhf.training.contrib.archer_model import Judged
-from rlhf.training.contrib.turn_buffer import Episode, TurnBuffer, episodes_of
+from rlhf.training.contrib.critics.archer import ArcherCritic, ArcherTrainer, action_targets, following
+from rlhf.training.contrib.critics.archer_model import Judged
+from rlhf.training.contrib.critics.turn_buffer import Episode, TurnBuffer, episodes_of
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory

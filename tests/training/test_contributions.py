@@ -18,7 +18,7 @@ from rlhf.credit.contrib.progress import Progress
 from rlhf.credit.estimator import credit_of
 from rlhf.data import ScoredGroup
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.contrib.contributions import Contributions, ContributionTrainer, sum_loss
+from rlhf.training.contrib.critics.contributions import Contributions, ContributionTrainer, sum_loss
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory

@@ -17,7 +17,7 @@ from rlhf.credit.contrib.sweet import SWEET
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import TrainingError
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.contrib.sweet import SweetCritic, SweetTrainer, pair_loss
+from rlhf.training.contrib.critics.sweet import SweetCritic, SweetTrainer, pair_loss
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory

@@ -29,7 +29,7 @@ from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.preference import bradley_terry, sequence_sums, turn_means
 from rlhf.settings import STRICT
 from rlhf.training.backends.token_stats import read
-from rlhf.training.contrib.turn_buffer import packed
+from rlhf.training.contrib.critics.turn_buffer import packed
 from rlhf.training.critics.base import OwnUpdates
 from rlhf.training.critics.value_model import KeptModel, OwnModel
 from rlhf.training.critics.values import bare_rows

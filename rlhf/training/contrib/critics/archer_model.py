@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.inference.embedded.attention import packed_forward
-from rlhf.training.contrib.turn_buffer import Episode
+from rlhf.training.contrib.critics.turn_buffer import Episode
 from rlhf.training.critics.value_model import BackboneModel
 
 

@@ -21,7 +21,7 @@ from rlhf.data import ScoredGroup, Values
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
-from rlhf.training.contrib.turn_buffer import Episode, episodes_of, packed
+from rlhf.training.contrib.critics.turn_buffer import Episode, episodes_of, packed
 from rlhf.training.critics.base import OwnUpdates, optimizer_of
 from rlhf.training.critics.value_model import OnBackbone, ValueModel
 from rlhf.training.policy.model import Policy

@@ -29,8 +29,8 @@ from rlhf.inference.embedded.swapped_weights import having, held_by
 from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
 from rlhf.training.context import StageKeys
-from rlhf.training.contrib.archer_model import Judged, TurnModel
-from rlhf.training.contrib.turn_buffer import Episode, TurnBuffer, episodes_of, packed
+from rlhf.training.contrib.critics.archer_model import Judged, TurnModel
+from rlhf.training.contrib.critics.turn_buffer import Episode, TurnBuffer, episodes_of, packed
 from rlhf.training.critics.base import OwnUpdates, optimizer_of
 from rlhf.training.critics.value_model import OnBackbone
 from rlhf.training.policy.model import Policy

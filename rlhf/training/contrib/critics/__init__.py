@@ -1,0 +1,1 @@
+"""Critics beside the value model: two-level values, privileged critics, contributions of steps."""
