@@ -78,7 +78,7 @@ asynchrony/age_max              | versions   | age of the oldest of them
 asynchrony/n_stored             | groups     | groups that are finished and wait to be trained, after the step
 asynchrony/n_running            | groups     | groups that are being played, after the step
 asynchrony/n_given_back         | groups     | groups begun again because whoever played them was gone, in the stage
-asynchrony/length_bias          | 1          | mean tokens of a trained group over those of one that has begun
+asynchrony/length_bias          | 1          | mean tokens of a trained group over those of a finished one
 tokens_of_age/*                 | share      | trained tokens that are so many versions old
 ledger/generated                | tokens     | sampled in the stage: the sum of the other four
 ledger/trained                  | tokens     | of these, of groups that were trained

@@ -17,7 +17,7 @@ from rlhf.recipe import load_values
 from rlhf.recipe.model import values_of
 
 VALUES: dict[str, Any] = {
-    "policy": {"kind": "from_scratch", "hidden_size": 16, "n_layers": 1, "n_heads": 2, "max_context": 64},
+    "policy": {"kind": "from_scratch", "hidden_size": 16, "n_layers": 1, "n_heads": 2, "max_context": 256},
     "environment": {"kind": "countdown"},
     "rewards": {"o": {"kind": "outcome"}},
     "limits": {"max_tokens": 2},

@@ -158,6 +158,8 @@ CATALOGUE = {
     for kind in CATALOG["reward"]
     if kind not in MODELS  # a model has no bounds that are known beforehand: tests/training/test_reward_model.py
 }
+#: What rewards ask tasks for.
+INFO = {"key_steps": ["a", ["1", "one"]], "steps": [{"call": "look", "query": "1 2"}]}
 #: The least and the most of an episode of `K` turns that earned `r`; of all others, 0 and 1.
 BOUNDS = {
     "environment": lambda r: (sum(r), sum(r)),
@@ -171,6 +173,7 @@ BOUNDS = {
     "tool_use": lambda r: (-1, 1.1),
     "cost_aware": lambda r: (-1, 1),
     "page_action": lambda r: (0, 2002),
+    "budgeted": lambda r: (0, 4),
 }
 #: Any code point, of which a good part are those that break parsers.
 strange = st.one_of(st.text(max_size=20), st.text(alphabet='{}[]()\\"%.9eE+-\x00\u202e\u0663½ \n', max_size=20))
@@ -223,7 +226,7 @@ def judged(reward, task, attempts):
 def test_whatever_was_said_a_reward_is_bounded_and_says_the_same_again(kind, rows, reference):
     reward, attempts = CATALOGUE[kind], attempts_of(rows)
     # Where a reference has to be of one form, it is of that form.
-    task = Task("t", reference=next((of for _, of in getattr(reward, "examples", ())), reference))
+    task = Task("t", reference=next((of for _, of in getattr(reward, "examples", ())), reference), info=INFO)
     found = judged(reward, task, attempts)
     assert len(found) == len(attempts)
     for verdict, attempt in zip(found, attempts, strict=True):

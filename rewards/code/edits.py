@@ -52,6 +52,10 @@ def _replace(files: dict[str, str], path: str, before: str, after: str) -> str:
     parts = path.split("/")
     if not path or path.startswith("/") or ".." in parts or "\0" in path:
         return f"no file of the repository: {path[:80]}"
+    if any(part in ("", ".") or len(part.encode()) > 255 for part in parts) or len(path.encode()) > 1024:
+        return f"no name of a file: {path[:80]}"
+    if any("/".join(parts[:i]) in files for i in range(1, len(parts))) or any(f.startswith(path + "/") for f in files):
+        return f"{path}: a file and a folder of one name"
     text = files.get(path, "")
     if before and text.count(before) != 1:
         return f"{path}: the lines to replace are there {text.count(before)} times"

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from shutil import which
 from typing import IO, Annotated, Literal
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -32,7 +33,7 @@ _LOOK_S = 0.02
 _BEGIN = 'cp -R /given/. /work/ && echo "$0" >&2 && exec "$@"'
 #: Exit codes of a process that a limit of the kernel's ended: 128 and the signal.
 _BY_SIGNAL = {128 + 24: Ending.CPU_LIMIT, 128 + 25: Ending.FILE_LIMIT}
-_slots: dict[int, asyncio.Semaphore] = {}
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Container, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -65,15 +66,15 @@ class Container:
         self, program: Sequence[str], *, stdin: bytes, files: Mapping[str, bytes], bounds: Bounds
     ) -> Finished:
         """Run one program; a limit that only the wall clock can show ends the container."""
-        loop = id(asyncio.get_running_loop())
+        slots = _slots.setdefault(asyncio.get_running_loop(), {}).setdefault(self, asyncio.Semaphore(self.at_once))
         with waiting_for_turn():
-            await _slots.setdefault(loop, asyncio.Semaphore(self.at_once)).acquire()
+            await slots.acquire()
         try:
             with tempfile.TemporaryDirectory(prefix="rlhf-container-") as folder:
                 await asyncio.to_thread(_write, Path(folder), files)
                 return await self._run(program, stdin, folder, bounds)
         finally:
-            _slots[loop].release()
+            slots.release()
 
     async def _run(self, program: Sequence[str], stdin: bytes, folder: str, bounds: Bounds) -> Finished:
         token = f"rlhf-{secrets.token_hex(8)}"

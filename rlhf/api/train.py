@@ -180,6 +180,14 @@ class _Work:
                 self._loaded = recipe_of_run(self._resume, None, texts, self._out)
             else:
                 self._loaded = _loaded(self.recipe, self._arguments, texts)
+            if self._loaded.cluster.is_on:
+                raise RecipeError(
+                    "a run on Ray is started from the command line",
+                    where="cluster.rollout_workers",
+                    got=str(self._loaded.cluster.rollout_workers),
+                    expected="0 in Python",
+                    hint="rlhf train RECIPE, or leave cluster out",
+                )
             refuse_before(self._loaded, is_resumed=self._resume is not None, memory_check=self.memory_check)
 
     def run(self) -> TrainResult:

@@ -299,14 +299,15 @@ def figures(found: Sequence[Counts], n_per_step: int) -> dict[str, float]:
     ages: Counter[int] = sum((Counter(of.ages) for of in found), Counter())
     ledger = {name: sum(getattr(of.ledger, name) for of in found) for name in asdict(found[0].ledger)}
     n = max(ages.total(), 1)
-    begun = (ledger["trained"] + ledger["stored"] + ledger["running"]) / sum(of.n_begun for of in found)
+    n_trained, n_stored = found[0].step * n_per_step, sum(of.n_stored for of in found)
+    finished = (ledger["trained"] + ledger["stored"]) / max(n_trained + n_stored, 1)
     return {
         "asynchrony/age_mean": sum(age * count for age, count in ages.items()) / n,
         "asynchrony/age_max": float(max(ages, default=0)),
-        "asynchrony/n_stored": float(sum(of.n_stored for of in found)),
+        "asynchrony/n_stored": float(n_stored),
         "asynchrony/n_running": float(sum(of.n_running for of in found)),
         "asynchrony/n_given_back": float(sum(of.n_given_back for of in found)),
-        "asynchrony/length_bias": ledger["trained"] / (found[0].step * n_per_step) / begun if begun else 1.0,
+        "asynchrony/length_bias": ledger["trained"] / n_trained / finished if n_trained and finished else 1.0,
         **{f"tokens_of_age/{age}": count / n for age, count in sorted(ages.items())},
         **{f"ledger/{name}": float(value) for name, value in ledger.items()},
         "time/rollout_idle_s": sum(of.idle_s for of in found) / len(found),

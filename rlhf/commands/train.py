@@ -149,11 +149,19 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
     folder = out or Path("runs")
     try:
         if recipe.cluster.is_on:
+            if profile is not None:
+                raise RecipeError(
+                    "a run on Ray is not profiled",
+                    where="--profile",
+                    got=f"{profile}, with cluster.rollout_workers: {recipe.cluster.rollout_workers}",
+                    expected="a run in processes of one machine",
+                    hint="leave cluster out for the steps to profile",
+                )
             from rlhf.build.cluster import train_on_ray
 
             with run_folder(recipe, out, resume, lock=False) as folder, _viewer(folder, view):
                 found = train_on_ray(recipe, folder.resolve(), is_resumed=resume is not None, console=errors())
-                return {**found, "run": str(folder)}
+                return {**found, "run": str(folder)} | pushed(recipe, folder, errors().print)
         with joined(recipe), run_folder(recipe, out, resume) as folder, _viewer(folder, view):
             result = run(recipe, folder, resume=resume, console=errors(), profile=profile)
             return result | pushed(recipe, folder, errors().print)

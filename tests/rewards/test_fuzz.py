@@ -12,6 +12,7 @@ import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from rlhf.catalog import CATALOG
 from rlhf.recipe.builder import build_part
 from tests.rewards.played import played, task
 from tests.test_catalog import MODELS, NEEDED
-from tests.test_rewards import BOUNDS
+from tests.test_rewards import BOUNDS, INFO
 
 N, N_EXTENDED = (int(os.environ.get("RLHF_FUZZ", default)) for default in ("150", "100000"))
 #: The longest that a call may take on a busy machine: its own limit, and what the clock allows beside it.
@@ -89,7 +90,7 @@ def hear(kind: str, n_texts: int) -> None:
         if seed % PER_PROGRAM == 0:
             said[-1] = (f"```python\n{said[-1][0]}\n```", said[-1][1])
         begin, one = time.monotonic(), played(*said)
-        subject = task(draw.choice(references))
+        subject = replace(task(draw.choice(references)), info=INFO)
         if hasattr(called, "over_group"):
             given = called.over_group(subject, [one])
             [verdict] = asyncio.run(given) if inspect.iscoroutine(given) else given

@@ -268,7 +268,7 @@ def test_attempts_that_are_all_alike_are_nothing_to_learn_from(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        ({"learns": "pairs"}, ["stages[0].rollout", "no effect"]),
+        ({"learns": "pairs"}, ["stages[0].eta", "no effect"]),
         ({"learns": "outcome", "rollout": {"kind": "independent"}}, ["stages[0].eta", "no effect"]),
         ({"learns": "outcome"}, ["stages[0].rollout", "no effect"]),
         ({"centring": 0.1}, ["stages[0].centring", "no effect"]),

@@ -113,7 +113,7 @@ class ResetClock(StageHook):
         bound = self.settings.max_kl
         self.n_steps += 1
         self.is_due = self.is_due or (bound is not None and values.get("loss/kl_ref", 0.0) > bound)
-        self.is_due = self.is_due or self.n_steps == self.settings.every
+        self.is_due = self.is_due or (self.settings.every is not None and self.n_steps >= self.settings.every)
         return {"reference/n_resets": float(self.n_resets)}
 
     def see(self, success: float) -> None:
