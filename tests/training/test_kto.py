@@ -43,9 +43,16 @@ def reply(prompt: tuple[int, ...], said: tuple[int, ...], is_good: bool = True) 
 
 def test_replies_after_other_prompts_are_those_of_the_neighbours_in_one_pass() -> None:
     rated = [reply((1,), (11, 12)), reply((2, 2), (22,)), reply((3,), (33,)), reply((4,), (44,)), reply((5,), (55,))]
-    found = [side.token_ids for side in mismatched(rated, 3)]
+    found = [side.token_ids for side in mismatched(rated, 3, 9)]
     assert found == [(1, 33), (2, 2, 11, 12), (3, 22), (4, 55), (5, 44)]
-    assert mismatched(rated, 3)[1].mask == (False, False, True, True)
+    assert mismatched(rated, 3, 9)[1].mask == (False, False, True, True)
+    # The context has room for one token beside the second prompt.
+    assert mismatched(rated, 3, 3)[1].token_ids == (2, 2, 11)
+    # Both sides of a pair are replies to one prompt: the reply is another prompt's, of another pass if need be.
+    both = [reply((1,), (11,)), reply((1,), (12,)), reply((2,), (21,)), reply((2,), (22,))]
+    assert [side.token_ids for side in mismatched(both, 4, 9)] == [(1, 22), (1, 22), (2, 12), (2, 12)]
+    assert [side.token_ids[0:2] for side in mismatched(both, 2, 9)] == [(1, 22), (1, 22), (2, 12), (2, 12)]
+    assert [side.token_ids for side in mismatched(both[:2], 2, 9)] == [(1, 12), (1, 11)]  # there is no other
     assert len(shuffled(rated, 4, "a")) == 4 and len(shuffled(rated, 5, "a")) == 5  # nobody is compared with itself
 
 
@@ -68,7 +75,10 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
         row["ref_logps"] += 0.3 * i - 1
         row["ref_KL_logps"] -= 0.2 * i
     ratios = logps(policy, [r.side for r in rated]) - torch.tensor([row["ref_logps"] for row in rows])
-    drifted = logps(policy, mismatched(rated, at_once)) - torch.tensor([row["ref_KL_logps"] for row in rows])
+    others = mismatched(rated, at_once, policy.max_context)
+    drifted = logps(policy, others) - torch.tensor(
+        [row["ref_KL_logps"] for row in rows]
+    )
     is_good = torch.tensor([r.is_good for r in rated])
     passes = [slice(i, i + at_once) for i in range(0, len(rated), at_once)]
     drifts = [drifted[some].mean().clamp(min=0) for some in passes]

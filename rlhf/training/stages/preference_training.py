@@ -142,8 +142,8 @@ async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Ra
     """Read replies that are good or bad, or take both sides of pairs; in the order in which they are trained on.
 
     Raises:
-        RecipeError: a file, or a run that is named, cannot be used; all replies of a file are good, or bad.
-        TrainingError: there are no pairs.
+        RecipeError: a file, or a run that is named, cannot be used.
+        TrainingError: there are no pairs, or all replies are good, or bad.
     """
     source, at = stage.pairs, f"stages[{run.state.stage}].pairs"
     if source.file is None:
@@ -155,16 +155,25 @@ async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Ra
         rated = pair_files.rendered_replies(written, run.collector.renderer, run.policy.max_context, path, f"{at}.file")
         pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", rated)
         paired = Paired(())
+    rated = shuffled(rated, stage.at_once, f"{run.seed}/{run.state.stage}/order")
     n_good = sum(reply.is_good for reply in rated)
+    if n_good in (0, len(rated)):
+        raise TrainingError(
+            f"all replies are {'good' if n_good else 'bad'}",
+            where=at,
+            got=f"{len(rated)} replies",
+            expected="replies of both labels",
+            hint="more pairs, or a file with replies of both labels",
+        )
     run.progress.say(f"{n_good} good and {len(rated) - n_good} bad replies in {run.state.label}")
     figures = {"preference/n_good": float(n_good), "preference/n_bad": float(len(rated) - n_good)}
     paired = replace(paired, figures={**paired.figures, **figures})
-    return paired, shuffled(rated, stage.at_once, f"{run.seed}/{run.state.stage}/order")
+    return paired, rated
 
 
 def rated_rows(policy: Policy, stage: Preference, rated: Sequence[Rated]) -> list[dict[str, Any]]:
     """Rated replies as TRL's collator is given them, with the log-probs of the reference, in nats."""
-    others = mismatched(rated, stage.at_once)
+    others = mismatched(rated, stage.at_once, policy.max_context)
     known = reference_logps(policy, [*(reply.side for reply in rated), *others], stage.reference)
     return [
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from rlhf.training.stages.pairs import Pair, Side
 
@@ -37,18 +38,27 @@ def shuffled(rated: Sequence[Rated], at_once: int, seed: str) -> list[Rated]:
     return order[:-1] if len(order) % at_once == 1 and len(order) > 1 else order
 
 
-def mismatched(rated: Sequence[Rated], at_once: int) -> list[Side]:
-    """Each prompt with the reply of its neighbour, the last with the first's, among `at_once` replies of one pass.
+def mismatched(rated: Sequence[Rated], at_once: int, max_context: int) -> list[Side]:
+    """Each prompt with the reply to another one, the nearest before it among `at_once` replies of one pass.
 
     Of A: a, B: b, C: c these are A: c, B: a, C: b. Whatever the policy has learnt of the prompt does not help it there.
+    Where a whole pass is of one prompt, the reply comes from another pass, and where all are, from the neighbour. What
+    the context has no room for is cut.
     """
-    passes = (rated[i : i + at_once] for i in range(0, len(rated), at_once))
-    return [
-        _after(one.side, other.side) for some in passes for one, other in zip(some, (some[-1], *some), strict=False)
-    ]
+    prompts = [reply.side.token_ids[: reply.side.mask.index(True)] for reply in rated]
+    are_several = len(set(prompts)) > 1
+    found = []
+    for i, one in enumerate(rated):
+        begin, end = i - i % at_once, min(i - i % at_once + at_once, len(rated))
+        before = ((begin + (i - begin - k) % (end - begin)) for k in range(1, end - begin))
+        order = chain(before, ((i - k) % len(rated) for k in range(1, len(rated)))) if are_several else ()
+        others = (j for j in order if prompts[j] != prompts[i])
+        found.append(_after(one.side, rated[next(others, i - 1)].side, max_context))
+    return found
 
 
-def _after(one: Side, other: Side) -> Side:
+def _after(one: Side, other: Side, max_context: int) -> Side:
     """The prompt of `one` and the reply of `other`."""
     begin, own = one.mask.index(True), other.mask.index(True)
-    return Side(one.token_ids[:begin] + other.token_ids[own:], one.mask[:begin] + other.mask[own:])
+    end = own + max(max_context - begin, 1)
+    return Side(one.token_ids[:begin] + other.token_ids[own:end], one.mask[:begin] + other.mask[own:end])
