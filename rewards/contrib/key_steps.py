@@ -89,8 +89,9 @@ class StepReference:
         """Judge one trajectory. Raises RewardError where the task has no steps."""
         steps = steps_of(task, self.steps, "step_reference")
         per_turn = [0.0] * len(trajectory.turns)
+        tools = {str(step["call"]) for step in steps}
         for k, (turn, step) in enumerate(zip(trajectory.turns, steps, strict=False)):
-            calls = calls_in(turn.action, (str(step["call"]),))
+            calls = calls_in(turn.action, tools)
             if calls and turn.action.error is None:
                 likeness = self.likeness(calls[0].argument, str(step["query"]))
                 per_turn[k] = self.value(likeness, calls[0].name == step["call"]) / len(steps)

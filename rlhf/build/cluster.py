@@ -146,7 +146,8 @@ def _once(ray: Any, recipe: Recipe, folder: Path, is_resumed: bool) -> dict[str,
         try:
             return _ended(ray, running)
         except KeyboardInterrupt:
-            ray.get([learner.stop.remote() for learner in learners])
+            with contextlib.suppress(Exception):  # one that has ended already must not hide the interrupt
+                ray.get([learner.stop.remote() for learner in learners], timeout=_STOP_S)
             with contextlib.suppress(Exception):
                 ray.wait(list(running), num_returns=n, timeout=_STOP_S)
             raise

@@ -18,14 +18,20 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 
 @dataclass
 class StoredRuns:
-    """Groups of the training attempts of some runs; each file is read once."""
+    """Groups of the training attempts of some runs; a file is read again only when it has changed."""
 
     settings: Logged
-    _read: dict[Path, tuple[ScoredGroup, ...]] = field(default_factory=dict)
+    _read: dict[tuple[Path, int, int], tuple[ScoredGroup, ...]] = field(default_factory=dict)
 
     def groups(self) -> list[ScoredGroup]:
         """Return what is stored now, run by run and step by step. Raises DataError for a file that cannot be read."""
-        return [group for run in self.settings.runs for stored in self._steps(run) for group in self._of(stored)]
+        before, self._read = self._read, {}
+        for run in self.settings.runs:
+            for stored in self._steps(run):
+                status = stored.path.stat()
+                key = (stored.path, status.st_mtime_ns, status.st_size)
+                self._read[key] = before[key] if key in before else _of(stored)
+        return [group for groups in self._read.values() for group in groups]
 
     def _steps(self, run: str) -> list[StoredStep]:
         steps = [s for s in list_steps(Path(run).expanduser() / "trajectories") if s.phase == "train"]
@@ -34,10 +40,9 @@ class StoredRuns:
         stage = max(steps, key=lambda s: int(s.stage.partition("-")[0])).stage
         return [s for s in steps if s.stage == stage][-self.settings.newest :]
 
-    def _of(self, stored: StoredStep) -> tuple[ScoredGroup, ...]:
-        if stored.path not in self._read:
-            self._read[stored.path] = tuple(groups_of(stored.path.parent, stored.stage, stored.step))
-        return self._read[stored.path]
+
+def _of(stored: StoredStep) -> tuple[ScoredGroup, ...]:
+    return tuple(groups_of(stored.path.parent, stored.stage, stored.step))
 
 
 def logged_runs(recipe: Recipe) -> Iterator[tuple[int, StoredRuns]]:

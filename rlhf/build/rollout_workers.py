@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -43,6 +45,10 @@ START_S = 600.0
 _POLL_S, _STOP_S = 0.2, 20.0
 #: Of Linux: the signal that a process gets when its parent has ended.
 _PR_SET_PDEATHSIG = 1
+#: Looked up here, as a child between fork and exec may load nothing.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only
+#: Ends of a server without an answer between them after which it is given up.
+_MAX_ENDED = 3
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,8 @@ class Server:
         self.url = f"http://{host}:{port}"
         self._command = [*command, "--host", host, "--port", str(port)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  as long as the actor
+        self._ended: list[int] = []  # exit codes since it last answered
         self._is_closed = threading.Event()
         # The thread that starts a process must live as long as it: what ends it is bound to its thread.
         threading.Thread(target=self._keep, name="server", daemon=True).start()
@@ -140,9 +148,14 @@ class Server:
         while time.monotonic() < deadline:
             try:
                 with urlopen(f"{self.url}/health", timeout=5):
+                    self._ended.clear()
                     return self.url
             except (URLError, OSError):
                 time.sleep(_POLL_S)
+            if len(self._ended) >= _MAX_ENDED:
+                said = os.pread(self._log.fileno(), 2000, max(os.fstat(self._log.fileno()).st_size - 2000, 0))
+                text = said.decode(errors="replace").strip()
+                raise EngineError("a server ends as it starts", where=self.url, got=f"exit {self._ended[-1]}: {text}")
         raise EngineError("a server does not start", where=self.url, got=f"nothing in {START_S:g} s")
 
     def stop(self) -> None:
@@ -158,14 +171,16 @@ class Server:
     def _keep(self) -> None:
         while not self._is_closed.is_set():
             self._process = subprocess.Popen(
-                self._command, env=python_environment(), start_new_session=True, preexec_fn=_end_with_parent
-            )
-            self._process.wait()
-            self._is_closed.wait(_POLL_S)
+                self._command, env=python_environment(), start_new_session=True, preexec_fn=_end_with_parent,
+                stdout=self._log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            self._ended.append(self._process.wait())
+            self._is_closed.wait(min(_POLL_S * 2 ** min(len(self._ended), 8), 30.0))
 
 
 def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class OnRay:

@@ -102,9 +102,9 @@ def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
     parts = []
     for part in suite.parts:
         own = part.environment
-        world = own.world if isinstance(own, External) else own
         command = tuple(shlex.split(asked.command))
-        environment: Any = External(world=world, command=command, n_programs=asked.programs, reward="world")
+        outside = own if isinstance(own, External) else External(world=own, command=command, reward="world")
+        environment: Any = replace(outside, command=command, n_programs=asked.programs)
         agent = ExternalAgent(through="template" if kind == "endpoint" else "text", override_sampling=True)
         if isinstance(part.agent, ToolAgent):
             agent = replace(agent, style=part.agent.style, through=part.agent.through)

@@ -240,8 +240,9 @@ class Serving:
             self.ended.set()
 
     def _keep(self, number: int, task: Task, group: ScoredGroup) -> None:
-        """Write an attempt, and its chats where it is solved."""
-        self._writer.write_groups(STAGE, number, "eval", [group])
+        """Write an attempt, and its chats where it is solved; one thread at a time."""
+        with self._lock:
+            self._writer.write_groups(STAGE, number, "eval", [group])
         session, found = SESSION.get(None), self._collector
         if session is None or session.conversations is None or not any(t.solved for t in group.trajectories):
             return

@@ -76,9 +76,7 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
         row["ref_KL_logps"] -= 0.2 * i
     ratios = logps(policy, [r.side for r in rated]) - torch.tensor([row["ref_logps"] for row in rows])
     others = mismatched(rated, at_once, policy.max_context)
-    drifted = logps(policy, others) - torch.tensor(
-        [row["ref_KL_logps"] for row in rows]
-    )
+    drifted = logps(policy, others) - torch.tensor([row["ref_KL_logps"] for row in rows])
     is_good = torch.tensor([r.is_good for r in rated])
     passes = [slice(i, i + at_once) for i in range(0, len(rated), at_once)]
     drifts = [drifted[some].mean().clamp(min=0) for some in passes]

@@ -141,7 +141,12 @@ class ConversationEpisode(Attempt):
 def _read(path: Path, words: int, state: str) -> tuple[Conversation, ...]:
     if not state:
         raise EnvError("there is no such file", where="environment.path", got=str(path), expected="a file")
-    rows = json.loads(path.read_text("utf-8")) if path.suffix == ".json" else [r for _, r in read(path, "path")]
+    try:
+        rows = json.loads(path.read_text("utf-8")) if path.suffix == ".json" else [r for _, r in read(path, "path")]
+    except ValueError as error:
+        raise EnvError(
+            "this file is no JSON", where="environment.path", got=f"{path}: {error}", expected="JSON"
+        ) from error
     found = [_of_row(row, number, words) for number, row in enumerate(rows if isinstance(rows, list) else [rows])]
     return tuple(c for c in found if c.questions)
 
@@ -149,11 +154,15 @@ def _read(path: Path, words: int, state: str) -> tuple[Conversation, ...]:
 def _of_row(row: Mapping[str, Any], number: int, words: int) -> Conversation:
     try:
         if "conversation" in row:
-            return Conversation(str(row.get("sample_id", number)), cut(_said(row["conversation"]), words),
-                                tuple(_asked(row["qa"])))  # fmt: skip
-        answers = [(a,) if isinstance(a, str) else tuple(map(str, a)) for a in row["answers"]]
-        lines = [line for line in str(row["context"]).splitlines() if line.strip()]
-        return Conversation(str(number), cut(lines, words), tuple(zip(row["questions"], answers, strict=True)))
+            found = Conversation(str(row.get("sample_id", number)), cut(_said(row["conversation"]), words),
+                                 tuple(_asked(row["qa"])))  # fmt: skip
+        else:
+            answers = [(a,) if isinstance(a, str) else tuple(map(str, a)) for a in row["answers"]]
+            lines = [line for line in str(row["context"]).splitlines() if line.strip()]
+            found = Conversation(str(number), cut(lines, words), tuple(zip(row["questions"], answers, strict=True)))
+        if not found.pieces or not all(answers for _, answers in found.questions):
+            raise ValueError("nothing is said in it, or a question has no answer")
+        return found
     except (KeyError, TypeError, ValueError) as error:
         raise EnvError(
             "this conversation is neither of LoCoMo's form nor of MemoryAgentBench's",
