@@ -71,6 +71,14 @@ def build(cls: Any, values: Any, path: str, *, base: Path, default: object = Non
     return _construct(cls, keys, arguments, values, path)
 
 
+def _as_kind(section: str, given: object) -> str:
+    """Hint for a part that is given as its name alone, which may be misspelt."""
+    if not isinstance(given, str):
+        return "write {kind: ...}"
+    is_misspelt = given not in CATALOG[section] and nearest(given, CATALOG[section])
+    return nearest(given, CATALOG[section]) + " write it as {kind: NAME}" if is_misspelt else f"write {{kind: {given}}}"
+
+
 def build_part(section: str, values: Any, path: str, *, base: Path, default: object = None) -> Any:
     """Make the part that `values` describes: a mapping with a kind and the keys of that kind."""
     if not isinstance(values, Mapping):
@@ -79,7 +87,7 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
             where=path,
             got=given(values),
             expected="a mapping with a kind",
-            hint=f"write {{kind: {values if isinstance(values, str) else '...'}}}",
+            hint=_as_kind(section, values),
         )
     kind = values.get("kind", DEFAULT_KIND.get(section) or (default and kind_of(section, default)))
     if not isinstance(kind, str):
