@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG
-from rlhf.errors import RecipeError, RlhfError, nearest
+from rlhf.errors import RecipeError, RlhfError, closest, nearest
 from rlhf.given_parts import is_given
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.describe import expected, given
@@ -75,8 +75,8 @@ def _as_kind(section: str, given: object) -> str:
     """Hint for a part that is given as its name alone, which may be misspelt."""
     if not isinstance(given, str):
         return "write {kind: ...}"
-    is_misspelt = given not in CATALOG[section] and nearest(given, CATALOG[section])
-    return nearest(given, CATALOG[section]) + " write it as {kind: NAME}" if is_misspelt else f"write {{kind: {given}}}"
+    found = given if given in CATALOG[section] else closest(given, CATALOG[section])
+    return f"write {{kind: {given if found is None else found}}}"
 
 
 def build_part(section: str, values: Any, path: str, *, base: Path, default: object = None) -> Any:
