@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.asynchrony.pipeline import Pipeline, Rules
+from rlhf.asynchrony.controller import Counts, figures
+from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
 from rlhf.asynchrony.shares import merged, share_of
 from rlhf.processes import Processes
 
@@ -63,3 +64,12 @@ def test_the_same_processes_find_their_own_cut_again(n_processes: int, seed: int
         cut = share_of(whole, share, n, n_processes)
         assert cut["store"] == part.state()["store"]
         assert set(part.state()["running"]) <= set(cut["running"])
+
+
+def test_length_bias_compares_trained_groups_with_finished_ones() -> None:
+    def counts(**tokens: int) -> Counts:
+        return Counts({0: 1}, Ledger(sum(tokens.values()), **tokens), 2, 2, 1, 0, 7, 0.0)
+
+    # Four groups of 100 tokens are trained and two are stored; one that runs has sampled 30, and does not count.
+    assert figures([counts(trained=400, stored=200, running=30)], 2)["asynchrony/length_bias"] == 1.0
+    assert figures([counts(trained=200, stored=400, running=30)], 2)["asynchrony/length_bias"] == 0.5

@@ -126,6 +126,11 @@ MENDED = """The first price is left out.
 ```"""
 
 
+def made(path: str) -> str:
+    """An edit that makes a file."""
+    return f"```\n### {path}\n<<<<<<< SEARCH\n=======\nx = 1\n>>>>>>> REPLACE\n```"
+
+
 def judged(answer: str, **settings: Any) -> Verdict:
     task = Task("mend", reference=json.dumps(REPOSITORY))
     return asyncio.run(UnitTests(**settings)(task, played(answer)))
@@ -144,6 +149,10 @@ def test_a_repository_is_mended_in_either_sandbox(sandbox: Container | None) -> 
         (MENDED.replace("prices[1:]", "prices[2:]"), "the lines to replace are there 0 times"),
         (MENDED.replace("shop/cart.py", "../cart.py"), "no file of the repository"),
         (MENDED.replace(">>>>>>> REPLACE", ""), "no edit that is whole"),
+        (made("shop/cart.py/more.py"), "a file and a folder of one name"),
+        (made("shop"), "a file and a folder of one name"),
+        (made("shop/more/"), "no name of a file"),
+        (made("a" * 300), "no name of a file"),
     ],
 )
 def test_an_edit_that_cannot_be_made_earns_nothing(answer: str, why: str) -> None:
