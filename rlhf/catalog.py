@@ -329,6 +329,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "hrpo": Entry("rlhf.credit.contrib.hrpo:HRPO", "GRPO, plus a reward of each turn as it stands"),
         "stratified": Entry("rlhf.credit.contrib.stratified:Stratified", "GRPO among attempts with as many calls"),
         "loop": Entry("rlhf.credit.contrib.loop:LOOP", "RLOO, negligible advantages set to 0"),
+        "oreal": Entry("rlhf.credit.contrib.oreal:OREAL", "one right attempt cloned, one wrong one pushed away"),
         "lightning": Entry("rlhf.credit.contrib.lightning:Lightning", "GRPO for agents whose calls are single samples"),
         "grpo_lead": Entry("rlhf.credit.contrib.grpo_lead:GRPOLead", "GRPO with weights for length and difficulty"),
         "gae": Entry("rlhf.credit.gae:GAE", "what followed each token, against a critic's values"),
@@ -367,6 +368,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         ),
         "contributions": Entry(
             "rlhf.training.contrib.critics.contributions:Contributions", "how much of the score each turn earned"
+        ),
+        "token_rewards": Entry(
+            "rlhf.training.contrib.critics.token_rewards:TokenRewards", "which tokens tell how an attempt comes out"
         ),
         "sweet": Entry(
             "rlhf.training.contrib.critics.sweet:SweetCritic", "which turns made the better attempt, told the answer"

@@ -210,6 +210,8 @@ critic/v_loss                   | 1          | squared error of a state's two va
 critic/target_std               | 1          | deviation of what the Q-values should have been, mean over updates
 critic/n_stored                 | turns      | turns in the critic's buffer, those of the step included
 critic/sum_loss                 | 1          | squared error of what the turns contributed, summed, mean over updates
+critic/outcome_loss             | 1          | cross-entropy of mean token rewards and outcomes, mean over updates
+critic/outcome_accuracy         | share      | attempts whose mean token reward has the outcome's sign, before it learns
 critic/pair_loss                | 1          | loss of the critic on pairs of attempts at one task, mean over updates
 critic/pair_accuracy            | share      | pairs of attempts that the critic ranks rightly before it learns; ties ½
 critic/n_pairs                  | pairs      | pairs of attempts at one task of which one earned more
