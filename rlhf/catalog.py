@@ -255,6 +255,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "engine": {
         "transformers": Entry("rlhf.inference.settings:TransformersSettings", "in this process, on torch; no server"),
+        "guided": Entry(
+            "rlhf.inference.settings:GuidedSettings", "the same, with what training did to a small model added"
+        ),
         "vllm": Entry("rlhf.inference.settings:VllmSettings", "vLLM: an engine of its own, or running servers"),
     },
     "stage": {

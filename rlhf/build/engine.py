@@ -6,6 +6,7 @@ import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from rlhf.data import WeightsForm
 from rlhf.errors import EngineError
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.embedded.guided import GuidedEngine, UnguidedEngine
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.model_config import ModelConfig
 from rlhf.inference.role_adapters import adapter_names, refuse_roles
-from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
+from rlhf.inference.settings import GuidedSettings, VllmSettings, kv_bytes_per_token
 from rlhf.inference.transfer import memory_folder
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import Instance
@@ -32,6 +34,7 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.view import copies_policy
 from rlhf.training.policy.lora import unadapted
 from rlhf.training.policy.model import Policy, Pretrained
+from rlhf.training.policy.model_files import check_tokens, load_folder
 from rlhf.training.publisher import Publisher, parameters
 
 #: Most of the free memory that the key/value cache of an engine on a CPU takes when the recipe does not say.
@@ -58,6 +61,8 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         model = policy.model
         if copies_policy(recipe):
             engine_of, model = CopiedEngine, _whole_copy(policy).to("cuda" if torch.cuda.is_available() else "cpu")
+        if isinstance(settings, GuidedSettings):
+            engine_of = partial(GuidedEngine, guides=_guides(settings, policy), weight=settings.weight)
         made: RolloutEngine = engine_of(
             model,
             max_context=context_of(recipe, policy),
@@ -123,11 +128,23 @@ def _whole_copy(policy: Policy) -> Any:
     return unadapted(model) if policy.is_lora else model
 
 
+def _guides(settings: GuidedSettings, policy: Policy) -> tuple[Any, Any]:
+    """The tuned and the base model of a guided engine, on the policy's device. Raises ModelError for other tokens."""
+    refuse_roles(policy.model)
+    found = []
+    for key in ("tuned", "base"):
+        where = f"engine.{key} {getattr(settings, key)}"
+        model, tokenizer = load_folder(getattr(settings, key), where=where)
+        check_tokens(tokenizer, policy.tokenizer, where)
+        found.append(model.to(next(policy.model.parameters()).device).requires_grad_(False).eval())
+    return found[0], found[1]
+
+
 def make_publisher(recipe: Recipe, policy: Policy, engine: RolloutEngine) -> Publisher:
     """Return the publisher that delivers the policy to its engine."""
     settings = recipe.engine
     if not isinstance(settings, VllmSettings):
-        return Publisher(policy, engine)
+        return Publisher(policy, UnguidedEngine(engine) if isinstance(engine, GuidedEngine) else engine)
     dtype = engine_dtype(settings, policy)
     return Publisher(policy, engine, settings.canary_tolerance, dtype, settings.delivery_timeout_s)
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.capabilities import Capability, CapabilityView
-from rlhf.checking import CheckContext, Problem, no_effect
+from rlhf.checking import CheckContext, Problem, no_effect, no_model
 from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
 
@@ -25,6 +25,39 @@ class TransformersSettings:
     """Episodes whose key/value cache is kept at a time."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 4096
     """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GuidedSettings(TransformersSettings):
+    """The embedded engine, whose logits two smaller models correct: ℓ + λ (ℓ_tuned − ℓ_base).
+
+    What training has changed in a small model is added to a larger one of the same tokenizer that was not trained.
+    Log-probs of attempts are those of the sum, which is what was sampled from.
+
+    Source: RAST, arXiv 2506.15710.
+    """
+
+    shares_policy: ClassVar[bool] = False
+
+    tuned: str
+    """Folder or hub name of the small model after its training; its tokenizer must be the policy's."""
+    base: str
+    """Folder or hub name of that model before its training."""
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """λ, how much of the difference is added."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse folders without a model, and rollouts by copies of the policy or by adapters of roles."""
+        for key in ("tuned", "base"):
+            yield from no_model(getattr(self, key), context.at(key), "name the folder that a run keeps its policy in")
+        if context.recipe.sharded or context.recipe.asynchrony.is_on:
+            yield Problem(
+                "this engine computes with the trainer's own module, whole and between updates",
+                where=context.at("kind"),
+                got="guided, with a policy that is sharded or rollouts that run ahead",
+                expected="trainer: {kind: torch} and no asynchrony",
+                do="use engine: {kind: transformers}",
+            )
 
 
 class EngineCapabilities(CapabilityView):

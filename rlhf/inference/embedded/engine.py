@@ -27,7 +27,7 @@ from rlhf.errors import DeliveryError, EngineError, ModelError
 from rlhf.inference.embedded.attention import planned_forward, use_packed_attention
 from rlhf.inference.embedded.kv_cache import KVCache, SlotPlan
 from rlhf.inference.embedded.sampling import sample
-from rlhf.inference.embedded.scheduler import EngineStats, Request, Segments, SlotTable, own_session
+from rlhf.inference.embedded.scheduler import Copy, EngineStats, Request, Segments, SlotTable, own_session
 from rlhf.inference.engine import check_prompt
 from rlhf.inference.fingerprint import fingerprint
 from rlhf.inference.model_config import ModelConfig
@@ -282,8 +282,7 @@ class TransformersEngine:
         begin, forward_s = time.perf_counter(), self.stats.forward_s
         for request, copy in self._table.admit(self._waiting):
             if copy is not None:
-                self._cache.reserve(request.slot + 1, copy.n_tokens)
-                self._cache.copy(copy.source, copy.target, copy.n_tokens)
+                self._take_over(request.slot, copy)
         self._waiting = [r for r in self._waiting if r.slot < 0]
         segments = self._table.segments(self._max_batch_tokens)
         try:
@@ -295,6 +294,11 @@ class TransformersEngine:
         except Exception as error:  # the model's fault becomes each request's error, and the loop goes on
             self._fail(segments.slots.tolist(), "the model failed", error)
         self.stats.other_s += time.perf_counter() - begin - (self.stats.forward_s - forward_s)
+
+    def _take_over(self, slot: int, copy: Copy) -> None:
+        """Copy the keys and values of a prefix that another session has computed."""
+        self._cache.reserve(slot + 1, copy.n_tokens)
+        self._cache.copy(copy.source, copy.target, copy.n_tokens)
 
     def _forward(self, segments: Segments) -> Tensor:
         """Logits after the segments that sample, `[n, V]`."""
