@@ -282,6 +282,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "rollout": {
         "independent": Entry("rlhf.rollout.group_structure:Independent", "every attempt begins where its task does"),
         "tree": Entry("rlhf.rollout.group_structure:Tree", "attempts branch off others, and share what led there"),
+        "value_tree": Entry(
+            "rlhf.rollout.contrib.value_tree:ValueTree", "a tree that grows where a judge or the policy sees most"
+        ),
         "retry": Entry("rlhf.rollout.group_structure:Retry", "attempts again, each shown the ones before it"),
         "budgets": Entry("rlhf.rollout.contrib.budgets:Budgets", "attempts told how many tokens they have"),
     },
