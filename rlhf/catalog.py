@@ -55,6 +55,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "alfworld": Entry(
             "environments.contrib.alfworld.environment:ALFWorld", "household tasks in ALFWorld's form", extra="alfworld"
         ),
+        "miniwob": Entry(
+            "environments.contrib.miniwob.environment:MiniWoB", "small web pages in a real browser", extra="miniwob"
+        ),
         "minihack": Entry(
             "environments.contrib.minihack.environment:MiniHack", "NetHack's small levels in words", extra="minihack"
         ),
@@ -435,6 +438,7 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "bfcl": ("bfcl_eval", "mpmath"),
     "alfworld": ("textworld", "alfworld"),
     "minihack": ("nle", "minihack"),
+    "miniwob": ("miniwob",),
     "search": ("bm25s",),
     "mcp": ("mcp",),
     "servers": ("aiohttp",),
