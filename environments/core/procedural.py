@@ -140,6 +140,27 @@ class Drawn(SplitByContent):
         return _drawn(self, task.seed)
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DrawnQuestions(Drawn):
+    """Base of worlds with one drawn question a task, and several attempts at its answer."""
+
+    @abstractmethod
+    def ask(self, instance: Any) -> Attempts:
+        """Ask the question of an instance."""
+
+    @abstractmethod
+    def answer(self, instance: Any) -> str | None:
+        """Answer that solves an instance; None where none is known."""
+
+    def start(self, task: Task) -> Attempts:
+        """Begin one attempt at a task."""
+        return self.ask(self.instance(task))
+
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Give an answer that solves the task; None where no attempt is left."""
+        return plan_answer(self.start(task), taken, self.answer(self.instance(task)))
+
+
 @lru_cache(maxsize=64)
 def _seeds(world: Drawn, split: str, n: int) -> tuple[int, ...]:
     """The first `n` seeds of a split that bring an instance not met before."""
