@@ -41,7 +41,7 @@ _AS_THEY_ARE = {"prose", "several", "nothing", "injection", "enormous", "malform
 
 
 def math_verify(answer: str, reference: str) -> float:
-    """What its README shows: parse both, verify. What it raises counts as a verdict of 0."""
+    """Verdict as its README shows: parse both, verify; an exception counts as 0."""
     from math_verify import parse, verify
 
     try:

@@ -1,4 +1,4 @@
-"""What each memory of an agent remembers and what it costs: success and the longest prompt, before and after training.
+"""Success and longest prompt of each agent memory, before and after training.
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py                           # five memories, two tasks, three seeds
     python benchmarks/memory.py --tasks chain --memories full constant --seeds 0

@@ -1,4 +1,4 @@
-"""What chance, the oracles, and a small model before and after training do on every suite that comes along.
+"""Success of chance, oracles and a small model before and after training, on every suite.
 
     OMP_NUM_THREADS=1 python benchmarks/suites.py                          # all of them: hours on a shared core
     python benchmarks/suites.py --suites keyhole babyai --policies random oracle
@@ -106,12 +106,12 @@ def recipe_of(suite: Suite) -> dict[str, Any]:
 
 
 def shown_a_list(suite: Suite) -> bool:
-    """Whether the agent of every part chooses among actions that it is shown; else it writes."""
+    """True if every part's agent chooses among shown actions; else it writes."""
     return all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
 
 
 def stages_of(turns: float, random_share: float, n_shown: int | None = None) -> list[dict[str, Any]]:
-    """What the small model learns from, where an episode has up to `turns` turns in the mean of the parts.
+    """Stages of the small model, for episodes of up to `turns` turns.
 
     Demonstrations are `n_shown`, or as many as have about `TURNS` turns together.
 

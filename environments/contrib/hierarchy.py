@@ -1,4 +1,4 @@
-"""Questions about a hierarchy told line by line: who is above whom, how deep, and what a move would change.
+"""Questions about a tree that is told line by line: parents, paths, depths, moves.
 
     Bel is under Tar. Mes is under Bel. ...
     Who is the nearest above both Mes and Ald?
@@ -29,7 +29,7 @@ _LONGEST = 400
 
 @plain_dataclass(frozen=True)
 class Tree:
-    """Names with the number of the parent of each, −1 for the root, which is the first; and a question about them.
+    """A tree of names, the root first, and a question about it.
 
     Attributes:
         names: of the nodes.
@@ -100,7 +100,7 @@ class Hierarchy(DrawnQuestions):
 
     @property
     def level(self) -> str:
-        """How many nodes, and which questions."""
+        """Level: number of nodes, and the kinds of questions."""
         every = type(self)().questions
         return f"{self.nodes}{'' if self.questions == every else '-' + '+'.join(self.questions)}"
 
@@ -138,7 +138,7 @@ class Hierarchy(DrawnQuestions):
 
 
 def _is_asked(tree: Tree) -> bool:
-    """Whether the question has an answer that is not told: no leaves of a leaf, no move under oneself."""
+    """True if the question is sound: no leaves of a leaf, no move under oneself."""
     x, *others = tree.about
     if tree.kind == "leaves":
         return x in tree.parents

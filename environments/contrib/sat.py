@@ -71,7 +71,7 @@ class Sat(DrawnQuestions):
 
     @property
     def difficulty(self) -> float:
-        """SATURN's estimate of how hard these formulas are."""
+        """Difficulty of these formulas by SATURN's estimate."""
         return difficulty(self.literals, self.variables, self.clauses)
 
     def draw(self, rng: random.Random) -> tuple[Clause, ...]:

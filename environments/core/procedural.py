@@ -103,7 +103,7 @@ class SplitByContent(Seeded, ABC):
     @property
     @abstractmethod
     def level(self) -> str:
-        """Whatever shapes an instance, in short: a part of the ids of tasks."""
+        """Level: the settings that shape an instance, in short; a part of task ids."""
 
     @abstractmethod
     def start(self, task: Task) -> Episode:

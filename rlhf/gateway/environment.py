@@ -1,4 +1,4 @@
-"""Attempts that are made by a program outside: it asks the policy through the gateway and says what it earned.
+"""Attempts by an outside program, which calls the policy through the gateway and reports the reward.
 
     environment:
       kind: external

@@ -54,7 +54,7 @@ class TableQuestions(DrawnQuestions):
 
     @property
     def level(self) -> str:
-        """Which questions, about how many rows."""
+        """Level: the kinds of questions, and the number of rows."""
         return f"{'+'.join(self.questions)}-{self.n_rows}"
 
     def draw(self, rng: random.Random) -> Asked:

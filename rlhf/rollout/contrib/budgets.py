@@ -14,7 +14,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Budgets(Independent):
-    """Attempts that are told how many tokens they have: attempt i the budget number i mod n, where there are n.
+    """Attempts with token budgets in the prompt: attempt i has budget i mod n.
 
     With one budget it is a length asked for in the prompt; with several the attempts at a task are subgroups, in which
     none crowds out the long ones. `rewards: {kind: budgeted}` pays for keeping them, `stratified` compares within.

@@ -1,4 +1,4 @@
-"""The reward-model stage on single attempts: how likely each is to come out right, as a whole or turn by turn."""
+"""Reward-model training on single attempts: P(right) of the whole or of each turn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _rows(run: RunContext, stage: RewardModel, groups: Sequence[ScoredGroup]) ->
 
 
 def figures_of(rows: Sequence[Labelled]) -> dict[str, float]:
-    """What is logged of labelled rows."""
+    """Metrics of labelled rows."""
     labels = [y for row in rows for y in row.labels]
     return {
         "reward_model/n_attempts": float(len({(row.task_id, row.attempt) for row in rows})),
@@ -135,7 +135,7 @@ def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Label
 
 
 def right_before_wrong(rows: Sequence[Labelled], said: Sequence[float]) -> Iterator[tuple[bool, str]]:
-    """Of each right and wrong attempt at one task, whether the right one is said to be better at its end."""
+    """Pairwise accuracy: is the right attempt scored above the wrong one of its task, at the end."""
     ends: dict[str, list[tuple[float, bool]]] = {}
     for row, x in zip(rows, said, strict=True):
         if row.is_last:
