@@ -41,7 +41,7 @@ class ModelReward:
     """
 
     #: Keys of `reward_refresh` that mean nothing to it.
-    unrefreshed: ClassVar[tuple[str, ...]] = ("enough", "eta")
+    unrefreshed: ClassVar[tuple[str, ...]] = ("solved_at", "eta")
     #: What the model has to have learnt.
     learnt: ClassVar[str] = "pairs"
     #: It reads ids, which a policy on a server does not give.

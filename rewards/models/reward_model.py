@@ -102,7 +102,7 @@ class ProcessModelScore(ModelReward):
                 "the reward model has not learnt nodes of so many turns",
                 where=f"reward model {self.path}",
                 got=f"node: {self.node}",
-                expected=f"at most {nodes[1]}, the `merge.longest` of its stage",
+                expected=f"at most {nodes[1]}, the `merge.max_turns` of its stage",
                 hint="lower node, or train the model with a longer one",
             )
 

@@ -148,7 +148,9 @@ def test_fewer_errors_than_bare_math_verify_on_either_side(monkeypatch: pytest.M
     assert all(j.value in (0, 1) for j in ours), [j.why for j in ours if j.value not in (0, 1)]
     some = [j for j in ours if j.case.category in ("units", "equation", "injection", "fraction")]  # all would take long
     theirs = math_verifiers.run_in_main_thread(math_verifiers.math_verify, [j.case for j in some])
-    assert math_verifiers.errors(ours) == (0, 0), [(j.case.id, j.why) for j in ours if j.false_negative or j.false_positive]
+    assert math_verifiers.errors(ours) == (0, 0), [
+        (j.case.id, j.why) for j in ours if j.false_negative or j.false_positive
+    ]
     assert all(a < b for a, b in zip(math_verifiers.errors(some), math_verifiers.errors(theirs), strict=True))
 
 
