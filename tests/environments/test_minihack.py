@@ -150,7 +150,9 @@ def test_a_kick_asks_for_a_direction() -> None:
 # --- the same again ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("environment", [MONSTER, MAZE, DOORS, MiniHack(level="HideNSeek-Lava"), WHOLE], ids=lambda e: e.level)
+@pytest.mark.parametrize(
+    "environment", [MONSTER, MAZE, DOORS, MiniHack(level="HideNSeek-Lava"), WHOLE], ids=lambda e: e.level
+)
 def test_a_game_goes_the_same_way_again_after_others_in_its_world(environment: MiniHack) -> None:
     task = first(environment, 1)
     before = told(play_at_random(environment, task, 5, 40))
@@ -196,7 +198,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-BESIDE = ["Room-Ultimate-15x15", "NetHack-Staircase", "MultiRoom-N2", "HideNSeek-Lava", "ExploreMaze-Easy", "Memento-Short-F2"]
+BESIDE = [
+    *("Room-Ultimate-15x15", "NetHack-Staircase"),
+    *("MultiRoom-N2", "HideNSeek-Lava", "ExploreMaze-Easy", "Memento-Short-F2"),
+]
 LEVELS_BESIDE = [
     pytest.param(BESIDE, id="some"),
     pytest.param([level for level in LEVELS if "KeyRoom" not in level], id="all", marks=pytest.mark.extended),
@@ -254,7 +259,10 @@ def test_a_level_in_which_an_action_may_hang_has_a_worker_to_itself() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "lengths"),
-    [(ROOM, [3, 4, 4, 3, 1]), (DARK, [8, 4, 6, 3, 1]), (MAZE, [8, 29, 4, 31, 3]), (DOORS, [5, 6, 8, 5, 5]), (WHOLE, [131, 129, 105])],
+    [
+        *((ROOM, [3, 4, 4, 3, 1]), (DARK, [8, 4, 6, 3, 1]), (MAZE, [8, 29, 4, 31, 3]), (DOORS, [5, 6, 8, 5, 5])),
+        (WHOLE, [131, 129, 105]),
+    ],
     ids=lambda value: getattr(value, "level", ""),
 )
 def test_plans_are_those_of_the_pinned_version_and_solve(environment: MiniHack, lengths: list[int]) -> None:

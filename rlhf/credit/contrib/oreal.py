@@ -81,7 +81,9 @@ class OREAL:
         return [
             Credit(
                 tuple(
-                    _of_attempt([g.n_tokens for g in t.generations], a, share * scale[a < 0], w and w[i])
+                    _of_attempt(
+                        [g.n_tokens for g in t.generations], a, share * scale[a < 0], None if w is None else w[i]
+                    )
                     for i, (t, a, share) in enumerate(zip(group.trajectories, advantages_G, shares_G, strict=True))
                 ),
                 group_counters(returns_G),

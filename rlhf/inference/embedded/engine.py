@@ -4,9 +4,8 @@ Each step computes the newest token of every running request and the uncached pa
 pass without padding, samples, and lets the event loop run. A session keeps its keys and values between its calls, so a
 turn costs its new tokens only; prompts that begin alike are computed once.
 
-The module is the trainer's own: a step of the optimiser changes what the engine samples from. `load` is how the engine
-learns of it, and forgets what it has cached. The engine puts the module in eval mode before it computes; the trainer
-puts it back in train mode when it trains.
+The module is the trainer's own: a step of the optimiser changes what the engine samples from, and `load` tells the
+engine, which forgets its cache. It puts the module in eval mode to compute, the trainer back in train mode to train.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ class TransformersEngine:
         self._model, self._max_context = model, max_context
         self._max_sessions, self._max_batch_tokens = max_sessions, max_batch_tokens
         self._n_vocab = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-        self._version, self._fingerprint = version, ""
-        self._decode = decode
+        self._version, self._fingerprint, self._decode = version, "", decode
         limits = {"max_context": max_context, "max_sessions": max_sessions, "max_batch_tokens": max_batch_tokens}
         self.options: dict[str, Any] = {**limits, "decode": decode}
         self._cache = KVCache(max_sessions, max_context)
