@@ -214,7 +214,7 @@ class RemoteController:
 
 @contextmanager
 def _told(who: str = "") -> Iterator[None]:
-    """Context that unwraps errors of an actor, and names the actor `who` if it has ended."""
+    """Inside, an error that an actor raised is raised as it was, and where the actor `who` has ended that is said."""
     from ray.exceptions import RayActorError, RayTaskError
 
     try:

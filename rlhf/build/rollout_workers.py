@@ -126,7 +126,7 @@ class RolloutWorker:
 
 
 class Server:
-    """Server of the policy: `rlhf serve` in its own process, restarted when it ends."""
+    """A server of the policy, `rlhf serve` in a process of its own, started again at its address when it ends."""
 
     def __init__(self, command: list[str]) -> None:
         import ray
