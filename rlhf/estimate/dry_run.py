@@ -37,6 +37,7 @@ class Pass:
         wanted: figures of `rlhf.training.backends.token_stats` that the loss asks for.
         with_reference: whether a frozen model reads the same rows before the backward pass.
         recomputes: whether activations are computed again in the backward pass.
+        n_per_row: processes that share it.
     """
 
     n_tokens: int
@@ -44,6 +45,7 @@ class Pass:
     wanted: frozenset[Any] = frozenset()
     with_reference: bool = False
     recomputes: bool = False
+    n_per_row: int = 1
 
 
 def peak_bytes(config: Any, model_of: Callable[[Any], Any], asked: Pass) -> int | None:
@@ -75,12 +77,14 @@ def _with_layers(config: Any, n: int) -> Any:
 
 def _peak(model: Any, asked: Pass) -> int:
     from rlhf.training.backends.optimizer import AdamW
+    from rlhf.training.backends.sequence_parallel import SequenceGroup
     from rlhf.training.backends.torch import TorchTrainer
     from rlhf.training.policy.model import Policy
 
     policy = Policy.of(model, None, None)
     policy.is_lora = ModelWrapper(model).is_adapted
-    trainer = TorchTrainer(policy, AdamW(), 1, recomputes=asked.recomputes)
+    shared = SequenceGroup(asked.n_per_row, 0) if asked.n_per_row > 1 else None
+    trainer = TorchTrainer(policy, AdamW(), 1, recomputes=asked.recomputes, sequence=shared)
     for parameter in model.parameters():
         if parameter.requires_grad:  # the gradients of an earlier micro-batch, to which those of this one are added
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype or parameter.dtype)

@@ -20,7 +20,8 @@ from rlhf.estimate.figures import Estimate, Part, total
 from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameters_of, shaped
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
-from rlhf.training.backends.settings import DeepSpeed, Fsdp, sharding_of
+from rlhf.training.backends.settings import DeepSpeed, Fsdp
+from rlhf.training.backends.sharding import n_per_row_of, sharding_of
 from rlhf.training.backends.token_stats import wanted_by
 from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.critics.value_model import backbone_of
@@ -283,6 +284,7 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
         frozenset(wanted_by(loss)) if loss is not None else frozenset(),
         bool(LossNeeds(loss).needs_ref),
         stage.trainer.gradient_checkpointing,
+        n_per_row_of(stage.trainer),
     )
 
 
@@ -290,7 +292,7 @@ def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
     """Bytes of a critic's activations where it trains a backbone; it does not recompute them."""
     if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_backbone:
         return 0
-    return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0
+    return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False, n_per_row=1)) or 0
 
 
 @dataclass(frozen=True)

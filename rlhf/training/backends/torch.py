@@ -28,6 +28,7 @@ from rlhf.training.backends.compiled import CompiledLayers
 from rlhf.training.backends.master_weights import MasterAdamW, is_short
 from rlhf.training.backends.microbatch_stats import Compared, Computed, Plain, metrics_of, plain
 from rlhf.training.backends.optimizer import AdamW, Stepper
+from rlhf.training.backends.sequence_parallel import SequenceGroup
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.backends.token_stats import Figure, TokenStats, read, wanted_by
 from rlhf.training.policy.model import Policy
@@ -52,6 +53,7 @@ class TorchTrainer:
         total_updates: updates the stage will make; the schedule's horizon.
         recomputes: whether the backward pass computes activations again.
         compiles: whether layers are compiled.
+        sequence: processes that share each micro-batch with this one; None where it goes through all of it.
         optimizer: over the policy's trained parameters.
         meter: of what is trained on.
     """
@@ -61,6 +63,7 @@ class TorchTrainer:
     total_updates: int
     recomputes: bool = False
     compiles: bool = False
+    sequence: SequenceGroup | None = None
 
     def __post_init__(self) -> None:
         if self.recomputes:
@@ -129,6 +132,8 @@ class TorchTrainer:
     ) -> TokenStats:
         """Return statistics of the policy tokens under `model`, at `temperature`."""
         device = device_of(model)
+        if self.sequence is not None:
+            return self.sequence.read(model, batch, wanted, temperature, device)
         there = batch.to(device)
 
         def forward() -> torch.Tensor:
