@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, RecipeError
 from rlhf.estimate.auxiliary_models import beside, shapes_of
 from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
@@ -21,7 +21,7 @@ from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameter
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
 from rlhf.training.backends.settings import DeepSpeed, Fsdp
-from rlhf.training.backends.sharding import n_per_row_of, sharding_of
+from rlhf.training.backends.sharding import heads_problem, heads_rule, n_per_row_of, sharding_of
 from rlhf.training.backends.token_stats import wanted_by
 from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.critics.value_model import backbone_of
@@ -59,6 +59,7 @@ def _estimate(
     recipe: Recipe, path: str, stage: Any, parameters: Sequence[Parameter], config: Any, n_processes: int
 ) -> Estimate:
     dtype = precision_of(recipe, stage)
+    _refuse_heads(path, n_per_row_of(stage.trainer), config.get_text_config())
     if sharding_of(stage.trainer).processes:
         parameters = [replace(p, size=_SIZES[dtype]) if p.size >= 1 else p for p in parameters]
     kept = trainer_bytes(parameters, stage.trainer, n_processes)
@@ -153,6 +154,19 @@ def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
     gathered = n if sharding.keeps_full_weights else min(n, of_ends + 2 * (n - of_ends) // n_layers)
     a_layer = (n_trained - trained_ends) // n_layers
     return int((gathered + trained_ends + a_layer) * size + 4 * max(trained_ends, a_layer))
+
+
+def _refuse_heads(path: str, n: int, text: Any) -> None:
+    """Raise RecipeError where `n` processes cannot share the attention heads of a model."""
+    heads = text.num_attention_heads, text.num_key_value_heads
+    problem = heads_problem(n, *heads) if n > 1 else None
+    if problem:
+        raise RecipeError(
+            "attention heads cannot be shared evenly by so many processes",
+            where=f"{path}.trainer.sequence_parallel",
+            got=f"{n}, and {problem}",
+            expected=heads_rule(*heads),
+        )
 
 
 def precision_of(recipe: Recipe, stage: Any) -> str:

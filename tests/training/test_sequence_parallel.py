@@ -15,8 +15,8 @@ from rlhf.batching.samples import Sample
 from rlhf.errors import TrainingError
 from rlhf.losses.gspo import GSPO
 from rlhf.losses.ppo_clip import PPOClip
-from rlhf.training.backends.sequence_parallel import heads_problem, heads_rule
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
+from rlhf.training.backends.sharding import heads_problem, heads_rule
 from rlhf.training.policy.model import Lora
 from tests.training.alike import assert_alike
 from tests.training.test_deepspeed import SCHEDULE, SMOOTH, in_rows, rows, weights_of

@@ -56,6 +56,11 @@ class PackedRows:
         self.kept, self.token_of = on_device(kept, device), on_device(self._tokens, device)
         self.position_ids = on_device((self._places - np.repeat(self._starts, self.lengths))[self._own], device)
 
+    def computed_at(self, places: Ints) -> Ints:
+        """Which of the computed tokens stand at these places of the rows."""
+        found: Ints = self._tokens[places]
+        return found
+
 
 def runs(places: Ints, tokens: Ints) -> list[tuple[int, int, int]]:
     """Runs of places and tokens that both increase by one: (first place, first token, length)."""

@@ -27,6 +27,7 @@ from rlhf.inference.embedded.attention_variant import PLAIN, Variant
 from rlhf.inference.embedded.row_layout import on_device
 from rlhf.inference.model_config import ModelWrapper
 from rlhf.processes import current
+from rlhf.training.backends.sharding import heads_problem, heads_rule
 from rlhf.training.backends.token_stats import Figure, TokenStats, read
 
 
@@ -87,8 +88,8 @@ class SequenceGroup:
         self, model: Any, batch: PackedBatch, wanted: Collection[Figure], temperature: float, device: torch.device
     ) -> TokenStats:
         """Statistics of all policy tokens of a micro-batch that every process of the group gives alike."""
-        rows = plan_rows(model, batch.token_ids, batch.lengths.tolist(), batch.select.cpu(), batch.adapters, device)
-        n_tokens, select = len(rows.token_ids), cast(Tensor, rows.select).cpu().numpy()
+        rows = plan_rows(model, batch.token_ids, batch.lengths.tolist(), None, batch.adapters, device)
+        n_tokens, select = len(rows.token_ids), rows.plan.computed_at(batch.select.cpu().numpy())
         own = np.minimum(np.arange(-(-n_tokens // self.n)) * self.n + self.rank, n_tokens - 1)
         owner, n_policy = select % self.n, np.bincount(select % self.n, minlength=self.n)
         mine = np.flatnonzero(owner == self.rank)
@@ -113,25 +114,6 @@ class SequenceGroup:
             columns = torch.stack([getattr(found, name) for name in names], -1)
             gathered: Tensor = cast(Any, _Gather.apply)(columns, self)
         return TokenStats(**dict(zip(names, gathered.flatten(0, 1)[at].unbind(-1), strict=True)))
-
-
-def heads_rule(n_heads: int, n_kv_heads: int) -> str:
-    """Numbers of processes that may share a model's heads, in words."""
-    fitting = [str(n) for n in range(1, n_heads + 1) if not heads_problem(n, n_heads, n_kv_heads)]
-    return f"one of {', '.join(fitting)}"
-
-
-def heads_problem(n: int, n_heads: int, n_kv_heads: int) -> str | None:
-    """Say what keeps `n` processes from sharing attention heads; None where they can.
-
-    Key-value heads are shared too, or, where they are fewer, each goes to as many processes as there are to a head: 8
-    processes take 16 heads with 2 key-value heads, and 6 do not.
-    """
-    if n_heads % n:
-        return f"the model has {n_heads} attention heads"
-    if n_kv_heads % n and n % n_kv_heads:
-        return f"the model has {n_kv_heads} key-value heads"
-    return None
 
 
 class _SplitPlan:

@@ -58,6 +58,25 @@ def n_per_row_of(kind: object) -> int:
     return _TrainerCapabilities(kind).sequence_parallel
 
 
+def heads_rule(n_heads: int, n_kv_heads: int) -> str:
+    """Numbers of processes that may share a model's heads, in words."""
+    fitting = [str(n) for n in range(1, n_heads + 1) if not heads_problem(n, n_heads, n_kv_heads)]
+    return f"one of {', '.join(fitting)}"
+
+
+def heads_problem(n: int, n_heads: int, n_kv_heads: int) -> str | None:
+    """Say what keeps `n` processes from sharing attention heads; None where they can.
+
+    Key-value heads are shared too, or, where they are fewer, each goes to as many processes as there are to a head: 8
+    processes take 16 heads with 2 key-value heads, and 6 do not.
+    """
+    if n_heads % n:
+        return f"the model has {n_heads} attention heads"
+    if n_kv_heads % n and n % n_kv_heads:
+        return f"the model has {n_kv_heads} key-value heads"
+    return None
+
+
 def layout_of(kinds: Iterable[object]) -> Any:
     """Return the layout that all of these trainers share, None where they have none or several."""
     found = [_TrainerCapabilities(kind).layout for kind in kinds]
