@@ -66,7 +66,7 @@ class RowPlan(PackedRows):
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu", source: Ints | None = None) -> None:
         super().__init__(lengths, device, source)
-        self._groups: list[tuple[int, int, int]] = []  # rows, padded length, first padded place
+        self._groups: list[tuple[int, int]] = []  # rows, padded length
         self._masks: dict[tuple[int, int], Tensor] = {}  # by padded length and window, for all layers of the pass
         at, inverse = self._layout(self._starts)
         real = at >= 0
@@ -89,7 +89,7 @@ class RowPlan(PackedRows):
             places = first + np.arange(tokens.size).reshape(tokens.shape)
             inverse[tokens[inside]] = places[inside]
             gather.append(tokens.reshape(-1))
-            self._groups.append((len(rows), width, first))
+            self._groups.append((len(rows), width))
             first += tokens.size
         return np.concatenate(gather), inverse
 
@@ -101,12 +101,11 @@ class RowPlan(PackedRows):
         if not self._aligned:
             query = _move(query, self._gather, self._inverse)
             key, value = (_move(x, self._gather, self._inverse, shared=self._shared) for x in (key, value))
+        # Split at once: the gradient of a slice would be a tensor of its own, as large as the whole.
+        sizes = [n_rows * width for n_rows, width in self._groups]
         outs = []
-        for n_rows, width, first in self._groups:
-            q, k, v = (
-                x[first : first + n_rows * width].view(n_rows, width, *x.shape[1:]).transpose(1, 2)
-                for x in (query, key, value)
-            )
+        for (n_rows, width), *parts in zip(self._groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
+            q, k, v = (x.view(n_rows, width, *x.shape[1:]).transpose(1, 2) for x in parts)
             mask = self._mask(width, how, q.device)
             outs.append(_attend_rows(q, k, v, mask, how, scale, dropout).transpose(1, 2).flatten(0, 1))
         joined = torch.cat(outs) if len(outs) > 1 else outs[0]
