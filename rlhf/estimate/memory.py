@@ -20,7 +20,7 @@ from rlhf.estimate.figures import Estimate, Part, total
 from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameters_of, shaped
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
-from rlhf.training.backends.settings import DeepSpeed, Fsdp
+from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.backends.sharding import heads_problem, heads_rule, n_per_row_of, sharding_of
 from rlhf.training.backends.token_stats import wanted_by
 from rlhf.training.critics.settings import CriticCapabilities
@@ -105,7 +105,8 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
         masters = 4 * sum(p.n for p in trained if p.size < 4)
         # The update takes a root of every mean square at once.
         return {
-            "weights": weights, "gradients": of_trained, "masters": masters, "moments": 2 * of_trained,
+            "weights": weights, "gradients": of_trained, "masters": masters,
+            "moments": of_trained * (1 if isinstance(kind, Torch) and kind.moments == "bfloat16" else 2),
             "update": of_trained,
         }  # fmt: skip
     if sharding.parameters:
@@ -123,6 +124,8 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
 
 def _on_host(kind: Any) -> set[str]:
     """Parts that lie in host memory though the policy is on a GPU."""
+    if isinstance(kind, Torch):
+        return {"masters", "moments"} if kind.offload_moments else set()
     found = {"masters", "moments"} if isinstance(kind, DeepSpeed) and kind.offload_optimizer else set()
     if found and sharding_of(kind).gradients:
         found.add("gradients")

@@ -32,18 +32,28 @@ class TrainerKind(Protocol):
         ...
 
 
+#: Whether activations are computed again, or for what share of the layers.
+Recomputed = bool | Annotated[float, Field(gt=0, lt=1, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Torch:
     """Plain torch in one process, on one device."""
 
     sharding: ClassVar[Sharding] = Sharding()
 
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Recomputed = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory."""
+    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
     compile: bool | Literal["auto"] = "auto"
     """Compile layers by torch.compile, which takes up to a minute in the first step and then trains about twice as
     fast; auto: on a GPU, in 16 bits."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the optimiser's moments, the largest part of the memory; in bfloat16 they are rounded at random,
+    up or down, so that small changes add up."""
+    offload_moments: bool = False
+    """Keep moments, and weights in float32 beside those in 16 bits, in the memory of the CPU; they pass through the GPU
+    in an update, a few tensors at a time."""
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
@@ -58,6 +68,8 @@ class Torch:
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer. Raises TrainingError where several processes would each train a policy of their own."""
+        import torch
+
         from rlhf.training.backends.torch import TorchTrainer
 
         if current().n > 1:
@@ -69,7 +81,15 @@ class Torch:
                 hint="set trainer: {kind: deepspeed} in every stage, or start one process",
             )
         compiles = policy.compiles_well if self.compile == "auto" else self.compile
-        return TorchTrainer(policy, optimizer, total_updates, recomputes=self.gradient_checkpointing, compiles=compiles)
+        return TorchTrainer(
+            policy,
+            optimizer,
+            total_updates,
+            recomputes=self.gradient_checkpointing,
+            compiles=compiles,
+            moments=getattr(torch, self.moments),
+            offloads=self.offload_moments,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -90,9 +110,9 @@ class DeepSpeed:
     precision: Precision | None = None
     """Number format of weights and activations; null is the policy's. In bfloat16 and float16 the optimiser updates
     weights in float32 beside them; float16 scales the loss so that small gradients survive. ZeRO 0 has float32 only."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Recomputed = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory."""
+    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
     bucket_mb: Annotated[int, Field(ge=1)] = 200
     """Gradients are summed over the processes in pieces of about this many megabytes; ZeRO 3 gathers the weights of
     layers ahead of their use up to a tenth of it."""
@@ -212,9 +232,9 @@ class Fsdp:
     reshard_after_forward: bool = True
     """Give gathered weights back after a layer's forward pass, and gather them again for its backward pass; false keeps
     the whole policy in between, which takes more memory and fewer messages."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Recomputed = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory."""
+    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
     sequence_parallel: Annotated[int, Field(ge=1)] = 1
     """Processes that share every micro-batch, for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each computes
     an equal part of its tokens, and in attention of its heads. Divides the processes and the attention heads."""
