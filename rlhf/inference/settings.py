@@ -46,7 +46,7 @@ def shares_policy(engine: object) -> bool:
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
 OF_START = (
     *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
-    *("eager", "compile", "sleep"),
+    *("eager", "compile", "sleep", "kv_cache_dtype", "quantization"),
 )
 
 
@@ -84,6 +84,11 @@ class VllmSettings:
     """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
     sleep: bool = False
     """Give the GPU's memory back while the policy is updated: weights go to the machine's, the cache is dropped."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Number format of keys and values; fp8 holds twice as many, and moves log-probs away from the trainer's, see
+    `policy/sampler_kl` among a run's metrics."""
+    quantization: Literal["fp8"] | None = None
+    """Weights of linear layers in 8 bits as well, quantised as they arrive; moves log-probs further."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Most seconds for one generation."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0

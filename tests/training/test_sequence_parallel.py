@@ -28,7 +28,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "lora": {"lora": Lora(rank=2)},
     "one key-value head": {"n_kv_heads": 1},
 }
-KINDS: dict[str, Any] = {"fsdp": Fsdp(sequence_parallel=2), "recomputed": Fsdp(sequence_parallel=2, gradient_checkpointing=True)}
+KINDS: dict[str, Any] = {
+    "fsdp": Fsdp(sequence_parallel=2),
+    "recomputed": Fsdp(sequence_parallel=2, gradient_checkpointing=True),
+}
 if find_spec("deepspeed"):
     KINDS |= {f"zero{n}": DeepSpeed(zero=n, sequence_parallel=2, keep_whole_below=0) for n in (0, 2, 3)}
 LOSSES = {"a token at a time": PPOClip(entropy_coef=0.01), "whole rows": GSPO()}

@@ -136,9 +136,7 @@ class _SplitPlan:
             key, value = (x.repeat_interleave(n // n_kv, 1) for x in (key, value))
         if how.sinks is not None:
             how = replace(how, sinks=how.sinks.chunk(n)[self._group.rank])
-        whole = (
-            self._exchange(x.unflatten(1, (n, -1))).flatten(0, 1)[: self._n_tokens] for x in (query, key, value)
-        )
+        whole = (self._exchange(x.unflatten(1, (n, -1))).flatten(0, 1)[: self._n_tokens] for x in (query, key, value))
         out = self._inner.attend(layer, *whole, scale, dropout, how)
         out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, -len(out) % n))
         return self._exchange(out.unflatten(0, (-1, n))).flatten(1, 2)

@@ -15,6 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem
+from rlhf.device import present
 from rlhf.errors import CheckpointError, ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.inference.embedded.model_probe import check_rows
@@ -183,7 +184,7 @@ class Policy:
         """True if torch.compile speeds this model up: on a GPU, in 16 bits, one adapter."""
         first = next(self.model.parameters())
         is_plain = role_adapters(self.model) is None and getattr(self.model, "quantization_method", None) is None
-        return bool(first.is_cuda and is_short(first) and is_plain)
+        return bool(first.is_cuda and is_short(first) and is_plain and present().has_triton)
 
     def recompute(self, on: bool | float) -> None:
         """Have training compute activations again in its backward pass instead of keeping them, or not any more.
