@@ -254,7 +254,8 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
         return 0, 0
     if isinstance(engine, VllmSettings) and engine.kv_cache_gb is not None:
         return int(engine.kv_cache_gb * 1e9), int(engine.kv_cache_gb * 1e9)
-    per_token = kv_bytes_per_token(text, _engine_size(recipe, dtype_of(recipe.policy)))
+    in_fp8 = isinstance(engine, VllmSettings) and engine.kv_cache_dtype == "fp8"
+    per_token = kv_bytes_per_token(text, 1 if in_fp8 else _engine_size(recipe, dtype_of(recipe.policy)))
     context = limits.max_context or text.max_position_embeddings
     sessions = min(engine.max_sessions, limits.max_concurrent)
     most = per_token * context * sessions

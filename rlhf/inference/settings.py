@@ -85,10 +85,11 @@ class VllmSettings:
     sleep: bool = False
     """Give the GPU's memory back while the policy is updated: weights go to the machine's, the cache is dropped."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Number format of keys and values; fp8 holds twice as many, and moves log-probs away from the trainer's, see
-    `policy/sampler_kl` among a run's metrics."""
+    """Number format of keys and values; fp8 holds twice as many and moves log-probs away from the trainer's, which
+    `loss/sampler_gap_mean` and `loss/sampler_kl_k3` of every step measure. From Ada and Hopper on."""
     quantization: Literal["fp8"] | None = None
-    """Weights of linear layers in 8 bits as well, quantised as they arrive; moves log-probs further."""
+    """Weights of linear layers in 8 bits as well, quantised as they arrive; moves log-probs further.
+    From Ada and Hopper on."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Most seconds for one generation."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0

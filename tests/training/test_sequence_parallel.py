@@ -30,7 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 KINDS: dict[str, Any] = {
     "fsdp": Fsdp(sequence_parallel=2),
-    "recomputed": Fsdp(sequence_parallel=2, gradient_checkpointing=True),
+    "recomputed": Fsdp(sequence_parallel=2, gradient_checkpointing=0.5),
 }
 if find_spec("deepspeed"):
     KINDS |= {f"zero{n}": DeepSpeed(zero=n, sequence_parallel=2, keep_whole_below=0) for n in (0, 2, 3)}

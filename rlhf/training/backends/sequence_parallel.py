@@ -2,9 +2,10 @@
 
 Ulysses (Jacobs et al., arXiv 2309.14509) over packed rows. Of n processes number r has the tokens r, r + n, r + 2n, ...
 and computes everything of them but attention. There an all-to-all gives each process a share of the heads over all
-tokens, and a second one gives the results back, so attention is that of one process, whatever its plan. What is found of
-the policy tokens is gathered, and the loss is computed alike in all of them; each sends gradients back to its own
-tokens, and those of the weights add up over the processes.
+tokens, and a second one gives the results back, so attention is that of one process, whatever its plan. What is found
+of the policy tokens is gathered, and the loss is computed alike in all of them; each sends gradients back to its own
+tokens, and those of the weights add up over the processes. torch's own collectives do it, as DeepSpeed's attention
+layer takes no packed rows and compiles for a minute at its first use.
 
 Tokens are dealt out one by one, as policy tokens come in runs, and the output layer is shared evenly that way.
 """
@@ -170,7 +171,7 @@ def _sent(x: Tensor, group: SequenceGroup) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """What each process found, `[n, M, C]`, of `[M, C]`; all compute the same of it, so the gradient is its own part."""
+    """Gather of `[M, C]` into `[n, M, C]`; all compute the same of it, so the gradient is a process's own part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: SequenceGroup) -> Tensor:
