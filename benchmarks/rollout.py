@@ -10,9 +10,9 @@ tokens, with a random Qwen3 model of 2.4 million parameters in float32. Two load
 
 (a) this project's engine, (b) vLLM's own offline batch per turn over the same prompts and lengths, (c) the embedded
 engine, (d) `model.generate` over the whole left-padded context, equal load only. They take turns within each repeat, so
-that a busy neighbour slows all; medians over the repeats, and quartiles of the ratios. The overhead of a turn outside the model is measured with an
-engine that answers at once: of the engine's front (`VllmEngine`), and of an episode's whole turn (agent, prompt,
-environment, bookkeeping).
+that a busy neighbour slows all; medians over the repeats, and quartiles of the ratios. The overhead of a turn outside
+the model is measured with an engine that answers at once: of the engine's front (`VllmEngine`), and of an episode's
+whole turn (agent, prompt, environment, bookkeeping).
 """
 
 from __future__ import annotations

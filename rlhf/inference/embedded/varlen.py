@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rlhf.device import present
 from rlhf.inference.embedded.attention_variant import PLAIN, Variant
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
