@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlhf.inference.embedded.attention import RowPlan, shared_prefixes
 from rlhf.device import Device
 from rlhf.inference.embedded import varlen
+from rlhf.inference.embedded.attention import RowPlan, shared_prefixes
 from rlhf.inference.embedded.varlen import VarlenPlan, lay_out, takes_varlen
 from tests.rollout.test_attention import tiny_model
 
