@@ -261,7 +261,7 @@ def _rows(samples: Sequence[Sample], members: Iterable[int]) -> list[tuple[list[
     return [([i], len(samples[i])) for i in sorted(members, key=lambda i: (-len(samples[i]), i))]
 
 
-def _size(rows: Sequence[npt.NDArray[np.int64]]) -> int:
+def _size(rows: Sequence[npt.NDArray[Any]]) -> int:
     """Share of the budget that rows of a group take together.
 
     It is the tokens that are computed, and at least four fifths of all that attention lays out: of three rows of 100

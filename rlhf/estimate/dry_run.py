@@ -72,10 +72,8 @@ def peak_bytes(config: Any, model_of: Callable[[Any], Any], asked: Pass) -> int 
 def _partly(config: Any, model_of: Callable[[Any], Any], asked: Pass, n_layers: int) -> int | None:
     """Peak where a share of the layers computes activations again; the others add what one keeps beyond that."""
     n_kept = n_layers - sum(recomputed_layers(n_layers, asked.recomputes))
-    whole = {again: peak_bytes(config, model_of, replace(asked, recomputes=again)) for again in (True, False)}
-    if whole[True] is None or whole[False] is None:
-        return None
-    return whole[True] + n_kept * (whole[False] - whole[True]) // n_layers
+    least, most = (peak_bytes(config, model_of, replace(asked, recomputes=again)) for again in (True, False))
+    return None if least is None or most is None else least + n_kept * (most - least) // n_layers
 
 
 def _with_layers(config: Any, n: int) -> Any:

@@ -104,7 +104,9 @@ class RowPlan(PackedRows):
         # Split at once: the gradient of a slice would be a tensor of its own, as large as the whole.
         sizes = [n_rows * width for n_rows, width in self._groups]
         outs = []
-        for (n_rows, width), *parts in zip(self._groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
+        for (n_rows, width), *parts in zip(
+            self._groups, *(torch.split(x, sizes) for x in (query, key, value)), strict=True
+        ):
             q, k, v = (x.view(n_rows, width, *x.shape[1:]).transpose(1, 2) for x in parts)
             mask = self._mask(width, how, q.device)
             outs.append(_attend_rows(q, k, v, mask, how, scale, dropout).transpose(1, 2).flatten(0, 1))

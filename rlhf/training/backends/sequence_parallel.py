@@ -75,7 +75,8 @@ class SequenceGroup:
             )
         import torch.distributed as dist
 
-        group, _ = dist.new_subgroups(n, timeout=timedelta(seconds=here.timeout_s))
+        subgroups: Any = dist.new_subgroups
+        group, _ = subgroups(n, timeout=timedelta(seconds=here.timeout_s))
         return cls(n, here.rank % n, group)
 
     def leave(self) -> None:
@@ -122,25 +123,24 @@ class _SplitPlan:
 
     def __init__(self, inner: AttentionPlan, group: SequenceGroup, n_tokens: int) -> None:
         self._inner, self._group, self._n_tokens = inner, group, n_tokens
-        self.by_layer = inner.by_layer
-
-    @property
-    def is_used(self) -> bool:
-        return self._inner.is_used
+        self.by_layer, self.is_used = inner.by_layer, False
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
     ) -> Tensor:
         """Attention of this process's tokens, `[T / n, H, D]`, to all before them; see `AttentionPlan.attend`."""
+        self.is_used = True
         n, n_kv = self._group.n, key.shape[1]
         if n_kv % n:  # fewer than processes
             key, value = (x.repeat_interleave(n // n_kv, 1) for x in (key, value))
         if how.sinks is not None:
             how = replace(how, sinks=how.sinks.chunk(n)[self._group.rank])
-        whole = (self._exchange(x.unflatten(1, (n, -1))).flatten(0, 1)[: self._n_tokens] for x in (query, key, value))
-        out = self._inner.attend(layer, *whole, scale, dropout, how)
+        q, k, v = (
+            self._exchange(torch.unflatten(x, 1, (n, -1))).flatten(0, 1)[: self._n_tokens] for x in (query, key, value)
+        )
+        out = self._inner.attend(layer, q, k, v, scale, dropout, how)
         out = torch.nn.functional.pad(out, (0, 0, 0, 0, 0, -len(out) % n))
-        return self._exchange(out.unflatten(0, (-1, n))).flatten(1, 2)
+        return self._exchange(torch.unflatten(out, 0, (-1, n))).flatten(1, 2)
 
     def _exchange(self, x: Tensor) -> Tensor:
         return cast(Tensor, _Exchange.apply(x, self._group))  # type: ignore[no-untyped-call]
