@@ -202,6 +202,8 @@ def start_options(
         tensor_parallel=settings.tensor_parallel,
         eager=None if settings.eager == "auto" else settings.eager,
         compile=settings.compile,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        quantization=settings.quantization,
         sleep=settings.sleep,
         texts=is_server or bool(recipe.limits.stop_strings),
     )

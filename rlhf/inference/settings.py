@@ -79,7 +79,7 @@ def shares_policy(engine: object) -> bool:
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
 OF_START = (
     *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
-    *("eager", "compile", "sleep"),
+    *("eager", "compile", "sleep", "kv_cache_dtype", "quantization"),
 )
 
 
@@ -117,6 +117,12 @@ class VllmSettings:
     """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
     sleep: bool = False
     """Give the GPU's memory back while the policy is updated: weights go to the machine's, the cache is dropped."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Number format of keys and values; fp8 holds twice as many and moves log-probs away from the trainer's, which
+    `loss/sampler_gap_mean` and `loss/sampler_kl_k3` of every step measure. From Ada and Hopper on."""
+    quantization: Literal["fp8"] | None = None
+    """Weights of linear layers in 8 bits as well, quantised as they arrive; moves log-probs further.
+    From Ada and Hopper on."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Most seconds for one generation."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0

@@ -69,7 +69,7 @@ def copies_policy(recipe: Recipe) -> bool:
 
 
 def _sharded(recipe: Recipe) -> Mapping[str, str]:
-    from rlhf.training.backends.settings import key_that_shards, sharding_of
+    from rlhf.training.backends.sharding import key_that_shards, sharding_of
 
     stages = [(path, stage.trainer) for path, stage in _stages(recipe)]
     return {
