@@ -1,4 +1,4 @@
-"""What playing ahead saves where attempts and updates take equally long, and what slow tasks do to the order.
+"""Time saved by asynchronous rollouts, and the order of groups under slow tasks.
 
     python benchmarks/asynchrony.py            # 20 steps; both sides wait, so that cores do not matter
     python benchmarks/asynchrony.py --steps 8 --seconds 0.3

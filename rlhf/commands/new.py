@@ -39,7 +39,7 @@ def new(
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Write a reward, an environment, an agent or a data set to begin with, its test, and a recipe that trains with it.
+    """Scaffold a reward, environment, agent or data set: the part, its test, and a recipe.
 
     Example: rlhf new reward near; rlhf check recipe near.yaml; rlhf train near.yaml
     """

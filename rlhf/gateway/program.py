@@ -131,7 +131,7 @@ class Program:
 
 def is_there(name: str, folder: Path | None) -> bool:
     """True if a command of this name can be started in a folder."""
-    inside = str((folder or Path()) / name) if os.path.dirname(name) else name  # noqa: PTH120  ./x has a folder
+    inside = str((folder or Path()) / name) if os.path.dirname(name) else name
     return shutil.which(inside) is not None
 
 
