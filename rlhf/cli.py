@@ -92,7 +92,7 @@ def main() -> None:
     """Run the command line; the entry point of the `rlhf` script."""
     # Threads that wait by spinning slow each other down many times over when the machine has other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    app()
+    app(prog_name="rlhf")  # also for `python -m rlhf.cli`
 
 
 if __name__ == "__main__":

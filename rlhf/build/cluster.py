@@ -22,7 +22,6 @@ from rlhf.errors import EngineError, MissingPackageError, RecipeError, TrainingE
 from rlhf.inference.settings import EngineCapabilities
 from rlhf.processes import ProcessError
 from rlhf.recipe import Recipe, load_values
-from rlhf.recipe.compatibility import check_processes
 from rlhf.recipe.model import values_of
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import latest
@@ -101,7 +100,6 @@ def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: Cle
         TrainingError: a process ended again and again.
         KeyboardInterrupt: the user stopped it; a checkpoint is written.
     """
-    check_processes(recipe, recipe.cluster.learners)
     with _ray(recipe) as ray, _interrupted_by_term():
         n_left, before = _MAX_RESTARTS, latest(folder / "checkpoints")
         while True:

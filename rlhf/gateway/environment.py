@@ -36,7 +36,7 @@ from rlhf.checking import CheckContext, Problem, Silenced
 from rlhf.data import Finish, Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.gateway.asked import Answered, Asked
-from rlhf.gateway.program import Program
+from rlhf.gateway.program import Program, is_there
 from rlhf.gateway.programs import Programs, programs_of
 from rlhf.gateway.session import SESSION, Session
 from rlhf.rollout.env_session import Ended, EnvSession
@@ -128,6 +128,14 @@ class External:
                 got=kind,
                 expected="external",
                 do="write agent: {kind: external}",
+            )
+        if self.command and not is_there(self.command[0], self.folder):
+            yield Problem(
+                "there is no such program",
+                where=context.at("command"),
+                got=self.command[0],
+                expected="a program, found by PATH or by its path",
+                do="name its interpreter: command: [/path/to/venv/bin/python, agent.py]",
             )
 
     def tasks(self, split: str) -> Sequence[Task]:
