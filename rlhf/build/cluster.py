@@ -20,6 +20,7 @@ from rlhf import processes
 from rlhf.build.processes import STOP_REQUEST, StopRequest
 from rlhf.errors import EngineError, MissingPackageError, RecipeError, TrainingError
 from rlhf.inference.settings import EngineCapabilities
+from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.processes import ProcessError
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe.compatibility import check_processes
@@ -107,7 +108,7 @@ def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: Cle
         while True:
             try:
                 return _once(ray, recipe, folder, is_resumed)
-            except ProcessError as error:
+            except (ProcessError, NoInstanceError) as error:
                 newest = latest(folder / "checkpoints")
                 n_left = _MAX_RESTARTS if newest != before else n_left - 1
                 if n_left < 0:
@@ -219,7 +220,7 @@ def _ray(recipe: Recipe) -> Iterator[Any]:
         ray.init(address=os.environ["RAY_ADDRESS"], **{"log_to_driver": True})
     else:  # processes share the cores of this machine, however many they are
         wanted = sum(need for _, name, need in needs(recipe, 0) if name == "CPU")
-        ray.init(num_cpus=max(wanted, os.cpu_count() or 1), object_store_memory=_STORE_BYTES, **how)
+        ray.init(address="local", num_cpus=max(wanted, os.cpu_count() or 1), object_store_memory=_STORE_BYTES, **how)
     try:
         refuse_missing(recipe, ray.cluster_resources())
         yield ray

@@ -114,17 +114,23 @@ def named(title: str) -> Callable[[psutil.Process], bool]:
 KILLS = {
     "worker": (named("ray::RolloutWorker"), ""),
     "server": (named("rlhf.cli serve"), ""),
+    "the only server": (named("rlhf.cli serve"), ""),
+    "server actor": (named("ray::Server"), ""),
     "learner": (named("ray::Learner"), "learner 0 has died"),
     "controller": (named("ray::ControllerActor"), "the controller has died"),
 }
 
 
-def kill_one(log: Path, out: Path, is_it: Callable[[psutil.Process], bool]) -> None:
-    """SIGKILL one of a run's processes once the run has a checkpoint of two steps."""
+def begun(process: subprocess.Popen[bytes], out: Path, log: Path) -> None:
+    """Wait until a run has a checkpoint of two steps."""
     deadline = time.monotonic() + LIMIT_S
     while not list((out / "checkpoints").glob("1-*-00000[2-9]/state.json")):
-        assert time.monotonic() < deadline, log.read_text()[-5000:]
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-5000:]
         time.sleep(0.05)
+
+
+def kill_one(log: Path, is_it: Callable[[psutil.Process], bool]) -> None:
+    """SIGKILL one of a run's processes."""
     victims = [process for process in family(str(log)) if is_it(process)]
     assert victims, [process.cmdline() for process in family(str(log))]
     victims[0].kill()
@@ -133,10 +139,13 @@ def kill_one(log: Path, out: Path, is_it: Callable[[psutil.Process], bool]) -> N
 @pytest.mark.parametrize("whom", tiered(KILLS, "worker"))
 def test_a_killed_process_is_replaced_or_named(tmp_path: Path, whom: str) -> None:
     is_it, said = KILLS[whom]
-    path = on_ray(tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "servers": 2}, most_s=0.3)
+    path = on_ray(
+        tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "servers": 1 + (whom != "the only server")}, most_s=0.3
+    )
     out, log = tmp_path / "run", tmp_path / "log.txt"
     with training(path, "--out", out, log=log) as process:
-        kill_one(log, out, is_it)
+        begun(process, out, log)
+        kill_one(log, is_it)
     assert process.returncode == 0, log.read_text()[-5000:]
     assert said in log.read_text()
     assert max(runs.curve(out, "asynchrony/age_max")) <= 1
@@ -154,10 +163,7 @@ def test_ctrl_c_saves_and_leaves_no_process_and_the_run_goes_on_to_the_bit(tmp_p
     finished(path, tmp_path / "whole")
     out, log = tmp_path / "run", tmp_path / "log.txt"
     with training(path, "--out", out, log=log) as process:
-        deadline = time.monotonic() + LIMIT_S
-        while not list((out / "checkpoints").glob("1-*-00000[2-9]/state.json")):
-            assert time.monotonic() < deadline, log.read_text()[-5000:]
-            time.sleep(0.05)
+        begun(process, out, log)
         process.send_signal(signal.SIGINT)
     assert process.returncode and "rlhf train --resume" in log.read_text()
     with training("--resume", out, log=log) as process:
@@ -253,9 +259,16 @@ def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
     path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER)
     log, port = tmp_path / "log.txt", free_port()
     address = f"127.0.0.1:{port}"
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--include-dashboard=false"]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
     nodes = [
-        [*start, "--head", f"--port={port}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
+        [
+            *start,
+            "--head",
+            "--include-dashboard=false",
+            f"--port={port}",
+            "--num-cpus=2",
+            "--node-ip-address=127.0.0.1",
+        ],
         [*start, f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
     ]
     environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
