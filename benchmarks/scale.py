@@ -107,7 +107,7 @@ def measured(given: Given, n: int = 32, n_workers: int = 2) -> dict[str, float]:
     import psutil
     import ray
 
-    ray.init(num_cpus=n_workers, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
+    ray.init(address="local", num_cpus=n_workers, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
 
     class Measured(ControllerActor):
         async def used(self) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -194,6 +196,22 @@ class Server:
             self._ended.append(process.wait())
             kill_group(process, _STOP_S)
             self._is_closed.wait(min(_POLL_S * 2 ** min(len(self._ended), 8), 30.0))
+
+
+def learner_log(folder: Path, rank: int) -> Path:
+    """Return the file with what a learner of a run says."""
+    return folder / f"learner-{rank}.log"
+
+
+def output_to(path: Path) -> None:
+    """Append all that this process says from now on to a file, and not to Ray's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab", buffering=0) as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    # Ray's own streams write into its files, whatever the descriptors are.
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
 
 
 class OnRay:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -174,6 +176,23 @@ def test_ctrl_c_saves_and_leaves_no_process_and_the_run_goes_on_to_the_bit(tmp_p
 
 
 @pytest.mark.extended
+def test_a_run_that_is_stopped_saves_and_leaves_no_process(tmp_path: Path) -> None:
+    path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER, most_s=0.3)
+    out, log = tmp_path / "run", tmp_path / "log.txt"
+    with training(path, "--out", out, log=log) as process:
+        begun(process, out, log)
+        stopped = CliRunner().invoke(app, ["stop", str(out)])
+        assert stopped.exit_code == 0, stopped.output
+        process.wait(LIMIT_S)
+        assert not family(str(log))
+    assert process.returncode and "rlhf train --resume" in log.read_text()
+    assert "pid=" not in log.read_text(), "lines of Ray"
+    assert "supervised 6/6" in log.read_text(), "what the learner says"
+    again = CliRunner().invoke(app, ["stop", str(out)])
+    assert again.exit_code and "nothing trains in this folder" in again.output
+
+
+@pytest.mark.extended
 def test_two_learners_under_zero_2(tmp_path: Path) -> None:
     trainer = {"kind": "deepspeed", "zero": 2, "timeout_s": 120.0}
     path = on_ray(tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "learners": 2}, trainer)
@@ -240,7 +259,7 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
 
         def ready(self) -> None: ...
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         actor = ray.remote(num_cpus=1, max_restarts=-1)(Broken).remote()
 
@@ -257,7 +276,7 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
 @pytest.mark.extended
 def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
     path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER)
-    log, port = tmp_path / "log.txt", free_port()
+    log, port, sockets = tmp_path / "log.txt", free_port(), tempfile.mkdtemp()  # whose paths may not be long
     address = f"127.0.0.1:{port}"
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
     nodes = [
@@ -271,7 +290,8 @@ def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
         ],
         [*start, f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
     ]
-    environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+    environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "RAY_TMPDIR": sockets}
+    environment["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     try:
         for node in nodes:
             subprocess.run(node, env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
@@ -281,4 +301,5 @@ def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
     finally:
         for one in family(f"{log} nodes"):
             one.kill()
+        shutil.rmtree(sockets, ignore_errors=True)
     holds(tmp_path / "run", 1)
