@@ -227,15 +227,15 @@ class ShownLog:
         self._at = path.stat().st_size if path.is_file() else 0
 
     def show(self) -> None:
-        """Show whole lines that came since the last call; what Ray itself says stays in the log."""
+        """Show whole lines that came since the last call; what Ray itself says, and bars, stay in the log."""
         with contextlib.suppress(OSError), self._path.open("rb") as file:
             file.seek(self._at)
             new = file.read()
             self._at += len(new)
             *lines, self._rest = (self._rest + new).split(b"\n")
             for line in lines:
-                if not _OF_RAY.match(line):
-                    self._console.print(line.rpartition(b"\r")[2].decode(errors="replace"), soft_wrap=True)
+                if not _OF_RAY.match(line) and b"\r" not in line:
+                    self._console.print(line.decode(errors="replace"), soft_wrap=True)
 
 
 def _gpus(ray: Any) -> int:
@@ -257,7 +257,7 @@ def _ray(recipe: Recipe, console: CleanConsole) -> Iterator[Any]:
         return
     how: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if "RAY_ADDRESS" in os.environ:
-        context = ray.init(address=os.environ["RAY_ADDRESS"], **how)
+        context = _joined(ray, os.environ["RAY_ADDRESS"], how)
     else:  # processes share the cores of this machine, however many they are
         wanted = sum(need for _, name, need in needs(recipe, 0) if name == "CPU")
         how |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
@@ -269,6 +269,20 @@ def _ray(recipe: Recipe, console: CleanConsole) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _joined(ray: Any, address: str, how: dict[str, Any]) -> Any:
+    """Connect to a cluster that runs. Raises EngineError where it does not answer, or wants another token."""
+    try:
+        return ray.init(address=address, **how)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            "the Ray cluster cannot be joined",
+            where=f"RAY_ADDRESS={address}",
+            got=str(error).strip().splitlines()[-1][:300],
+            expected="a cluster that runs, and its token",
+            hint="see `ray status --address ADDRESS`; set RAY_AUTH_MODE and RAY_AUTH_TOKEN as its nodes have them",
+        ) from error
 
 
 def needs(recipe: Recipe, n_gpus: float) -> list[tuple[str, str, int]]:

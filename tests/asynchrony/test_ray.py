@@ -277,7 +277,7 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
 def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
     path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER)
     log, port, sockets = tmp_path / "log.txt", free_port(), tempfile.mkdtemp()  # whose paths may not be long
-    address = f"127.0.0.1:{port}"
+    address, token = f"127.0.0.1:{port}", {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
     nodes = [
         [
@@ -290,12 +290,12 @@ def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
         ],
         [*start, f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
     ]
-    environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "RAY_TMPDIR": sockets}
+    environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "RAY_TMPDIR": sockets, **token}
     environment["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     try:
         for node in nodes:
             subprocess.run(node, env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
-        with training(path, "--out", tmp_path / "run", log=log, RAY_ADDRESS=address) as process:
+        with training(path, "--out", tmp_path / "run", log=log, RAY_ADDRESS=address, **token) as process:
             pass
         assert process.returncode == 0, log.read_text()[-5000:]
     finally:
