@@ -146,7 +146,7 @@ class RolloutsAhead(StageHook):
                 await self.controller.open(run.policy.version)
             await self.controller.offer(self._new_tasks())
         with self._clock.trainer_waits():
-            ask, who = self.controller and self.controller.due, f"step {step.number + 1} waits for"
+            ask, who = None if self.controller is None else self.controller.due, f"step {step.number + 1} waits for"
             parts = await self._waited(run, ask, who, f"the rollouts of step {step.number + 1}")
         own, found = parts[current().rank if len(parts) > 1 else 0], [due.groups for due in parts if due is not None]
         self._due = own.ordinals if own is not None else ()
@@ -183,11 +183,11 @@ class RolloutsAhead(StageHook):
         self, run: RunContext, ask: Callable[[float], Awaitable[T | str]], who: str
     ) -> tuple[T | None, bool]:
         """Ask until there is an answer, and say meanwhile who is waited for; or that no server has the weights."""
-        engine, looked_at = run.collector.engine, time.monotonic()
-        is_watched = self._player is None and isinstance(engine, RestartableEngine)
+        asked, looked_at = run.collector.engine, time.monotonic()
+        engine = asked if self._player is None and isinstance(asked, RestartableEngine) else None
         while isinstance(found := await ask(_NOTE_EVERY_S), str):
             run.progress.note(f"{who} {found}")
-            if is_watched and time.monotonic() - looked_at > _LOOK_S:
+            if engine is not None and time.monotonic() - looked_at > _LOOK_S:
                 if await engine.needs_weights():
                     return None, True
                 looked_at = time.monotonic()
@@ -234,7 +234,8 @@ class RolloutsAhead(StageHook):
         is_evaluation = is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
         if is_evaluation or (is_checkpoint and self.settings.checkpoint == "drain"):
             who = "an evaluation waits for" if is_evaluation else "a checkpoint waits for"
-            await self._waited(run, self.controller and self.controller.is_quiet, who, "the groups before a cut")
+            ask = None if self.controller is None else self.controller.is_quiet
+            await self._waited(run, ask, who, "the groups before a cut")
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """Log where everything is. The source has just taken in the step."""
