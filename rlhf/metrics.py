@@ -77,6 +77,7 @@ asynchrony/age_mean             | versions   | mean age of the trained tokens: u
 asynchrony/age_max              | versions   | age of the oldest of them
 asynchrony/n_stored             | groups     | groups that are finished and wait to be trained, after the step
 asynchrony/n_running            | groups     | groups that are being played, after the step
+asynchrony/n_at_once            | groups     | most that may be played at a time; 0 without rollout workers
 asynchrony/n_given_back         | groups     | groups begun again because whoever played them was gone, in the stage
 asynchrony/length_bias          | 1          | mean tokens of a trained group over those of a finished one
 tokens_of_age/*                 | share      | trained tokens that are so many versions old

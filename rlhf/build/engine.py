@@ -40,6 +40,9 @@ from rlhf.training.publisher import Publisher, parameters
 #: Most of the free memory that the key/value cache of an engine on a CPU takes when the recipe does not say.
 _CACHE_SHARE = 0.25
 
+#: Most seconds until a server that is started again answers, where the run starts it.
+RETURN_S = 600.0
+
 #: Dimensions by which a server's model is known to be the policy's.
 SHAPES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -85,7 +88,8 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         with model_folder(recipe, policy) as folder:
             options = start_options(recipe, settings, policy, folder)
             instances = [LocalInstance.start(options, log)]
-    engine = vllm_engine(settings, instances, policy, form="adapter" if rank else "full")
+    return_s = RETURN_S if recipe.cluster.is_on else 0.0
+    engine = vllm_engine(settings, instances, policy, form="adapter" if rank else "full", return_s=return_s)
     try:
         await engine.connect(**fit_of(recipe, policy), lora_rank=rank)
     except BaseException:
@@ -95,7 +99,12 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
 
 
 def vllm_engine(
-    settings: VllmSettings, instances: Sequence[Instance], policy: Policy, *, form: WeightsForm
+    settings: VllmSettings,
+    instances: Sequence[Instance],
+    policy: Policy,
+    *,
+    form: WeightsForm,
+    return_s: float = 0.0,
 ) -> VllmEngine:
     """The engine over instances that run; of several processes on the same servers the first one's delivers."""
     kind: type[VllmEngine] = VllmEngine
@@ -112,6 +121,7 @@ def vllm_engine(
         delivery=settings.delivery,
         sleeps=settings.sleep,
         version=policy.version,
+        return_s=return_s,
     )
 
 

@@ -118,7 +118,7 @@ class External:
         )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse agents of this process: the program asks the policy itself."""
+        """Refuse agents of this process, as the program asks the policy itself, and one port for many processes."""
         recipe = context.recipe
         kind = context.kind_of("agent", recipe.agent)
         if recipe.environment is self and kind != "external":
@@ -136,6 +136,14 @@ class External:
                 got=self.command[0],
                 expected="a program, found by PATH or by its path",
                 do="name its interpreter: command: [/path/to/venv/bin/python, agent.py]",
+            )
+        if recipe.cluster.is_on and self.port:
+            yield Problem(
+                "rollout workers of one machine would all listen on one port",
+                where=context.at("port"),
+                got=f"{self.port}, with cluster.rollout_workers: {recipe.cluster.rollout_workers}",
+                expected="0, which takes a free one for each",
+                do="remove the key",
             )
 
     def tasks(self, split: str) -> Sequence[Task]:

@@ -126,6 +126,7 @@ class StartOptions:
 def server_arguments(options: StartOptions, *, host: str, port: int, name: str) -> list[str]:
     """The command line of vLLM's own server, with the routes that `ServerInstance` needs."""
     found = options.arguments()
+    del found["disable_log_stats"]  # whoever samples from it asks for its load
     for key in found.keys() & {"weight_transfer_config", "compilation_config"}:
         found[key] = json.dumps(found[key])
     arguments = ["--host", host, "--port", str(port), "--served-model-name", name, "--enable-scale-out"]

@@ -9,10 +9,12 @@ they have one. Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, TextIO
 
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext
 from rlhf.data import Turn
 from rlhf.rollout.telemetry import EndedEpisode, listen
 from rlhf.settings import STRICT
@@ -37,6 +39,11 @@ class OpenTelemetry:
     """Address of a collector for OTLP over HTTP; null writes `spans.jsonl` into the run's folder."""
     with_text: bool = False
     """Whether spans of turns carry what the policy did and what it was answered."""
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Caution where attempts are made in processes that this one does not hear of."""
+        if context.recipe.cluster.is_on:
+            yield f"{context.path} has spans of steps and evaluations only: rollout workers make the attempts"
 
     def begin(self, run: TrackedRun) -> LiveRun:
         """Begin to hear of episodes."""
