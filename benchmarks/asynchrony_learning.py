@@ -8,10 +8,10 @@ with GRPO, on the same tasks in the same order. The arms are `staleness` 0, 1 an
 with every weight 1 within 1e-6. `schedule: fixed` makes tokens exactly as old as the bound allows, whatever else the
 machine does; with `--schedule clock` the clock says how old they are.
 
-The package's splits share no fruit and no gesture, so tasks are unseen games of its split `train`: 700 to train on, 50 to
-watch, 250 to test. Prints a JSON object: success before and after on the test tasks, the mean of the watched success,
-and of each arm the mean over seeds of its difference to `staleness: 0`, paired by seed, with a 95% interval by
-Student's t.
+The splits of the package share no fruit and no gesture, so tasks are games of its split `train`: 700 to train on, 50 to
+watch, 250 unseen ones to test. Prints success before and after on the test tasks, and the mean over the
+curve, which has a point before, after every tenth step on the watched tasks, and after; then of each arm the mean over
+seeds of its difference to `staleness: 0`, paired by seed, with a 95% interval by Student's t.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def trained(folder: Path, values: dict[str, Any], seed: int) -> dict[str, Any]:
     return dict(json.loads(result.read_text()))
 
 
-def watched(folder: Path) -> float:
-    """Mean of the success on the watched tasks, every tenth step: the area under the curve."""
+def over_curve(folder: Path) -> float:
+    """Mean of the success in all evaluations: the area under the curve."""
     found = [line.values for line in read_metrics(folder / "metrics.jsonl") if "eval/success" in line.values]
     return mean(values["eval/success"] for values in found)
 
@@ -171,11 +171,11 @@ def main() -> None:
             before[seed], after[arm][seed], curve[arm][seed] = (
                 result["success_before"],
                 result["success_after"],
-                watched(folder),
+                over_curve(folder),
             )
             print(f"{arm}, seed {seed}: {before[seed]:.1%} to {after[arm][seed]:.1%}", file=sys.stderr, flush=True)
-    print(json.dumps({"before": before, "after": after, "watched": curve}, indent=1))
-    print(json.dumps({"after, to s0": to_s0(after), "watched, to s0": to_s0(curve)}, indent=1))
+    print(json.dumps({"before": before, "after": after, "over the curve": curve}, indent=1))
+    print(json.dumps({"after, to s0": to_s0(after), "over the curve, to s0": to_s0(curve)}, indent=1))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ T = TypeVar("T")
 Controls = Controller | RemoteController
 #: Seconds between two lines about what is waited for.
 _NOTE_EVERY_S = 0.2
+#: Share of the tokens by which trained groups may be shorter than finished ones before it is worth a word.
+_TOLD_BIAS = 0.03
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,8 @@ class RolloutsAhead(StageHook):
         own = await self.controller.counts() if self.controller is not None else None
         found = [part for part in await self._together(run, own, "the figures") if part is not None]
         step.metrics |= figures(found, self.stage.tasks_per_step) | self._clock.figures()
+        if self.settings.order == "first_finished":
+            step.cautions |= length_caution(step.metrics["asynchrony/length_bias"], step.where)
 
     async def close(self) -> None:
         """End everything that runs."""
@@ -240,6 +244,14 @@ class _Here:
 
     async def come_back(self) -> None:
         """It is never lost."""
+
+
+def length_caution(bias: float, where: str) -> dict[str, str]:
+    """Caution where groups that are trained are shorter than those that wait with them."""
+    if bias > 1 - _TOLD_BIAS:
+        return {}
+    text = f"up to {where} a trained group has {1 - bias:.0%} fewer tokens than a finished one (asynchrony/length_bias)"
+    return {"length_bias": f"caution: order: first_finished trains short attempts first: {text}"}
 
 
 def places_of(environment: Any, limits: Limits, group_size: int, n_workers: int = 1) -> int:

@@ -30,7 +30,9 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     model = runs.newest(runs.run(path, tmp_path / "model" / "run").folder) / "policy"
     serving = path.with_name("serving.yaml")
     engine = {"kind": "vllm", "kv_cache_gb": 0.03, "max_sessions": 64}
-    serving.write_text(yaml.safe_dump({**values, "policy": of(model), "stages": values["stages"][1:], "engine": engine}))
+    serving.write_text(
+        yaml.safe_dump({**values, "policy": of(model), "stages": values["stages"][1:], "engine": engine})
+    )
     served = Served(serving, free_port(), tmp_path / "server.txt")
     try:
         served.wait_until_ready()
