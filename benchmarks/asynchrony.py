@@ -1,4 +1,4 @@
-"""Overlap of attempts and updates where both take equally long, and the order in which slow tasks are trained.
+"""Time saved by asynchronous rollouts, and the order of groups under slow tasks.
 
     python benchmarks/asynchrony.py            # 20 steps; some two minutes
     python benchmarks/asynchrony.py --steps 8 --seconds 0.3

@@ -1,4 +1,4 @@
-"""Learning at bounds of 0, 1 and 4 on the age of what is trained, at equal samples.
+"""Learning with `staleness` of 0, 1 and 4, at equal samples.
 
     python benchmarks/asynchrony_learning.py --out runs/asynchrony    # five seeds of four arms; goes on where it was
 
@@ -9,9 +9,10 @@ with every weight 1 within 1e-6. `schedule: fixed` makes tokens exactly as old a
 machine does; with `--schedule clock` the clock says how old they are.
 
 The splits of the package share no fruit and no gesture, so tasks are games of its split `train`: 700 to train on, 50 to
-watch, 250 unseen ones to test. Prints success before and after on the test tasks, and the mean over the
-curve, which has a point before, after every tenth step on the watched tasks, and after; then of each arm the mean over
-seeds of its difference to `staleness: 0`, paired by seed, with a 95% interval by Student's t.
+watch, 250 unseen ones to test, of which 3 ask for what one that is trained on does. Prints success before and after on
+the test tasks, and the mean over the curve, which has a point before, one after every tenth step on the watched tasks,
+and one after all; then of each arm the mean over seeds of its difference to `staleness: 0`, paired by seed, with a 95%
+interval by Student's t.
 """
 
 from __future__ import annotations

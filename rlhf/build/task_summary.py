@@ -1,4 +1,4 @@
-"""Sizes of a data set's splits, and its prompts that leave no room in the context, told before anything is trained."""
+"""Sizes of a data set's splits, and prompts too long for the context, before training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _N_MEASURED = 5_000
 
 
 async def tell_splits(recipe: Recipe, renderer: Renderer, max_context: int, say: Callable[[str], None]) -> None:
-    """Say how many tasks each split of a data set has, and caution of prompts that leave too little room.
+    """Print the number of tasks of each split, and caution of prompts that are too long.
 
     Other environments make their tasks, and what they show first is known when an episode begins. An agent that does
     not ask the policy first is not looked at.

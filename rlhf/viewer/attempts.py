@@ -73,7 +73,7 @@ class Filter:
     text: str = ""
 
     def admits(self, row: Row) -> bool:
-        """Whether a cheap row may be what is looked for; texts are another matter."""
+        """True if a row without its texts may match."""
         score = row["score"]
         return (
             (not self.outcomes or row["outcome"] in self.outcomes)
@@ -139,7 +139,7 @@ class Attempts:
         return rows
 
     def matching(self, stored: StoredStep, wanted: Filter) -> dict[int, str]:
-        """Place of each attempt of a step that is looked for, with the text around what was found in it."""
+        """Places of a step's attempts that match, with the text around each match."""
         places = [row["row"] for row in self.rows(stored) if wanted.admits(row)]
         if not wanted.text or not places:
             return dict.fromkeys(places, "")
