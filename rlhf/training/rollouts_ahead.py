@@ -47,6 +47,8 @@ Controls = Controller | RemoteController
 _NOTE_EVERY_S = 0.2
 #: Seconds between two looks at whether a server has the weights.
 _LOOK_S = 2.0
+#: Share of the tokens by which trained groups may be shorter than finished ones before it is worth a word.
+_TOLD_BIAS = 0.03
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,8 @@ class RolloutsAhead(StageHook):
         lost = {name: why for part in found for name, why in part.lost.items()}
         step.cautions |= {f"lost {name}": f"{name} is lost, the others go on: {why}" for name, why in lost.items()}
         step.metrics |= figures(found, self.stage.tasks_per_step) | self._clock.figures()
+        if self.settings.order == "first_finished":
+            step.cautions |= length_caution(step.metrics["asynchrony/length_bias"], step.where)
 
     async def close(self) -> None:
         """End everything that runs."""
@@ -273,6 +277,14 @@ class _Here:
 
     async def come_back(self) -> None:
         """It is never lost."""
+
+
+def length_caution(bias: float, where: str) -> dict[str, str]:
+    """Caution where groups that are trained are shorter than those that wait with them."""
+    if bias > 1 - _TOLD_BIAS:
+        return {}
+    text = f"up to {where} a trained group has {1 - bias:.0%} fewer tokens than a finished one (asynchrony/length_bias)"
+    return {"length_bias": f"caution: order: first_finished trains short attempts first: {text}"}
 
 
 def places_of(environment: Any, limits: Limits, group_size: int, n_workers: int = 1) -> int:
