@@ -104,6 +104,22 @@ def test_attempts_are_filtered_opened_and_walked_through_by_keys(page: Any, show
     page.wait_for_selector(".same:has-text('attempts at this task elsewhere.')")
 
 
+def test_tokens_are_coloured_by_what_was_stored_of_them(page: Any, shown: Viewer) -> None:
+    place = "stage=policy_gradient&phase=train&row=0"
+    page.goto(f"{shown.url}#/attempt/coin?{place}&step=11&colour=entropy")
+    page.wait_for_selector(".turns .t.sure")
+    page.locator("input[value=gap]").check(force=True)
+    page.wait_for_selector(".turns .t.down")
+    assert page.locator(".t.up").count() == 0  # every gap of these is below 0
+    page.locator(".t").first.hover()
+    assert {"entropy", "gap"} <= set(page.locator(".readout").inner_text().split())
+    page.goto(f"{shown.url}#/attempt/coin?{place}&step=12&colour=gap")
+    why = page.locator("label:has(input[value=gap]:disabled)")
+    why.wait_for()
+    assert page.locator(".turns .t.up, .turns .t.down").count() > 0
+    assert why.get_attribute("title").startswith("not recorded: the stage's key token_figures")
+
+
 def test_all_steps_are_searched_and_evaluations_compared(page: Any, shown: Viewer) -> None:
     page.goto(f"{shown.url}#/groups/coin?all=1&text=pantry")
     page.wait_for_selector(".count:has-text('of 14 files')")
