@@ -170,15 +170,12 @@ def _generation(
     }
 
 
-def commands(
-    folder: str, settings: Mapping[str, Any], task: str, attempt: int, at: StoredStep, row: int
-) -> dict[str, str]:
+def commands(folder: str, can_play: bool, task: str, attempt: int, at: StoredStep, row: int) -> dict[str, str]:
     """The commands that show this attempt in a terminal, or play on from its last turn, less `--turns`."""
     step = str(at.step)
     look = ["rlhf", "trajectories", folder, "--step", step, "--task", task, "--attempt", str(attempt), "--tokens"]
     found = {"look": shlex.join(look)}
-    environment = settings.get("environment")
-    if isinstance(environment, dict) and isinstance(environment.get("kind"), str):
+    if can_play:
         found["play"] = shlex.join(["rlhf", "play", folder, "--from", f"{at.stage}:{at.phase}:{step}:{row}"])
     return found
 
@@ -187,12 +184,13 @@ def as_test(folder: str, record: TrajectoryRecord) -> str:
     """A test that plays the actions of an attempt again and expects the outcome it had."""
     actions = [part for turn in record.trajectory.turns if turn.action.error is None for part in turn.action.steps]
     return f"""import asyncio
+from pathlib import Path
 
-from rlhf.recipe import load
+from rlhf.recipe.played import environment_of
 
 
 def test_attempt_is_{record.trajectory.outcome}():
-    environment = load({folder!r}).environment
+    environment = environment_of(Path({folder!r}), {record.stage!r})
     tasks = [task for split in environment.properties.splits for task in environment.tasks(split)]
     task = next(task for task in tasks if task.id == {record.task_id!r})
     actions = {actions!r}
