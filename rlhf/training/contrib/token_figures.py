@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.batching.samples import Sample
 from rlhf.data import ScoredGroup, TokenFigures, Trajectory
 from rlhf.settings import STRICT
+from rlhf.training.backends.token_stats import Figure
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.context import LiveStage, StageKeys
 from rlhf.training.hooks.base import StageHook, Step
@@ -67,8 +68,8 @@ class FigureStore(StageHook):
             rows: all of the step, in the order of the trajectories and their generations.
             groups: of the step; `Sample.sequence` numbers their trajectories in order.
         """
-        budget = stage.max_tokens_per_microbatch
-        found = trainer.scores(rows, ("entropy",), temperature=stage.temperature, max_tokens=budget)
+        budget, wanted = stage.max_tokens_per_microbatch, list[Figure](("entropy",))
+        found = trainer.scores(rows, wanted, temperature=stage.temperature, max_tokens=budget)
         of_sequence: dict[int, list[_Pair]] = {}
         for row, logprobs, entropies in zip(rows, found["logprobs"], found["entropy"], strict=True):
             gaps = logprobs - row.sampler_logprobs[row.mask]
