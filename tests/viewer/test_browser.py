@@ -97,7 +97,7 @@ def test_attempts_are_filtered_opened_and_walked_through_by_keys(page: Any, show
     assert "token 3 of" in page.locator(".readout").inner_text()
     assert page.locator(".t.current").count() == 1
     assert page.locator(".t.up, .t.down").count() > 0
-    page.locator("input[value=version]").check(force=True)
+    page.locator("label:has(input[value=version])").click()
     page.wait_for_selector(".t.v0")
     assert page.locator("input[value=entropy]").is_disabled()
     page.locator(".siblings select").select_option(index=1)
@@ -110,7 +110,7 @@ def test_tokens_are_coloured_by_what_was_stored_of_them(page: Any, shown: Viewer
     place = "stage=policy_gradient&phase=train&row=0"
     page.goto(f"{shown.url}#/attempt/coin?{place}&step=11&colour=entropy")
     page.wait_for_selector(".turns .t.sure")
-    page.locator("input[value=gap]").check(force=True)
+    page.locator("label:has(input[value=gap])").click()
     page.wait_for_selector(".turns .t.down")
     assert page.locator(".t.up").count() == 0  # every gap of these is below 0
     page.locator(".t").first.hover()
