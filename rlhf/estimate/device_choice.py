@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf.device import Device
@@ -12,6 +12,7 @@ from rlhf.estimate.figures import Estimate, total
 from rlhf.estimate.memory import estimates, largest, precision_of
 from rlhf.estimate.memory_preflight import size_of, with_engine_share
 from rlhf.inference.settings import VllmSettings
+from rlhf.training.backends.settings import Torch
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -57,7 +58,7 @@ def choices(recipe: Recipe, device: Device) -> Iterator[tuple[str, str]]:
     else:
         why = f"policy.dtype is {dtype}" if device.has_flash else "the GPU is older than Ampere"
         yield "attention", f"a call for rows of like length, as {why}"
-    compiles = {getattr(stage.trainer, "compile", None) for stage in recipe.stages}
+    compiles = {stage.trainer.compile for stage in recipe.stages if isinstance(stage.trainer, Torch)}
     if True in compiles or ("auto" in compiles and short and device.has_triton):
         yield "layers", "compiled, up to a minute in the first step"
     else:
@@ -88,7 +89,8 @@ def budget_for(recipe: Recipe, device: Device, n_processes: int = 1) -> str | No
     number = int(found.path.removeprefix("stages[").rstrip("]"))
     stage: Any = recipe.stages[number]
     said = f"{size_of(needed)}, more than the {size_of(device.memory_bytes)} there are"
-    budget = getattr(stage, "max_tokens_per_microbatch", 0)
+    has_budget = any(key.name == "max_tokens_per_microbatch" for key in fields(stage))
+    budget: int = stage.max_tokens_per_microbatch if has_budget else 0
     while (budget := budget // 2) >= _LEAST_BUDGET:
         smaller = replace(stage, max_tokens_per_microbatch=budget)
         stages = (*recipe.stages[:number], smaller, *recipe.stages[number + 1 :])
