@@ -46,6 +46,19 @@ def test_loss_without_its_counterpart_is_refused(echo: Path, overrides: list[str
 
 
 @pytest.mark.parametrize(
+    ("loss", "remedy"),
+    [
+        ("{kind: reinforce, max_weight: null}", "set loss.max_weight"),
+        ("{kind: min_entropy}", "use loss: {kind: ppo_clip}"),
+    ],
+)
+def test_replayed_samples_need_a_loss_with_a_ratio(echo: Path, loss: str, remedy: str) -> None:
+    with pytest.raises(RecipeError, match="this loss has no ratio") as caught:
+        load(echo, ["stages.1.replay={}", f"stages.1.loss={loss}"])
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("overrides", "n", "says"),
     [
         ([], 0, ""),
