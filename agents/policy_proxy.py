@@ -32,9 +32,11 @@ class PolicyProxy:
     ) -> Reply:
         """Sample a reply; see `agents.base.PolicyHandle`."""
         reply = await self.policy.generate(messages, max_tokens=max_tokens, role=role or self.plain, tools=tools)
-        return self.heard(reply, messages, role, tools)
+        return self.received(reply, messages, role, tools)
 
-    def heard(self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
+    def received(
+        self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]
+    ) -> Reply:
         """Reply to a call, as the inner agent is to read it; the call asked for `role`."""
         return reply
 

@@ -81,7 +81,7 @@ SIDES = {"ours": OURS, "theirs": THEIRS}
 
 @dataclass(frozen=True)
 class Step:
-    """When a step was sampled, in seconds since the start, of the clock and of the processor; and its success."""
+    """Time of a step since the start, by clock and processor, and its success."""
 
     wall_s: float
     cpu_s: float

@@ -1,4 +1,4 @@
-"""How large the code is and how it hangs together: a revision, and this tree beside it.
+"""Size and structure of the code: files, lines, functions, import cycles, words of the guides.
 
     python benchmarks/code_size.py                          # this tree
     python benchmarks/code_size.py main                     # main, this tree, and the difference
@@ -53,7 +53,7 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """What was parsed of it."""
+        """Its syntax tree."""
         return ast.parse(self.text, self.path)
 
     @cached_property
@@ -87,7 +87,7 @@ class Source:
                 yield len(self.code_lines.intersection(lines)), f"{self.path}:{node.name}"
 
     def public_names(self) -> set[str]:
-        """What it defines at its top, under conditions too."""
+        """Public names defined at its top level, under conditions too."""
         found: set[str] = set()
         left: list[ast.stmt] = list(self.tree.body)
         for node in left:
@@ -101,7 +101,7 @@ class Source:
         return {name for name in found if not name.startswith("_")}
 
     def asked_by_name(self) -> int:
-        """How many getattr and hasattr there are of a name that is written out."""
+        """Number of calls of getattr and hasattr with a literal name."""
         return sum(
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
@@ -112,7 +112,7 @@ class Source:
         )
 
     def recipe_keys(self) -> int:
-        """How many fields its settings classes declare."""
+        """Number of fields that its settings classes declare."""
         classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef) and _is_settings(node)]
         fields = [line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)]
         return sum("ClassVar" not in ast.unparse(line.annotation) for line in fields)
@@ -166,7 +166,7 @@ class Tree:
         return sorted((sorted(files) for files in found if len(files) > 1), key=lambda files: (-len(files), files))
 
     def rows(self) -> list[tuple[str, int | str]]:
-        """What is counted, and what it is called; a text is shown and not compared."""
+        """Rows of the table, by name; texts are shown and not compared."""
         functions = sorted((found for source in self.sources for found in source.functions()), reverse=True)
         lengths = [length for length, _ in functions] or [0]
         folders = Counter(str(PurePosixPath(source.path).parent) for source in self.sources)

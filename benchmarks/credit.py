@@ -1,4 +1,4 @@
-"""Which credit learns fastest: estimators on a task of delayed reward and repeated states, over several seeds.
+"""Learning speed of advantage estimators on a task with delayed reward, over several seeds.
 
     python benchmarks/credit.py
     python benchmarks/credit.py grpo gigpo 'gigpo, γ = 1={kind: gigpo, gamma: 1.0}' --chart docs/images/credit.svg

@@ -1,4 +1,4 @@
-"""What computing credit costs, in seconds and against one training step on the same data, measured in the same run.
+"""Cost of computing advantages, in seconds and against a training step on the same data.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_cost.py [--json] [--repeats 3] [--only grpo gae]
 
@@ -59,7 +59,7 @@ WORDS = ("kitchen", "pantry", "hall", "garden", "cellar", "fridge", "table", "st
 
 
 def description(rng: np.random.Generator) -> str:
-    """What a state looks like in words, some 220 characters of which most are the same in every state."""
+    """Text of a state, some 220 characters, most of them the same in every state."""
     return (
         "You are in the {}. To the north you see a {} and a {}. There is a {} on the {}. A door leads to the {} and "
         "one to the {}. You carry the {} and the {}. Your task is to bring the {} to the {} and to put it there."

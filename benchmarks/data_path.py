@@ -242,7 +242,7 @@ def child(args: argparse.Namespace) -> None:
 
 
 def measured(tree: Path, what: str, args: argparse.Namespace) -> dict[str, float]:
-    """What a child says of a tree."""
+    """Measurements of a tree by a child process."""
     sizes = [f"--{name}={getattr(args, name)}" for name in ("trajectories", "turns", "repeats")]
     command = [sys.executable, str(Path(__file__).resolve()), str(tree), "--child", what, *sizes]
     kept = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

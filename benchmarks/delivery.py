@@ -126,7 +126,7 @@ def deliver(folder: str, form: Any, make: Any, repeats: int, way: str) -> list[f
 
 @contextmanager
 def running(options: StartOptions, way: str) -> Iterator[tuple[Callable[[], Any], Any]]:
-    """How to get at an engine: what makes its client inside an event loop, and the way of delivery."""
+    """An engine's client factory, and the way of delivery."""
     if way == "memory":
         yield lambda: LocalInstance.start(options), "auto"
         return

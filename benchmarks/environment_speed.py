@@ -62,7 +62,7 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Pace:
-    """What one way made of its time: steps, seconds on the clock, and on the processor of those who do the steps."""
+    """Steps of one way, in seconds by the clock and by the processor."""
 
     n_steps: int
     clock_s: float
@@ -99,7 +99,7 @@ async def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class Way:
-    """How an environment is played.
+    """A way of playing an environment.
 
     Attributes:
         environment: by itself, or served by workers.
@@ -193,7 +193,7 @@ async def measured(raw: Any, seconds: float, repeats: int, at_once: int | None, 
 
 
 async def fitting(raw: Any, task: Any, seconds: float, in_a_round: int) -> int:
-    """How many episodes take so long, in whole rounds of all that may be under way."""
+    """Number of episodes that take so long, in whole rounds."""
     until, n = time.perf_counter() + seconds, 0
     while time.perf_counter() < until:
         await one_episode(raw, task, f"fit/{n}", by_itself)

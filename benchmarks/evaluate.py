@@ -1,4 +1,4 @@
-"""What an evaluation of many tasks at once gains, and that a killed one ends like a whole one, in one run.
+"""Speed of concurrent evaluation, and equality of a killed and resumed one.
 
     OMP_NUM_THREADS=1 python benchmarks/evaluate.py [--json] [--tasks 500] [--latency 0.05]
 

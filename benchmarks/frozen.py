@@ -1,4 +1,4 @@
-"""Whether two trees train the same: ten steps of six recipes in each, compared to the bit.
+"""Comparison of two trees: ten training steps of six recipes in each, equal to the bit.
 
     python benchmarks/frozen.py HEAD~1                      # a revision, and the tree that this file is in
     python benchmarks/frozen.py main ../other --only quickstart gotoobj-ppo
@@ -121,7 +121,7 @@ RECIPES: Mapping[str, tuple[Training, ...]] = {
 
 @dataclass(frozen=True)
 class Made:
-    """What a recipe left in a tree.
+    """Results of a recipe in a tree.
 
     Attributes:
         folders: of its runs, in order.
@@ -251,14 +251,14 @@ def digest(file: Path) -> str:
 
 
 def is_equal(a: float | None, b: float | None, tolerance: float) -> bool:
-    """Whether two values are one; None is a value that was not finite."""
+    """True if two values are equal; None is a value that was not finite."""
     if a is None or b is None or not tolerance:
         return a == b
     return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance**2)
 
 
 def apart(a: float | None, b: float | None) -> str:
-    """How far two values are from each other."""
+    """Distance of two values."""
     if a is None or b is None:
         return f"{a} and {b}"
     off = abs(a - b) / max(abs(a), abs(b))

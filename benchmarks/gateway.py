@@ -207,7 +207,7 @@ async def url_of(environment: Any) -> str:
 
 
 def n_whole(groups: Any, turns: int) -> int:
-    """How many attempts hold every turn and their reward."""
+    """Number of attempts that hold every turn and their reward."""
     return sum(len(t.generations) == turns and t.solved for group in groups for t in group)
 
 

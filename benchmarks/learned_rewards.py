@@ -6,6 +6,12 @@ Two words have to be said one after the other; the first mistake ends the episod
 little, then its attempts train a model of pairs, one of outcomes and one of steps, which are judged on tasks of their
 own. GRPO then learns from the same policy against each of them, and against the environment's own word; what is
 measured is always that word, on unseen tasks.
+
+    rlhf train largest-reward-model
+    python benchmarks/learned_rewards.py --choice runs/largest-reward-model-seed0
+
+With `--choice`, answers that reward models of `recipes/largest` prefer, whoever might give them: right among the ten
+digits, and among the three of the question. One that knows nothing is right in 10% and 33%.
 """
 
 from __future__ import annotations
@@ -22,9 +28,13 @@ import torch
 import yaml
 
 from environments.base import Properties, StepResult
+from rewards.models.model_folder import load as load_model
+from rewards.models.reward_model import RewardModelScore
 from rlhf.build.train import train
-from rlhf.data import Task
+from rlhf.data import Message, Role, Task
+from rlhf.evaluation.statistics import success_estimate
 from rlhf.recipe import load
+from rlhf.rollout.renderer import Renderer
 from rlhf.training.checkpoints.store import latest
 
 WORDS, N_WORDS, STEPS = ("red", "green", "blue", "white"), 2, 8
@@ -121,12 +131,42 @@ def percent(found: Mapping[str, float], name: str) -> str:
     return f"{found[name]:.0%} ({found['low']:.0%} to {found['high']:.0%})"
 
 
+def preferred(task: Task, run: Path, renderer: Renderer) -> list[float]:
+    """Score of each of the ten digits as the answer."""
+    reward = RewardModelScore(path=str(run))
+    prompt = renderer.prompt([Message(Role.USER, str(task.info["prompt"]))]).token_ids
+    rows = [(prompt + renderer.encode_reply(str(digit)), ()) for digit in range(10)]
+    return [value for [value] in reward.read(load_model(reward.path)[0], rows)]
+
+
+def print_choices(runs: Sequence[Path]) -> None:
+    """Print both shares of each split, with 95% intervals."""
+    print("| run | split | right of ten digits | right of the three | questions |")
+    print("|---|---|---|---|---|")
+    for run in runs:
+        [folder] = (run / "reward_model").iterdir()
+        recipe, renderer = load(str(run / "recipe.yaml")), Renderer(load_model(str(folder))[1])
+        for split in ("train", "test"):
+            tasks = list(recipe.environment.tasks(split))[:200]
+            found = [preferred(task, folder, renderer) for task in tasks]
+            cells = []
+            for digits_of in (lambda task: range(10), lambda task: map(int, task.info["prompt"].split()[2:])):
+                best = [max(digits_of(t), key=values.__getitem__) for t, values in zip(tasks, found, strict=True)]
+                right = [digit == int(task.reference or -1) for digit, task in zip(best, tasks, strict=True)]
+                share = success_estimate(right, [task.id for task in tasks])
+                cells.append(f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})")
+            print(f"| {run.name} | {split} | {cells[0]} | {cells[1]} | {len(tasks)} |")
+
+
 def main() -> None:
     """Print a table in Markdown, and keep a chart of each model of the first seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/learned_rewards"))
+    parser.add_argument("--choice", type=Path, nargs="+", metavar="RUN", help="runs of largest-reward-model")
     given = parser.parse_args()
+    if given.choice:
+        return print_choices(given.choice)
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     outcome = {"solved": {"kind": "outcome"}}

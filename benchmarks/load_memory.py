@@ -68,7 +68,7 @@ def sizes() -> dict[str, float]:
 
 
 def measured(rank: int, folder: Path, *, kind: str, in_pieces: bool) -> dict[str, float]:
-    """What runs in each process: everything is imported by a small model first."""
+    """Measurement in each process, after a small model has imported everything."""
     trainer = KINDS[kind]
     trainer.start(loaded(folder / "small", trainer, in_pieces), AdamW(), 1)
     return peak_of(partial(loaded, folder / "model", trainer, in_pieces))

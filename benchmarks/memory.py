@@ -1,4 +1,4 @@
-"""What each memory of an agent remembers and what it costs: success and the longest prompt, before and after training.
+"""Success and longest prompt of each agent memory, before and after training.
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py                           # five memories, two tasks, three seeds
     python benchmarks/memory.py --tasks chain --memories full constant --seeds 0
@@ -33,7 +33,7 @@ from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.evaluation_request import EvaluationRequest
 
-MARK = "<!-- memory -->"
+BEGIN, END = "<!-- memory: written by benchmarks/memory.py -->", "<!-- end of memory -->"
 #: The checkpoint before the first update of a run.
 FIRST = Path("checkpoints") / "0-supervised-000000"
 WHEN = ("untrained", "trained")
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--memories", nargs="+", default=list(MEMORIES), choices=list(MEMORIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs") / "memory")
-    parser.add_argument("--page", type=Path, help=f"write the tables between the two lines {MARK} of this page")
+    parser.add_argument("--page", type=Path, help=f"write the tables between the lines {BEGIN} and {END} of this page")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -209,8 +209,8 @@ def main() -> None:
     shown = "\n\n".join(table(task, list(MEMORIES), asked.seeds, asked.out) for task in TASKS)
     print(shown)
     if asked.page is not None:
-        before, _, after = asked.page.read_text("utf-8").split(MARK)
-        asked.page.write_text(f"{before}{MARK}\n{shown}\n{MARK}{after}", "utf-8")
+        before, _, rest = asked.page.read_text("utf-8").partition(BEGIN)
+        asked.page.write_text(f"{before}{BEGIN}\n{shown}\n{END}{rest.partition(END)[2]}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ MAX_CONTEXT, KV_BYTES = 2048, 512 * 2**20
 
 @dataclass(frozen=True)
 class Load:
-    """What the episodes do: observations `[E][turns][tokens]`, new tokens and environment seconds `[E, turns]`."""
+    """Load of episodes: observations `[E][turns][tokens]`, new tokens and environment seconds `[E, turns]`."""
 
     said: list[list[list[int]]]
     n_new: Any

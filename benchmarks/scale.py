@@ -1,4 +1,4 @@
-"""Where the controller, the store and delivery saturate as GPUs are added: measured costs of a group, and a simulation.
+"""Saturation of controller, store and delivery as GPUs are added: measured costs and a simulation.
 
     python benchmarks/scale.py                 # needs Ray; a minute
 
@@ -35,7 +35,7 @@ N_STEPS = 12
 
 @dataclass(frozen=True)
 class Given:
-    """What a run is made of. Rates are for each GPU.
+    """Parameters of a simulated run. Rates are for each GPU.
 
     Attributes:
         train_rate: tokens a second of a learner.

@@ -1,4 +1,4 @@
-"""What chance, the oracles, and a small model before and after training do on every suite that comes along.
+"""Success of chance, oracles and a small model before and after training, on every suite.
 
     OMP_NUM_THREADS=1 python benchmarks/suites.py                          # all of them: hours on a shared core
     python benchmarks/suites.py --suites keyhole babyai --policies random oracle
@@ -39,7 +39,7 @@ from rlhf.recipe.suites import Suite, list_suites, load_suite
 POLICIES = ("random", "oracle", "untrained", "trained")
 #: The checkpoint before the first update of a run.
 FIRST = Path("checkpoints") / "0-supervised-000000"
-MARK = "<!-- leaderboard -->"
+BEGIN, END = "<!-- leaderboard: written by benchmarks/suites.py -->", "<!-- end of leaderboard -->"
 
 #: Suite -> the recipe whose policy is `trained`: it learns one part, from the training split, and is judged on all.
 RECIPES = {
@@ -106,12 +106,12 @@ def recipe_of(suite: Suite) -> dict[str, Any]:
 
 
 def shown_a_list(suite: Suite) -> bool:
-    """Whether the agent of every part chooses among actions that it is shown; else it writes."""
+    """True if every part's agent chooses among shown actions; else it writes."""
     return all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
 
 
 def stages_of(turns: float, random_share: float, n_shown: int | None = None) -> list[dict[str, Any]]:
-    """What the small model learns from, where an episode has up to `turns` turns in the mean of the parts.
+    """Stages of the small model, for episodes of up to `turns` turns.
 
     Demonstrations are `n_shown`, or as many as have about `TURNS` turns together.
 
@@ -204,7 +204,7 @@ def tables(names: Sequence[str], out: Path, page: str = "") -> str:
 def written(page: str) -> dict[str, dict[str, list[str]]]:
     """Title of a board -> policy -> cells, as a page has them between its two marks."""
     found: dict[str, dict[str, list[str]]] = {}
-    for line in page.split(MARK)[1].splitlines() if page else ():
+    for line in page.partition(BEGIN)[2].partition(END)[0].splitlines() if page else ():
         if line.startswith("**"):
             rows = found.setdefault(line.strip("*"), {})
         elif line.startswith("| ") and not line.startswith("| policy"):
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
     parser.add_argument("--n", type=int, help="at most so many tasks of each part, for suites that take hours")
     parser.add_argument("--out", type=Path, default=Path("runs") / "suites")
-    parser.add_argument("--page", type=Path, help=f"write the tables between the two lines {MARK} of this page")
+    parser.add_argument("--page", type=Path, help=f"write the tables between the lines {BEGIN} and {END} of this page")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -237,8 +237,8 @@ def main() -> None:
     shown = tables(known, asked.out, page)
     print(shown)
     if asked.page is not None:
-        before, _, after = page.split(MARK)
-        asked.page.write_text(f"{before}{MARK}\n{shown}{MARK}{after}", "utf-8")
+        before, _, rest = page.partition(BEGIN)
+        asked.page.write_text(f"{before}{BEGIN}\n{shown}{END}{rest.partition(END)[2]}", "utf-8")
 
 
 if __name__ == "__main__":

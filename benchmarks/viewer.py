@@ -1,4 +1,4 @@
-"""How fast the viewer answers, how much memory it takes, how soon it shows what is new, and what it costs training.
+"""Response time, memory, live delay and training cost of the viewer.
 
     python benchmarks/viewer.py                              # 1,000 steps with 500 attempts each
     python benchmarks/viewer.py --steps 100 --attempts 50    # a small one
@@ -134,7 +134,7 @@ stages: [{kind: policy_gradient, steps: 12, tasks_per_step: 4, group_size: 8}]
 
 
 def follow(url: str, run: str, over: threading.Event) -> None:
-    """What a page does: hear of each line, and open the newest groups."""
+    """Client that acts as a page: it receives each line and opens the newest groups."""
     while run not in [one["id"] for one in json.load(urllib.request.urlopen(f"{url}api/runs", timeout=60))["runs"]]:
         time.sleep(0.2)
     with urllib.request.urlopen(f"{url}api/run/{run}/events", timeout=120) as stream:

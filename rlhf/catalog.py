@@ -27,9 +27,7 @@ class Entry:
 CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "policy": {
         "from_scratch": Entry("rlhf.training.policy.model:FromScratch", "a small model and tokenizer made on the spot"),
-        "pretrained": Entry(
-            "rlhf.training.policy.model:Pretrained", "any Hugging Face causal LM, by folder or hub name"
-        ),
+        "pretrained": Entry("rlhf.training.policy.model:Pretrained", "any Hugging Face causal LM, by folder or hub"),
     },
     "environment": {
         "textworld_express": Entry(
@@ -99,9 +97,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "environments.contrib.search_qa:SearchQA", "questions to search for, with BM25", extra="search"
         ),
         "tools": Entry("environments.tasks.tools:Tools", "sums and look-ups with tools called in JSON"),
-        "text_to_sql": Entry(
-            "environments.contrib.text_to_sql:TextToSql", "questions to a SQLite database, with tries"
-        ),
+        "text_to_sql": Entry("environments.contrib.text_to_sql:TextToSql", "questions to a SQLite database, retried"),
         "shop": Entry("environments.contrib.shop:Shop", "find and buy what is wanted, as in WebShop", extra="search"),
         "collaborate": Entry(
             "environments.contrib.collaborate:Collaborate", "ask a partner what is wanted, then submit"
@@ -121,12 +117,8 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "next_segment": Entry(
             "environments.contrib.questions.next_segment:NextSegment", "the next sentence of a text of one's own"
         ),
-        "verdicts": Entry(
-            "environments.contrib.questions.verdicts:Verdicts", "which reply is better, to train judges on"
-        ),
-        "mcp": Entry(
-            "environments.contrib.remote.mcp_tools:McpTools", "questions for tools of an MCP server", extra="mcp"
-        ),
+        "verdicts": Entry("environments.contrib.questions.verdicts:Verdicts", "which reply is better; trains judges"),
+        "mcp": Entry("environments.contrib.remote.mcp_tools:McpTools", "tools of an MCP server", extra="mcp"),
         "openenv": Entry(
             "environments.contrib.remote.openenv:OpenEnv",
             "episodes of a server that speaks OpenEnv's protocol",
@@ -168,9 +160,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "budget": Entry("agents.memory.budget:TokenBudget", "as many observations as fit into a number of tokens"),
         "diff": Entry("agents.memory.contrib.diff:DiffHistory", "what has changed from observation to observation"),
         "summary": Entry("agents.memory.summary:Summary", "a summary by the policy, and the turns since"),
-        "constant": Entry(
-            "agents.memory.contrib.constant:ConstantMemory", "only what the last reply carries on (MEM1)"
-        ),
+        "constant": Entry("agents.memory.contrib.constant:ConstantMemory", "only what the last reply carries (MEM1)"),
         "subgoals": Entry("agents.memory.subgoals:Subgoals", "finished subgoals as summaries (HiAgent)"),
         "managed": Entry(
             "agents.memory.contrib.managed:Managed", "a bank that a manager keeps (Memory-R1)", extra="search"
@@ -178,9 +168,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "reward": {
         "outcome": Entry("rewards.shaping.outcome:Outcome", "1 if the environment calls the episode solved, else 0"),
-        "environment": Entry(
-            "rewards.shaping.outcome:EnvironmentReward", "the environment's own rewards, turn by turn"
-        ),
+        "environment": Entry("rewards.shaping.outcome:EnvironmentReward", "the environment's own rewards, by turn"),
         "invalid_action": Entry(
             "rewards.shaping.penalties:InvalidActionPenalty", "minus a set amount per invalid action"
         ),
@@ -190,30 +178,20 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "unit_tests": Entry("rewards.code.unit_tests:UnitTests", "the share of a task's tests that a program passes"),
         "subtask": Entry("rewards.contrib.subtasks:Subtask", "F-score of the files, functions, lines or edits named"),
         "reward_model": Entry("rewards.models.reward_model:RewardModelScore", "what a model trained on pairs says"),
-        "outcome_model": Entry(
-            "rewards.models.reward_model:OutcomeModelScore", "how likely a model finds it to be right"
-        ),
-        "process_model": Entry(
-            "rewards.models.reward_model:ProcessModelScore", "what each turn did to that, by a model"
-        ),
+        "outcome_model": Entry("rewards.models.reward_model:OutcomeModelScore", "P(right) by a model"),
+        "process_model": Entry("rewards.models.reward_model:ProcessModelScore", "change in P(right) of each turn"),
         "judge": Entry("rewards.judges.judge:Judge", "a language model compares the attempts, in both orders"),
         "grade": Entry("rewards.judges.judge:Grade", "a language model gives points, or says yes or no"),
         "principles": Entry("rewards.judges.judge:Principles", "log p(Yes) - log p(No) of a model, on each principle"),
         "subgoals": Entry("rewards.contrib.guides:Subgoals", "subgoals named by a language model, paid when reached"),
         "feedback": Entry("rewards.contrib.guides:Feedback", "new replies that a language model takes for progress"),
         "episodic_memory": Entry(
-            "rewards.contrib.episodic_memory:EpisodicMemory", "like past successes, unlike past failures"
+            "rewards.contrib.episodic_memory:EpisodicMemory", "like past successes, unlike failures"
         ),
-        "majority": Entry(
-            "rewards.judges.majority:Majority", "1 if the answer is the commonest of the group's; no labels"
-        ),
-        "math": Entry(
-            "rewards.answers.maths:Maths", "1 if the answer equals the reference as mathematics", extra="rewards"
-        ),
+        "majority": Entry("rewards.judges.majority:Majority", "1 for the group's commonest answer; no labels"),
+        "math": Entry("rewards.answers.maths:Maths", "1 if mathematically equal to the reference", extra="rewards"),
         "numeric": Entry("rewards.answers.numeric:Numeric", "1 if the answer is the right number within a tolerance"),
-        "multiple_choice": Entry(
-            "rewards.answers.choice:MultipleChoice", "1 if the answer names the right letter alone"
-        ),
+        "multiple_choice": Entry("rewards.answers.choice:MultipleChoice", "1 if the answer is the right letter"),
         "qa": Entry("rewards.answers.qa:QuestionAnswer", "exact match or F1 of words, as SQuAD counts them"),
         "ranking": Entry("rewards.contrib.ranking:Ranking", "NDCG, recall or reciprocal rank of a list"),
         "sql": Entry("rewards.contrib.sql:SqlResult", "1 if a query returns the rows of the right query"),
@@ -224,21 +202,15 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "rewards.contrib.similarity:PatchSimilarity", "how alike edits of files are to right ones"
         ),
         "json_schema": Entry(
-            "rewards.contrib.json_schema:JsonSchema", "1 if an action is JSON of a shape", extra="rewards"
+            "rewards.contrib.json_schema:JsonSchema", "1 if an action is JSON of a schema", extra="rewards"
         ),
         "pattern": Entry("rewards.answers.pattern:Pattern", "1 if a regular expression matches"),
         "format": Entry("rewards.answers.tags:Format", "1 if what was said keeps to an order of tags"),
-        "format_outcome": Entry(
-            "rewards.answers.tags:FormatOutcome", "exact match, softened by the form of what was said"
-        ),
-        "search_efficiency": Entry(
-            "rewards.contrib.search:SearchEfficiency", "right, with as few searches as possible"
-        ),
+        "format_outcome": Entry("rewards.answers.tags:FormatOutcome", "exact match, softened by format"),
+        "search_efficiency": Entry("rewards.contrib.search:SearchEfficiency", "right, with as few searches as can be"),
         "tool_use": Entry("rewards.contrib.search:ToolUse", "F1 of the answer, and a bonus for using all tools"),
         "cost_aware": Entry("rewards.contrib.search:CostAware", "right, and cheap"),
-        "page_action": Entry(
-            "rewards.contrib.page_action:PageAction", "part marks for a shopper's action", extra="rewards"
-        ),
+        "page_action": Entry("rewards.contrib.page_action:PageAction", "part marks for a shop action", extra="rewards"),
         "concise": Entry("rewards.shaping.length:Concise", "correct, and shorter than the group's other correct ones"),
         "budget": Entry("rewards.shaping.length:Budget", "minus the share by which a budget is exceeded"),
         "repetition": Entry("rewards.contrib.fluency:Repetition", "minus the share of words said before"),
@@ -264,9 +236,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "preference": Entry(
             "rlhf.training.stages.preference:Preference", "DPO on pairs of attempts, of actions, or of a file"
         ),
-        "reward_model": Entry(
-            "rlhf.training.stages.reward_model:RewardModel", "a model of which attempt is better, by TRL"
-        ),
+        "reward_model": Entry("rlhf.training.stages.reward_model:RewardModel", "a reward model, by TRL"),
         "policy_gradient": Entry(
             "rlhf.training.stages.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"
         ),
@@ -286,9 +256,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "best_of_n": Entry(
             "rlhf.rollout.contrib.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"
         ),
-        "self_consistency": Entry(
-            "rlhf.rollout.contrib.strategies:SelfConsistency", "the commonest of several answers"
-        ),
+        "self_consistency": Entry("rlhf.rollout.contrib.strategies:SelfConsistency", "commonest of several answers"),
         "tree_search": Entry("rlhf.rollout.contrib.strategies:TreeSearch", "the best leaf of attempts that branch"),
         "reflect_and_retry": Entry(
             "rlhf.rollout.contrib.strategies:ReflectAndRetry", "try again, shown what was tried"
@@ -323,9 +291,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "lite_ppo": Entry("rlhf.credit.contrib.lite_ppo:LitePPO", "reward minus group mean, over the step's deviation"),
         "hgpo": Entry("rlhf.credit.contrib.hgpo:HGPO", "compares turns of equal state and equal recent history"),
         "step_grpo": Entry("rlhf.credit.contrib.step_grpo:StepGRPO", "GRPO of each turn's own reward, turn by turn"),
-        "progress": Entry(
-            "rlhf.credit.contrib.progress:Progress", "what each turn contributed, compared over all turns"
-        ),
+        "progress": Entry("rlhf.credit.contrib.progress:Progress", "what each turn contributed, over all turns"),
         "hrpo": Entry("rlhf.credit.contrib.hrpo:HRPO", "GRPO, plus a reward of each turn as it stands"),
         "stratified": Entry("rlhf.credit.contrib.stratified:Stratified", "GRPO among attempts with as many calls"),
         "loop": Entry("rlhf.credit.contrib.loop:LOOP", "RLOO, negligible advantages set to 0"),
@@ -334,13 +300,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "gae": Entry("rlhf.credit.gae:GAE", "what followed each token, against a critic's values"),
         "turn_gae": Entry("rlhf.credit.turn_gae:TurnGAE", "what followed each turn, against a critic's values"),
         "bilevel_gae": Entry("rlhf.credit.contrib.bilevel_gae:BiLevelGAE", "GAE over turns, then within each turn"),
-        "archer": Entry(
-            "rlhf.credit.contrib.archer:ArCHer", "each turn's Q-value minus its state's, learnt off-policy"
-        ),
+        "archer": Entry("rlhf.credit.contrib.archer:ArCHer", "Q-value minus state value of each turn, off-policy"),
         "sweet": Entry("rlhf.credit.contrib.sweet:SWEET", "what a critic that knows the answer says of each turn"),
-        "tree_grpo": Entry(
-            "rlhf.credit.contrib.tree_grpo:TreeGRPO", "GRPO among attempts that begin alike, and among all"
-        ),
+        "tree_grpo": Entry("rlhf.credit.contrib.tree_grpo:TreeGRPO", "GRPO within and across shared beginnings"),
         "treerl": Entry("rlhf.credit.contrib.treerl:TreeRL", "what became of the attempts that took each step"),
         "guided": Entry(
             "rlhf.credit.contrib.with_demonstrations:Guided", "reward minus mean, demonstrations counted in it or not"

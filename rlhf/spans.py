@@ -1,4 +1,4 @@
-"""Marks in the code that say what a step is busy with. They are free of cost unless a clock listens to them."""
+"""Spans: marks of what a step is doing, free unless a clock listens."""
 
 from __future__ import annotations
 

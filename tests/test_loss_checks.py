@@ -41,7 +41,11 @@ def said(path: Path, *overrides: str) -> list[str]:
         (["stages.1.loss={kind: min_entropy, entropy_coef: 0.1}"], "stages[1].loss", "raises the entropy"),
         (["stages.1.loss={kind: kdrl}"], "stages[1].loss.teacher", "teacher"),
         (["stages.1.loss={kind: kdrl, teacher: ./nowhere}"], "stages[1].loss.teacher", "no such folder"),
-        (["stages.1.loss={kind: kdrl, teacher: a/b, right_above: 1}"], "stages[1].loss.right_above", "teach is all"),
+        (
+            ["stages.1.loss={kind: kdrl, teacher: a/b, correct_above: 1}"],
+            "stages[1].loss.correct_above",
+            "teach is all",
+        ),
         (
             ["stages.1.loss={kind: kdrl, teacher: a/b, teach: silent_groups}"],
             "stages[1].filters.drop_zero_advantage",

@@ -399,9 +399,13 @@ def test_measured_shares_have_their_intervals() -> None:
 # --- the page ------------------------------------------------------------------------------------------------------
 
 
+def table_of_page() -> list[str]:
+    _, _, rest = (DOCS / "environments.md").read_text("utf-8").partition("markdown` -->")
+    return rest.partition("<!-- end of environments -->")[0].strip().splitlines()
+
+
 def rows_of_page() -> dict[str, list[str]]:
-    _, table, _ = (DOCS / "environments.md").read_text("utf-8").split("<!-- environments -->")
-    found = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.strip().splitlines()[2:]]
+    found = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table_of_page()[2:]]
     return {row[0].strip("`"): row for row in found}
 
 
@@ -413,7 +417,7 @@ def test_the_table_of_the_page_is_the_one_that_is_kept() -> None:
     kept_rows = {kind: list(row.values()) for kind, row in kept().items()}
     assert rows_of_page() == kept_rows
     shown = run("environments", "--markdown").stdout.strip().splitlines()
-    assert shown == (DOCS / "environments.md").read_text("utf-8").split("<!-- environments -->")[1].strip().splitlines()
+    assert shown == table_of_page()
 
 
 @pytest.mark.parametrize("kind", ["keyhole", "shop", "wordle", "collaborate", "mcp", "graded", "processes"])

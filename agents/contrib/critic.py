@@ -60,7 +60,7 @@ class ActorCritic:
     """Instruction of the critic. Empty: no system message at all."""
     ask: str = "Answer 'accept', or 'revise:' and what is wrong with it."
     """The last line of what the critic is shown."""
-    again: str = "Not yet: {comment}"
+    revision_message: str = "Not yet: {comment}"
     """Message to the actor when a proposal is returned; `{comment}` stands for the critic's words."""
     show_turns: Annotated[int, Field(ge=0)] = 2
     """Number of last turns shown to the critic, beside the opening and the newest observation."""
@@ -77,8 +77,8 @@ class ActorCritic:
                 f"actor.memory is {type(memory).__name__}, which reads what replies say to it; expected another, "
                 "such as full or window: a proposal that comes back would be remembered"
             )
-        if "{comment}" not in self.again:
-            raise ValueError(f"again is '{self.again}', expected a text with {{comment}} in it")
+        if "{comment}" not in self.revision_message:
+            raise ValueError(f"revision_message is '{self.revision_message}', expected a text with {{comment}} in it")
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Tell of turns that may need more calls than the limits allow."""
@@ -148,7 +148,7 @@ class ActorCritic:
 
     async def _revise(self, before: Action, comment: str, history: History, asked: _Asked) -> Action:
         """Ask the actor again, with its proposal and the comment behind what it was shown."""
-        told = Message(Role.USER, self.again.replace("{comment}", comment))
+        told = Message(Role.USER, self.revision_message.replace("{comment}", comment))
         reply = await asked.again(told)
         was_cut = reply.generation.finish is Finish.LENGTH
         parsed = self.actor.parsed(reply.text, split_thoughts(reply.text).answer, history, was_cut)
@@ -175,7 +175,9 @@ class _Asked(PolicyProxy):
     messages: tuple[Message, ...] = ()
     tools: Sequence[Mapping[str, Any]] = ()
 
-    def heard(self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
+    def received(
+        self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]
+    ) -> Reply:
         """Remember a plain call with its answer."""
         if not role:
             self.messages, self.tools = (*messages, reply.message), tools

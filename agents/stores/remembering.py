@@ -150,7 +150,9 @@ class _Listening(PolicyProxy):
     entries: tuple[int, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
 
-    def heard(self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]) -> Reply:
+    def received(
+        self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]
+    ) -> Reply:
         """Take from a reply's text what is meant for the store; its tokens stay as they are."""
         text, notes = self.kind.heard(reply.text, self.entries)
         for name, note in notes.items():

@@ -74,7 +74,7 @@ class Arc(Drawn):
 
     @property
     def level(self) -> str:
-        """What shapes a rule."""
+        """Level: size, colours, edits and examples of a rule."""
         return f"{self.size}-{self.colours}-{self.edits}-{self.examples}"
 
     def draw(self, rng: random.Random) -> Rule:
@@ -182,14 +182,14 @@ def read_grid(text: str) -> Grid | None:
 
 
 def applied(edits: Sequence[str], grid: Grid) -> Grid:
-    """What edits make of a grid; those that are none change nothing."""
+    """Grid after the edits; what is no edit changes nothing."""
     for edit in edits:
         grid = edited(edit, grid, grid) or grid
     return grid
 
 
 def edited(action: str, grid: Grid, given: Grid) -> Grid | None:
-    """What one edit makes of a grid, `given` being the one to begin with; None where it is no edit."""
+    """Grid after one edit, `given` being the first one; None where it is no edit."""
     verb, *rest = action.split() or [""]
     if verb == "grid" and len(rest) == 1:
         return read_grid(rest[0])

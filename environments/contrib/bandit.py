@@ -68,8 +68,8 @@ class Bandit(Drawn):
     """A coin or none, or an amount with a deviation of `deviation`."""
     levers: Annotated[int, Field(ge=2, le=len(_COLOURS))] = 4
     """Number of levers."""
-    guests: Annotated[int, Field(ge=1, le=len(_GUESTS))] = 1
-    """For how many kinds of guests levers are pulled; each has a best lever of its own, and 1 is a plain bandit."""
+    n_contexts: Annotated[int, Field(ge=1, le=len(_GUESTS))] = 1
+    """Contexts, kinds of guests, each with a best lever of its own; 1 is a plain bandit."""
     gap: Annotated[float, Field(gt=0, le=0.8)] = 0.4
     """By how much the mean of the best lever exceeds that of the next; means lie between 0.05 and 0.95."""
     deviation: Annotated[float, Field(gt=0)] = 0.25
@@ -88,12 +88,12 @@ class Bandit(Drawn):
     def level(self) -> str:
         """Payments, sizes and gap."""
         noise = f"{self.deviation:g}" if self.payments == "gaussian" else ""
-        return f"{self.payments}{noise}-{self.levers}x{self.guests}-{self.gap:g}"
+        return f"{self.payments}{noise}-{self.levers}x{self.n_contexts}-{self.gap:g}"
 
     def draw(self, rng: random.Random) -> Levers:
         """Draw means in thousandths: a best one per guest, others lower by at least the gap, shuffled."""
         rows = []
-        for _ in range(self.guests):
+        for _ in range(self.n_contexts):
             best = rng.uniform(0.05 + self.gap, 0.95)
             row = [best, best - self.gap, *(rng.uniform(0.05, best - self.gap) for _ in range(self.levers - 2))]
             rng.shuffle(row)
@@ -138,7 +138,7 @@ class BanditEpisode:
         self._actions = tuple(f"pull {name}" for name in levers.names)
         self.n_pulled, self.regret = 0, 0.0
         self.seen: Seen = {}
-        best_known = "; which one pays best depends on the guest" if settings.guests > 1 else ""
+        best_known = "; which one pays best depends on the guest" if settings.n_contexts > 1 else ""
         self.opening = StepResult(
             f"There are {settings.levers} levers: {', '.join(levers.names)}. Each pays at random, one of them more "
             f"than the others on average{best_known}. You have {settings.max_steps} pulls: earn as much as you can.\n"
@@ -210,7 +210,9 @@ class BanditEpisode:
     def _asks(self) -> str:
         left = self._settings.max_steps - self.n_pulled
         guest = (
-            f"\nThe next guest is {_GUESTS[self._levers.guest(self.n_pulled)]}." if self._settings.guests > 1 else ""
+            f"\nThe next guest is {_GUESTS[self._levers.guest(self.n_pulled)]}."
+            if self._settings.n_contexts > 1
+            else ""
         )
         return f"{guest}\n{left} pull{'' if left == 1 else 's'} left."
 

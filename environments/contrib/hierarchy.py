@@ -1,4 +1,4 @@
-"""Questions about a hierarchy told line by line: who is above whom, how deep, and what a move would change.
+"""Questions about a tree that is told line by line: parents, paths, depths, moves.
 
     Bel is under Tar. Mes is under Bel. ...
     Who is the nearest above both Mes and Ald?
@@ -17,8 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.core.procedural import Attempts, Drawn, Judged, digest, plan_answer
-from rlhf.data import Task
+from environments.core.procedural import Attempts, DrawnQuestions, Judged, digest
 from rlhf.settings import STRICT
 
 Kind = Literal["parent", "path", "depth", "leaves", "common", "move"]
@@ -30,7 +29,7 @@ _LONGEST = 400
 
 @plain_dataclass(frozen=True)
 class Tree:
-    """Names with the number of the parent of each, −1 for the root, which is the first; and a question about them.
+    """A tree of names, the root first, and a question about it.
 
     Attributes:
         names: of the nodes.
@@ -85,7 +84,7 @@ class Tree:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Hierarchy(Drawn):
+class Hierarchy(DrawnQuestions):
     """Answer questions about a tree of names that is told in any order; pure Python."""
 
     nodes: Annotated[int, Field(ge=4, le=60)] = 10
@@ -101,7 +100,7 @@ class Hierarchy(Drawn):
 
     @property
     def level(self) -> str:
-        """How many nodes, and which questions."""
+        """Level: number of nodes, and the kinds of questions."""
         every = type(self)().questions
         return f"{self.nodes}{'' if self.questions == every else '-' + '+'.join(self.questions)}"
 
@@ -122,9 +121,9 @@ class Hierarchy(Drawn):
         named = sorted((instance.names[i], instance.names[p]) for i, p in enumerate(instance.parents) if p >= 0)
         return repr((named, instance.question()))
 
-    def start(self, task: Task) -> Attempts:
-        """Begin one attempt at a task."""
-        tree: Tree = self.instance(task)
+    def ask(self, instance: Tree) -> Attempts:
+        """Tell the tree, and ask the question."""
+        tree = instance
         lines = " ".join(f"{tree.names[i]} is under {tree.names[tree.parents[i]]}." for i in tree.order)
         return Attempts(
             f"{lines}\n{tree.question()} Answer with names, or a number, alone.",
@@ -133,14 +132,13 @@ class Hierarchy(Drawn):
             max_steps=self.max_steps,
         )
 
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the answer; None where no attempt is left."""
-        tree: Tree = self.instance(task)
-        return plan_answer(self.start(task), taken, ", ".join(tree.answer()))
+    def answer(self, instance: Tree) -> str:
+        """Names in order, or one number, as text."""
+        return ", ".join(instance.answer())
 
 
 def _is_asked(tree: Tree) -> bool:
-    """Whether the question has an answer that is not told: no leaves of a leaf, no move under oneself."""
+    """True if the question is sound: no leaves of a leaf, no move under oneself."""
     x, *others = tree.about
     if tree.kind == "leaves":
         return x in tree.parents

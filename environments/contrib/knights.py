@@ -19,8 +19,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.core.procedural import Attempts, Drawn, Judged, digest, plan_answer
-from rlhf.data import Task
+from environments.core.procedural import Attempts, DrawnQuestions, Judged, digest
 from rlhf.settings import STRICT
 
 _TEXT = "Ada Ben Cleo Dora Emil Fay Gus Hana Ivo June Karl Lena Max Nora Otto Pia Quinn Rosa Sven Tess"
@@ -82,7 +81,7 @@ class Puzzle:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Knights(Drawn):
+class Knights(DrawnQuestions):
     """Tell knights, who never lie, from knaves, who always do, by what they say; pure Python."""
 
     people: Annotated[int, Field(ge=2, le=8)] = 3
@@ -110,9 +109,9 @@ class Knights(Drawn):
         """Statements, independent of the people's names."""
         return repr(instance.statements)
 
-    def start(self, task: Task) -> Attempts:
-        """Begin one attempt at a task."""
-        puzzle: Puzzle = self.instance(task)
+    def ask(self, instance: Puzzle) -> Attempts:
+        """Tell what each says, and ask for their kinds."""
+        puzzle = instance
         names, said = puzzle.names, list(enumerate(puzzle.statements))
         everybody = f"{', '.join(names[:-1])} and {names[-1]}"
         question = "\n".join(
@@ -131,11 +130,10 @@ class Knights(Drawn):
             admissible=[answer(names, kinds) for kinds in product((True, False), repeat=self.people)] if few else (),
         )
 
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the one answer that fits; None where no attempt is left."""
-        puzzle: Puzzle = self.instance(task)
-        [only] = solutions(puzzle.statements)
-        return plan_answer(self.start(task), taken, answer(puzzle.names, only))
+    def answer(self, instance: Puzzle) -> str:
+        """The one answer that fits."""
+        [only] = solutions(instance.statements)
+        return answer(instance.names, only)
 
     def _statement(self, rng: random.Random, speaker: int) -> Statement:
         forms: tuple[Form, ...] = ("is", "and", "same", "or", "if") if self.compound else ("is", "and")

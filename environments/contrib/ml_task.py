@@ -87,7 +87,7 @@ class MlTask(Drawn):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises: steps start a process, so they are done in threads."""
+        """Properties: steps start a process, so they run in threads."""
         return replace(super().properties, inline=False)
 
     @property

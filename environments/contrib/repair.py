@@ -162,12 +162,12 @@ class Repair(Drawn):
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises: steps that run tests start a process, so they are done in threads."""
+        """Properties: steps that run tests start a process, so they run in threads."""
         return replace(super().properties, inline=False)
 
     @property
     def level(self) -> str:
-        """How many functions a module has."""
+        """Level: number of functions of a module."""
         return str(self.functions)
 
     def draw(self, rng: random.Random) -> Bug:
@@ -327,7 +327,7 @@ def _changed(source: str) -> Iterator[str]:
 
 
 def _returned(source: str, name: str, args: tuple[Any, ...]) -> Any:
-    """What one of our own functions, or a mutant of it, returns here; an error by its name."""
+    """Result of a library function or mutant here; an error by its name."""
     scope: dict[str, Any] = {}
     exec(source, scope)  # nothing of it was written by a policy
     try:

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from environments.core.procedural import Attempts, Drawn, Judged, digest, plan_answer
+from environments.core.procedural import Attempts, DrawnQuestions, Judged, digest
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -38,7 +38,7 @@ _LONGEST, _MOST_LISTED, _MOST_NAMED = 400, 6, 3
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Sat(Drawn):
+class Sat(DrawnQuestions):
     """Find truth values for a formula of clauses, in several attempts with feedback; pure Python."""
 
     literals: Annotated[int, Field(ge=1, le=8)] = 3
@@ -71,7 +71,7 @@ class Sat(Drawn):
 
     @property
     def difficulty(self) -> float:
-        """SATURN's estimate of how hard these formulas are."""
+        """Difficulty of these formulas by SATURN's estimate."""
         return difficulty(self.literals, self.variables, self.clauses)
 
     def draw(self, rng: random.Random) -> tuple[Clause, ...]:
@@ -94,9 +94,9 @@ class Sat(Drawn):
         info = {"difficulty": round(self.difficulty, 3)}
         return [replace(task, info=info) for task in super().tasks(split)]
 
-    def start(self, task: Task) -> Attempts:
-        """Begin one attempt at a task."""
-        formula: tuple[Clause, ...] = self.instance(task)
+    def ask(self, instance: tuple[Clause, ...]) -> Attempts:
+        """List the clauses, and ask for truth values."""
+        formula = instance
         lines = [f"{i}. {words(clause)}" for i, clause in enumerate(formula, start=1)]
         question = "\n".join(
             [
@@ -114,10 +114,10 @@ class Sat(Drawn):
             admissible=["".join(bits) for bits in product("01", repeat=self.variables)] if few else (),
         )
 
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give truth values that satisfy the formula; None where no attempt is left."""
-        values = solve(self.instance(task), self.variables)
-        return plan_answer(self.start(task), taken, None if values is None else digits(values))
+    def answer(self, instance: tuple[Clause, ...]) -> str | None:
+        """Truth values that satisfy the formula, as digits."""
+        values = solve(instance, self.variables)
+        return None if values is None else digits(values)
 
     def _judge(self, formula: Sequence[Clause], text: str) -> Judged:
         values = read_values(text, self.variables)

@@ -103,7 +103,7 @@ class SplitByContent(Seeded, ABC):
     @property
     @abstractmethod
     def level(self) -> str:
-        """Whatever shapes an instance, in short: a part of the ids of tasks."""
+        """Level: the settings that shape an instance, in short; a part of task ids."""
 
     @abstractmethod
     def start(self, task: Task) -> Episode:
@@ -138,6 +138,27 @@ class Drawn(SplitByContent):
     def instance(self, task: Task) -> Any:
         """The instance of a task."""
         return _drawn(self, task.seed)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DrawnQuestions(Drawn):
+    """Base of worlds with one drawn question a task, and several attempts at its answer."""
+
+    @abstractmethod
+    def ask(self, instance: Any) -> Attempts:
+        """Ask the question of an instance."""
+
+    @abstractmethod
+    def answer(self, instance: Any) -> str | None:
+        """Answer that solves an instance; None where none is known."""
+
+    def start(self, task: Task) -> Attempts:
+        """Begin one attempt at a task."""
+        return self.ask(self.instance(task))
+
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Give an answer that solves the task; None where no attempt is left."""
+        return plan_answer(self.start(task), taken, self.answer(self.instance(task)))
 
 
 @lru_cache(maxsize=64)

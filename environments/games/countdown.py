@@ -21,8 +21,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.core.procedural import Attempts, Drawn, Judged, digest, plan_answer
-from rlhf.data import Task
+from environments.core.procedural import Attempts, DrawnQuestions, Judged, digest
 from rlhf.settings import STRICT
 
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -54,7 +53,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Countdown(Drawn):
+class Countdown(DrawnQuestions):
     """Make a target out of numbers by arithmetic, in several attempts with feedback; pure Python."""
 
     numbers: Annotated[int, Field(ge=2, le=7)] = 4
@@ -93,9 +92,9 @@ class Countdown(Drawn):
         """Numbers in any order, and the target."""
         return f"{sorted(instance.numbers)}={instance.target}"
 
-    def start(self, task: Task) -> Attempts:
-        """Begin one attempt at a task."""
-        found: Numbers = self.instance(task)
+    def ask(self, instance: Numbers) -> Attempts:
+        """Give the numbers and the target."""
+        found = instance
         rule = "use each number exactly once" if self.use_all else "use each number at most once"
         question = (
             f"Numbers: {', '.join(map(str, found.numbers))}. Make {found.target} out of them with + - * / and "
@@ -105,9 +104,9 @@ class Countdown(Drawn):
             question, lambda text: self._judge(found, text), name=self._name(found), max_steps=self.max_steps
         )
 
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the expression that the target was made from; None where no attempt is left."""
-        return plan_answer(self.start(task), taken, self.instance(task).solution)
+    def answer(self, instance: Numbers) -> str:
+        """The expression that the target was made from."""
+        return instance.solution
 
     def _name(self, found: Numbers) -> str:
         return f"countdown/{digest(repr((found.numbers, found.target, self.use_all)))}"

@@ -1,11 +1,12 @@
-"""Answer extraction from text: in a box, in tags, behind a phrase, or at its end.
+"""Answer extraction from text: in a box, in tags, in code fences, behind a phrase, or at its end.
 
-Every function here is linear in the length of the text, bounded in what it returns, and raises nothing.
+Every function here is linear in the length of the text and raises nothing; answers are bounded.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 #: Ways to find an answer, as recipes name them.
@@ -203,3 +204,26 @@ def _bare(text: str) -> str | None:
     if not others or (len(others) <= 4 and not re.search(r"[\d\\=^]|\w \*\*|\b(?:is|are|was)\b", text)):
         return text
     return text if _WITH_UNIT.fullmatch(text) and len(others) <= 3 else None
+
+
+def fenced(answer: str) -> Iterator[tuple[str, str]]:
+    """Yield language and text of every closed code fence, in order, in linear time.
+
+    A line of n backticks, three or more, opens a block, with or without the name of a language, and a line of n or more
+    without one closes it; lines of fewer are text of the block. Where a second one with a name comes first, the block
+    begins anew there: what was open was never closed.
+    """
+    language, width = "", 0
+    lines: list[str] = []
+    for line in answer.split("\n"):
+        mark = line.strip()
+        n = len(mark) - len(mark.lstrip("`"))
+        named = mark[n:].strip()
+        if n >= max(3, width) and "`" not in named:
+            if width and not named:
+                yield language, "".join(lines)
+                width = 0
+            else:
+                language, width, lines = named, n, []
+        elif width:
+            lines.append(line + "\n")

@@ -35,7 +35,7 @@ SEARCHED: dict[str, tuple[str, ...]] = {
     "information": ("think", "search", "call", "answer"),
     "answer": (),
 }
-#: Stands in `then` for a call of a tool that is not named there.
+#: Stands in `transitions` for a call of a tool that is not named there.
 CALL = "call"
 _THINK = "think"
 _WHOLE_CALL = re.compile(r"<tool_call>.*?</tool_call>|\[TOOL_CALLS\].*", re.DOTALL)
@@ -45,22 +45,22 @@ _TAG = re.compile(r"<(/?)([a-zA-Z_][\w-]{0,30})>")
 _WRAPPED = re.compile(r"<([a-zA-Z_][\w-]{0,30})>(.*)</\1>", re.DOTALL)
 
 
-def well_formed(text: str, then: Mapping[str, Sequence[str]], last: str, *, strict: bool = True) -> str:
+def well_formed(text: str, transitions: Mapping[str, Sequence[str]], last: str, *, strict: bool = True) -> str:
     """Return what is wrong with the form of `text`, empty where nothing is.
 
-    Tags that `then` does not name are text. The machine is in a tag or between two; a tag opens where the last one that
-    closed allows it (`then[""]` may begin), and closes before another opens.
+    Tags that `transitions` does not name are text. The machine is in a tag or between two; a tag opens where the last
+    one that closed allows it (`transitions[""]` may begin), and closes before another opens.
 
     Args:
         text: what the policy said, and only that: a prompt that shows the tags would be read as an answer.
-        then: for each tag, which may follow it.
+        transitions: for each tag, which may follow it.
         last: the tag that ends the text.
         strict: whether only white space may stand between tags.
     """
     open_, before, place = "", "", 0
     for match in _TAG.finditer(text):
         closing, tag = match[1], match[2]
-        if tag not in then or not tag:
+        if tag not in transitions or not tag:
             continue
         if not open_ and strict and text[place : match.start()].strip():
             return f"text before <{closing}{tag}>, outside of all tags"
@@ -70,7 +70,7 @@ def well_formed(text: str, then: Mapping[str, Sequence[str]], last: str, *, stri
             open_, before, place = "", tag, match.end()
         elif open_:
             return f"<{tag}> within <{open_}>"
-        elif tag not in then.get(before, ()):
+        elif tag not in transitions.get(before, ()):
             return f"<{tag}> {'follows <' + before + '>' if before else 'begins the text'}"
         else:
             open_ = tag
@@ -89,13 +89,13 @@ class Format:
     Thoughts are those of the reply (`<think>`), calls those that the agent recorded in any form that
     `rewards.answers.calls`
     reads, so `<search>x</search>`, `search[x]` and a JSON call of `search` are one. An action that could not be read
-    breaks the form. `then` may demand thoughts (`"": [think]`), with an agent that demands them too (`think:
+    breaks the form. `transitions` may demand thoughts (`"": [think]`), with an agent that demands them too (`think:
     require`).
     """
 
     inline: ClassVar[bool] = True
 
-    then: Mapping[str, tuple[str, ...]] = Field(default_factory=lambda: dict(SEARCHED))
+    transitions: Mapping[str, tuple[str, ...]] = Field(default_factory=lambda: dict(SEARCHED))
     """For each tag those that may follow it; the key `""` has those that may come first, `call` is any other call."""
     last: str = "answer"
     """The tag that ends the text."""
@@ -107,25 +107,27 @@ class Format:
     """The tag that a reply stands for; a reply that is in tags of its own keeps them."""
 
     def __post_init__(self) -> None:
-        named = {tag for tags in self.then.values() for tag in tags} | {self.last}
-        if missing := sorted(named - set(self.then)):
-            raise ValueError(f"then: says nothing of what may follow {', '.join(missing)}; write `{missing[0]}: []`")
+        named = {tag for tags in self.transitions.values() for tag in tags} | {self.last}
+        if missing := sorted(named - set(self.transitions)):
+            raise ValueError(
+                f"transitions: says nothing of what may follow {', '.join(missing)}; write `{missing[0]}: []`"
+            )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse to demand thoughts of an agent that is not let think."""
         if self.demands_thoughts and context.recipe.is_silent and not context.is_trained:
             yield Problem(
                 "this form begins with thoughts, and the agent is not let think: no attempt could keep it",
-                where=context.at("then"),
-                got=f"'': {', '.join(self.then[''])}",
+                where=context.at("transitions"),
+                got=f"'': {', '.join(self.transitions[''])}",
                 expected="agent.think: require or allow",
-                do="set agent.think, or leave out `then`: by default thoughts are the agent's to demand",
+                do="set agent.think, or leave out `transitions`: by default thoughts are the agent's to demand",
             )
 
     @property
     def demands_thoughts(self) -> bool:
         """True if nothing but thoughts may come first."""
-        return tuple(self.then.get("", ())) == (_THINK,)
+        return tuple(self.transitions.get("", ())) == (_THINK,)
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Read all that was said; never raises."""
@@ -137,7 +139,7 @@ class Format:
         for i, turn in enumerate(trajectory.turns):
             if turn.action.error is not None:
                 return f"turn {i}: the action could not be read"
-        return well_formed(self.said(trajectory), self.then, self.last, strict=self.strict)
+        return well_formed(self.said(trajectory), self.transitions, self.last, strict=self.strict)
 
     def said(self, trajectory: Trajectory) -> str:
         """Return the whole attempt in tags; its end where it is long."""
@@ -151,7 +153,7 @@ class Format:
         """Thoughts, calls, and, where `strict` counts it, what the agent passed over beside them."""
         before, closed, after = action.said.rpartition("</think>")
         thought = f"<think>{before.strip().removeprefix('<think>')}</think>" if closed else ""
-        if any(tag in self.then for _, tag in _TAG.findall(action.text)):
+        if any(tag in self.transitions for _, tag in _TAG.findall(action.text)):
             acted = action.text  # in tags already
         else:
             acted = "\n".join(map(self._called, action.steps))
@@ -166,17 +168,17 @@ class Format:
         return rest if re.search(r"\w", rest) else ""
 
     def _called(self, step: str) -> str:
-        calls = calls_in(Action(step), [tag for tag in self.then if tag not in ("", _THINK, CALL, self.reply)])
+        calls = calls_in(Action(step), [tag for tag in self.transitions if tag not in ("", _THINK, CALL, self.reply)])
         if not calls:
             return step
-        name = calls[0].name if calls[0].name in self.then else CALL
-        return _in_tag(name, calls[0].argument) if name in self.then else step
+        name = calls[0].name if calls[0].name in self.transitions else CALL
+        return _in_tag(name, calls[0].argument) if name in self.transitions else step
 
     def _replied(self, reply: str) -> str:
         own = _WRAPPED.fullmatch(reply.strip())
-        if own is not None and own[1] in self.then:
+        if own is not None and own[1] in self.transitions:
             return _in_tag(own[1], own[2])
-        return _in_tag(self.reply, reply) if self.reply in self.then else ""
+        return _in_tag(self.reply, reply) if self.reply in self.transitions else ""
 
 
 def _in_tag(tag: str, text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.answers.fences import fenced
+from rewards.answers.extract import fenced
 from rewards.combinators.parts import with_parts
 from rewards.sandbox.level import Level, LevelName, Way
 from rewards.sandbox.probe import reached

@@ -73,7 +73,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Combine:
-    """Clipped sum Σ weight · value over clipped `parts`; `closed` where a gate is not reached.
+    """Clipped sum Σ weight · value over clipped `parts`; `gated_score` where a gate is not reached.
 
     Weights 1 and .5, values 1 and −.4 clipped at −.2: 1 + .5 · −.2 = .9. Every part is asked, behind a closed gate too,
     and stands in the reason. Parts with values per turn count on those turns, the others on the last; what a cap takes
@@ -84,7 +84,7 @@ class Combine:
     """The rewards by names of your choice."""
     gates: Mapping[str, _Number] = Field(default_factory=dict)
     """Part -> the least value, as that part gives it, for the sum to count at all: `{form: 1}` is "form must pass"."""
-    closed: _Number = 0.0
+    gated_score: _Number = 0.0
     """Reward of an attempt that a gate stops."""
     low: _Number | None = None
     """The sum is no less than this."""
@@ -108,7 +108,7 @@ class Combine:
         terms = {n: p.weight_at(step) * clipped(verdicts[n].value, p.low, p.high) for n, p in self.parts.items()}
         why = ", ".join(f"{name} {verdicts[name].value:g} → {term:g}" for name, term in terms.items())
         shut = [name for name, least in self.gates.items() if verdicts[name].value < least]
-        total = self.closed if shut else clipped(math.fsum(terms.values()), self.low, self.high)
+        total = self.gated_score if shut else clipped(math.fsum(terms.values()), self.low, self.high)
         found = Verdict(total, why=f"{' and '.join(shut)} closed; {why}" if shut else why)
         if not n_turns or all(v.per_turn is None for v in verdicts.values()):
             return found

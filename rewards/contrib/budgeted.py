@@ -19,7 +19,7 @@ from rlhf.settings import STRICT
 
 
 def worth(n: int, budget: int, most: int) -> float:
-    """min(f(n) − |b − n| / L, f(b)) with f(n) = 4 cos(π n / 2 L): what a right answer of n tokens is worth.
+    """Reward of a right answer of n tokens: min(f(n) − |b − n| / L, f(b)), f(n) = 4 cos(π n / 2 L).
 
     L = 4096: with b = 1024, n = 1024 earns f(b) = 3.695518, n = 512 no more than that (3.798141, cut to f(b)),
     and n = 2048 2.828427 − .25 = 2.578427. Short answers earn more under small budgets; beyond L it is 0.

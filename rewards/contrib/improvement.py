@@ -17,7 +17,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Improvement:
-    """α (v_i − v_parent) for an attempt that was shown another, of `rollout: {kind: retry}`; 0 for a first attempt.
+    """Gain α (v_i − v_parent) of a retry over the attempt it was shown; 0 for first attempts.
 
     v is what `reward` gives. Tries worth 0, 1 and 1 in a chain earn 0, α and 0; one that spoils what was right, −α.
     Beside v itself it makes right first tries and mended ones equal, and a policy that repeats itself earn nothing for

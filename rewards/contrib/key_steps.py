@@ -19,7 +19,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def found_of(text: str, steps: Sequence[Sequence[str]]) -> int:
-    """How many of `steps` are in `text`: a step is there if one of its spellings stands in it, as whole words."""
+    """Number of `steps` in `text`: those of which a spelling stands there as whole words."""
     said = f" {_plain(text)} "
     return sum(any(f" {_plain(way)} " in said for way in ways if _plain(way)) for ways in steps)
 
@@ -29,7 +29,7 @@ def _plain(text: str) -> str:
 
 
 def steps_of(task: Task, name: str, kind: str) -> Sequence[Any]:
-    """What `Task.info`, or the columns of its row, holds under `name`. Raises RewardError where there is nothing."""
+    """Value of `name` in `Task.info` or its row's columns. Raises RewardError where absent."""
     found = task.info.get(name, task.info.get("columns", {}).get(name))
     if not isinstance(found, list | tuple) or not found:
         raise RewardError(
@@ -103,5 +103,5 @@ class StepReference:
         return max(0.0, float(one @ other))
 
     def value(self, likeness: float, right: bool) -> float:
-        """What one turn earns."""
+        """Reward of one turn."""
         return (1 - self.source) * likeness + self.source * right

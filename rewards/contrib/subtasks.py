@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.answers.fences import fenced
+from rewards.answers.extract import fenced
 from rlhf.data import Verdict
 from rlhf.errors import RewardError
 from rlhf.settings import STRICT

@@ -23,7 +23,7 @@ class LocalChat:
     path: str
 
     def reply(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float, seed: int) -> str:
-        """What the model says; one seed gives one reply."""
+        """Reply of the model, the same for the same seed."""
         import torch
 
         with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), torch.inference_mode():

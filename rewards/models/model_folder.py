@@ -1,4 +1,4 @@
-"""A model that reads the ids of attempts and says numbers: its folder, how it is loaded, and how it is read."""
+"""Scoring models of token ids: their folder, loading and forward pass."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelReward:
     """
 
     #: Keys of `reward_refresh` that mean nothing to it.
-    unrefreshed: ClassVar[tuple[str, ...]] = ("enough", "eta")
+    unrefreshed: ClassVar[tuple[str, ...]] = ("solved_at", "eta")
     #: What the model has to have learnt.
     learnt: ClassVar[str] = "pairs"
     #: It reads ids, which a policy on a server does not give.
@@ -119,12 +119,12 @@ class ModelReward:
         return self.over_group(task, [trajectory])[0]
 
     def rows(self, trajectory: Trajectory) -> list[Row]:
-        """What is read of an attempt: everything up to the last sampled token, asked there; nothing where none was."""
+        """Row of an attempt up to its last sampled token, scored there; none without one."""
         said = [generation for generation in trajectory.generations if generation.n_tokens]
         return [(said[-1].full_ids, (said[-1].length - 1,))] if said else []
 
     def read(self, model: Any, rows: Sequence[Row]) -> list[list[float]]:
-        """What the model says at each place of each row."""
+        """Scores at each place of each row."""
         return logits(model, rows, self.batch_size)
 
     def verdict(self, trajectory: Trajectory, said: Sequence[Sequence[float]]) -> Verdict:
@@ -228,7 +228,7 @@ def logits_at(model: Any, rows: Sequence[Row]) -> Any:
 
 
 def logits(model: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
-    """What the model says at each place of each row, without a gradient; `batch_size` rows at once."""
+    """Scores at each place of each row, without a gradient; `batch_size` rows at once."""
     import torch
 
     found: list[list[float]] = []
@@ -241,7 +241,7 @@ def logits(model: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]
 
 
 def pooled(model: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
-    """What the model says of each row where it looks by itself: at the last token that is not padding."""
+    """Score of each row at its last token that is not padding."""
     import torch
 
     found: list[list[float]] = []

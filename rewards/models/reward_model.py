@@ -1,4 +1,4 @@
-"""Learned rewards: models that were trained on attempts say how good another is, as a whole or step by step."""
+"""Learned rewards: outcome, process and preference models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RewardModelScore(ModelReward):
     """
 
     def read(self, model: Any, rows: Sequence[Row]) -> list[list[float]]:
-        """Where the model looks by itself, as it did when TRL trained it: at the last token that is not padding."""
+        """Score at the last token that is not padding, as in TRL's training."""
         a, b = getattr(model.config, SCALE, (1.0, 0.0))
         return [[a * x + b for x in values] for values in pooled(model, rows, self.batch_size)]
 
@@ -102,7 +102,7 @@ class ProcessModelScore(ModelReward):
                 "the reward model has not learnt nodes of so many turns",
                 where=f"reward model {self.path}",
                 got=f"node: {self.node}",
-                expected=f"at most {nodes[1]}, the `merge.longest` of its stage",
+                expected=f"at most {nodes[1]}, the `merge.max_turns` of its stage",
                 hint="lower node, or train the model with a longer one",
             )
 

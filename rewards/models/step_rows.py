@@ -31,7 +31,7 @@ class StepRow:
 
 
 def step_rows(trajectory: Trajectory) -> list[StepRow]:
-    """Return the rows of an attempt: one as long as the context only grows, and a new one wherever it was rewritten.
+    """Rows of an attempt: a new one wherever its context was rewritten.
 
     Turns without sampled tokens, such as those given to the policy, are no steps. A turn of several calls ends where
     the last of them does.
@@ -53,7 +53,7 @@ def step_rows(trajectory: Trajectory) -> list[StepRow]:
 
 
 def node_row(row: StepRow, first: int, last: int, mark: int) -> tuple[tuple[int, ...], int]:
-    """Return the ids of a node of several steps and the place where it ends: what was before, a mark, and the node.
+    """Ids of a node of several steps, after context and mark, and the place of its end.
 
     The node reaches from the first sampled token of step `first` of the row to the last of step `last`, replies between
     them included. The mark tells the model where what it judges begins: two steps read as one node are then something
@@ -65,7 +65,7 @@ def node_row(row: StepRow, first: int, last: int, mark: int) -> tuple[tuple[int,
 
 
 def cut(n_steps: int, n: int) -> list[tuple[int, int]]:
-    """First and last step of each node where steps are taken `n` at a time, the last node being what is left.
+    """First and last step of each node of `n` steps; the last node has the rest.
 
     5 steps, 2 at a time: (0, 1), (2, 3), (4, 4).
     """

@@ -44,7 +44,7 @@ class Container:
     """The program that makes containers; null takes the one that is there, Docker first."""
     image: str = "python:3.13-slim"
     """What programs find inside, with `python3` and `sh`; it has to be on this machine, as nothing is pulled."""
-    at_once: Annotated[int, Field(ge=1)] = 4
+    max_concurrent: Annotated[int, Field(ge=1)] = 4
     """Containers at a time; other programs queue."""
 
     def __str__(self) -> str:
@@ -66,7 +66,9 @@ class Container:
         self, program: Sequence[str], *, stdin: bytes, files: Mapping[str, bytes], bounds: Bounds
     ) -> Finished:
         """Run one program; a limit that only the wall clock can show ends the container."""
-        slots = _slots.setdefault(asyncio.get_running_loop(), {}).setdefault(self, asyncio.Semaphore(self.at_once))
+        slots = _slots.setdefault(asyncio.get_running_loop(), {}).setdefault(
+            self, asyncio.Semaphore(self.max_concurrent)
+        )
         with waiting_for_turn():
             await slots.acquire()
         try:

@@ -20,7 +20,7 @@ Unit = Literal["tokens", "turns"]
 
 
 def concise(correct_G: Sequence[bool], lengths_G: Sequence[float], alpha: float) -> list[float]:
-    """Scores 1[correct] · (1 − α · σ((length − μ) / (s + 10⁻⁷))), μ and s over the correct attempts of the group `[G]`.
+    """Scores `[G]` of correct attempts, less for longer ones: 1 − α · σ((length − μ) / (s + 10⁻⁷)).
 
     Lengths 100, 200, 300, all correct, α .1: .977290, .95, .922710. One correct: σ(0) = .5, so 1 − α/2. None: all 0.
     Source: Training Language Models to Reason Efficiently, arXiv 2502.04463, and its released reward.

@@ -28,7 +28,7 @@ class Cluster:
 
     @property
     def is_on(self) -> bool:
-        """Whether the run is made of processes of Ray."""
+        """True if the run is made of processes of Ray."""
         return self.rollout_workers > 0
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

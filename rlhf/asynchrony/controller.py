@@ -71,7 +71,7 @@ class Player(Protocol):
 
 @dataclass(frozen=True)
 class Due:
-    """What a step trains: ordinals, and their groups."""
+    """Groups that a step trains on, and their ordinals."""
 
     ordinals: tuple[int, ...]
     groups: Sequence[ScoredGroup]

@@ -105,7 +105,7 @@ class Ledger:
 
     @property
     def is_even(self) -> bool:
-        """Whether every token is in one place."""
+        """True if every token is in one place."""
         return self.generated == self.trained + self.stored + self.running + self.failed
 
 
@@ -159,7 +159,7 @@ class Pipeline:
 
     @property
     def may_install(self) -> bool:
-        """Whether the next version may be installed, now that it is trained."""
+        """True if the next version may be installed, now that it is trained."""
         if self.step <= self.version:
             return False
         return not self.rules.is_fixed or (self.n_begun >= self._limit and self.is_quiet)
@@ -194,12 +194,12 @@ class Pipeline:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether every group that began has finished."""
+        """True if every group that began has finished."""
         return not self.running and not self.returned
 
     @property
     def may_begin(self) -> bool:
-        """Whether `begin` has an ordinal to give."""
+        """True if `begin` has an ordinal to give."""
         return bool(self.returned) or (not self.is_held and self.n_begun < self._limit)
 
     def begin(self, worker: str = "") -> int | None:
@@ -332,7 +332,7 @@ class Pipeline:
 
     @property
     def may_cut(self) -> bool:
-        """Whether `state` may be called: of a fixed schedule, once the newest version is installed."""
+        """True if `state` may be called: of a fixed schedule, once the newest version is installed."""
         return not self.rules.is_fixed or self.version == self.step
 
     def state(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Asynchrony:
 
     @property
     def is_on(self) -> bool:
-        """Whether attempts are made ahead."""
+        """True if attempts are made ahead."""
         return self.staleness > 0
 
     @property

@@ -1,4 +1,4 @@
-"""Cuts of a pipeline that several processes share: each plays its share of every step, and a checkpoint holds all.
+"""Cuts of a pipeline that several processes share: each holds its part, a checkpoint the whole.
 
 Process r holds `n_r` of the B groups of a step, neighbours from place `start_r` on. Its own pipeline counts them from
 0: local ordinal o is the group `(o // n_r) · B + start_r + o % n_r` of the run. A cut of the run has ordinals of the
@@ -93,7 +93,7 @@ def share_of(state: Mapping[str, Any], share: slice, n_per_step: int, n_processe
 
 
 def _n_of(n_begun: int, share: slice, n_per_step: int) -> int:
-    """How many of the first `n_begun` groups of a run are a process's."""
+    """Number of a process's groups among the first `n_begun` of a run."""
     steps, rest = divmod(n_begun, n_per_step)
     n = int(share.stop - share.start)
     return steps * n + min(max(rest - int(share.start), 0), n)

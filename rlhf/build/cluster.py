@@ -1,4 +1,4 @@
-"""A run on Ray: learners as ranks in a placement group, started again from the last cut when one of them dies.
+"""Runs on Ray: learners as ranks of a placement group, restarted from the last checkpointed state.
 
 The first learner starts everything else (`rlhf.build.rollout_workers`), and what it starts ends when it does. So there
 is one thing to do whatever ends a learner or the controller: end the rest, and go on from the newest checkpoint, as
@@ -93,7 +93,7 @@ class Learner:
 
 
 def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: CleanConsole) -> dict[str, Any]:
-    """Train in the folder of a run, new or to go on with, on the Ray cluster of RAY_ADDRESS or on this machine.
+    """Train a new or resumed run on the Ray cluster of RAY_ADDRESS, or on this machine.
 
     Raises:
         MissingPackageError: Ray is not installed.

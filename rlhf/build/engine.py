@@ -111,7 +111,7 @@ def vllm_engine(
 
 
 def fit_of(recipe: Recipe, policy: Policy) -> dict[str, Any]:
-    """What an instance must have room for: shapes, vocabulary and context of the policy."""
+    """Requirements of an instance: shapes, vocabulary and context of the policy."""
     config = policy.model.config.get_text_config()
     shapes = {name: getattr(config, name, None) for name in SHAPES}
     return {"shapes": shapes, "n_vocab": int(config.vocab_size), "max_context": context_of(recipe, policy)}

@@ -89,7 +89,7 @@ def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:
 
 
 def opposed(later: Iterable[ScoredGroup], earlier: Iterable[ScoredGroup]) -> list[ScoredGroup]:
-    """The best attempt of `later` and the worst of `earlier` at each task that both have, as a group of two."""
+    """Groups of two: the best attempt of `later` and the worst of `earlier` at a task."""
     best, worst = _extremes(later, max), _extremes(earlier, min)
     return [
         ScoredGroup(task_id, (chosen[0], worst[task_id][0]), (chosen[1], worst[task_id][1]))

@@ -1,4 +1,4 @@
-"""What the first learner starts on Ray: servers of the policy, rollout workers, and the controller."""
+"""Servers of the policy, rollout workers and controller that the first learner starts on Ray."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MAX_ENDED = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """What a rollout worker needs: the recipe, and how to ask the servers for the policy.
+    """Settings of a rollout worker: the recipe, and the addresses of the policy's servers.
 
     Attributes:
         values: of the recipe.

@@ -172,7 +172,7 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
 
 
 def _is_worth(data: Chats, t: Trajectory, total: float) -> bool:
-    """Whether an attempt is imitated: by its score, or where it is solved, or in any case where that is told."""
+    """True if an attempt is imitated: by score, by success, or always."""
     return data.unsolved_system is not None or (t.solved if data.min_score is None else total >= data.min_score)
 
 

@@ -1,4 +1,4 @@
-"""Sizes of a data set's splits, and its prompts that leave no room in the context, told before anything is trained."""
+"""Sizes of a data set's splits, and prompts too long for the context, before training."""
 
 from __future__ import annotations
 

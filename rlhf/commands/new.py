@@ -38,7 +38,7 @@ def new(
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Write a reward, an environment or an agent to begin with: the part, its test, and a recipe that trains with it.
+    """Scaffold a reward, environment or agent: the part, its test, and a recipe.
 
     Example: rlhf new reward near; rlhf check recipe near.yaml; rlhf train near.yaml
     """

@@ -198,7 +198,7 @@ def _ahead_text(ahead: dict[str, Any]) -> str:
 
 
 def _cluster_text(cluster: dict[str, Any]) -> str:
-    """What the processes on Ray come to."""
+    """Summary of the processes on Ray."""
     workers = f"{_count(cluster['n_rollout_workers'], 'rollout worker')} of "
     workers += f"{_count(cluster['groups_of_a_worker'], 'group')} at a time"
     return (

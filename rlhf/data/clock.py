@@ -1,4 +1,4 @@
-"""The time that one call may take; it stands while the call waits for its turn at what it shares with other calls."""
+"""Time limit of a call; paused while the call waits for a shared resource."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Clock:
         return None if self.limit_s is None else max(0.0, share * self.limit_s - self.used_s())
 
     def is_over(self) -> bool:
-        """Whether the limit is exceeded."""
+        """True if the limit is exceeded."""
         return self.limit_s is not None and self.used_s() > self.limit_s
 
     @asynccontextmanager

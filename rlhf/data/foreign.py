@@ -97,7 +97,7 @@ def n_bytes(plain: str) -> int:
 
 
 def is_large(plain: str, max_bytes: int = MAX_TEXT_BYTES) -> bool:
-    """Whether a text has more bytes than it may."""
+    """True if a text has more bytes than it may."""
     return 4 * len(plain) > max_bytes and n_bytes(plain) > max_bytes
 
 
@@ -164,7 +164,7 @@ def told(error: BaseException) -> str:
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Whether an exception tells the present task to end, and is not the doing of the code that it came out of.
+    """True if an exception ends the present task from outside, not by the code that raised it.
 
     It is so where the task has been cancelled, where its loop is gone, and of an interrupt where a signal's handler
     raised it here. `raise CancelledError`, `raise KeyboardInterrupt` and `sys.exit()` in a called function are not.
@@ -184,7 +184,7 @@ def is_from_outside(error: BaseException) -> bool:
 
 
 def _is_of_signal(error: BaseException) -> bool:
-    """Whether a handler of SIGINT or SIGTERM raised this; Python's own leaves no trace, and is taken to have."""
+    """True if a handler of SIGINT or SIGTERM raised this; Python's own is taken to have."""
     handlers: list[Any] = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     if signal.default_int_handler in handlers:
         return True

@@ -69,12 +69,12 @@ class Prompt:
         return view(self._buffer.ids, 0, self._n)
 
     def begins_like(self, before: Prompt) -> bool:
-        """Whether it begins with all of `before`."""
+        """True if it begins with all of `before`."""
         n = before._n
         return n <= self._n and (self._buffer is before._buffer or self._buffer.ids[:n] == before._buffer.ids[:n])
 
     def extends(self, before: Generation) -> bool:
-        """Whether it begins with everything that `before` read and sampled."""
+        """True if it begins with everything that `before` read and sampled."""
         own, read, n = self._buffer, before.prompt, before.prompt._n
         if self._n < before.length or not self.begins_like(read):
             return False

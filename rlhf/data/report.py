@@ -42,7 +42,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept. A report that looked at nothing is not ok."""
+        """True if every promise was kept. A report that looked at nothing is not ok."""
         return bool(self.findings) and not self.broken
 
     @property
@@ -52,7 +52,7 @@ class Report:
 
     @property
     def heading(self) -> str:
-        """What was checked, and how many of its promises were kept."""
+        """Name of the subject, and the number of promises kept."""
         return f"{self.subject}: {len(self.findings) - len(self.broken)} of {len(self.findings)} promises kept"
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Walk:
 
     @property
     def report(self) -> Report:
-        """What was found so far."""
+        """Findings so far."""
         return Report(self.subject, tuple(self._findings.values()))
 
     def note(self, ok: bool, promise: str, got: str = "", *, seen: str = "") -> bool:
@@ -148,7 +148,7 @@ class Walk:
 
 
 def is_frozen(part: object) -> bool:
-    """Whether an object is of a frozen dataclass."""
+    """True if an object is of a frozen dataclass."""
     kind: Any = type(part)
     return is_dataclass(part) and bool(kind.__dataclass_params__.frozen)
 

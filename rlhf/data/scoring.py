@@ -126,7 +126,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Values of the states of a group by a critic, in units of the reward, before anything is learnt from it.
+    """Critic's values of a group's states, in units of the reward, before the update.
 
     Attributes:
         tokens_GNT: `[G][N][T]` the value of the state before each sampled token; of a critic of turns, that of the

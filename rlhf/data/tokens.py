@@ -35,7 +35,7 @@ class TokenBuffer:
         return len(self.ids)
 
     def begins_like(self, ids: array[int]) -> bool:
-        """Whether this begins with `ids`, or `ids` begin with all of this."""
+        """True if this begins with `ids`, or `ids` begin with all of this."""
         n = min(len(self.ids), len(ids))
         return self.ids.typecode == ids.typecode and self.ids[:n] == ids[:n]
 

@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
     @property
     def is_failure_of_a_part(self) -> bool:
-        """Whether the record says nothing about the policy."""
+        """True if the record says nothing about the policy."""
         return self in _PART_FAILURES
 
 
@@ -59,7 +59,7 @@ class Action:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What the environment is given in this turn, in order."""
+        """Actions given to the environment in this turn, in order."""
         return self.parts or (self.text,)
 
 
@@ -122,7 +122,7 @@ class Trajectory:
 
     @property
     def solved(self) -> bool:
-        """Whether the environment's own success criterion was met."""
+        """True if the environment's own success criterion was met."""
         return self.outcome is Outcome.SOLVED
 
     @property
@@ -137,7 +137,7 @@ class Trajectory:
 
     @property
     def is_demonstration(self) -> bool:
-        """Whether another than the policy played it: its tokens are off-policy, and it says nothing of the policy."""
+        """True if another than the policy played it; its tokens are off-policy."""
         return any(g.policy_version == DEMONSTRATED for g in self.generations)
 
     @property

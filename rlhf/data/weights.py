@@ -34,5 +34,5 @@ class PolicyWeights:
 
     @property
     def form(self) -> WeightsForm:
-        """How these weights are handed over."""
+        """Form in which these weights are delivered."""
         return "shared" if self.parameters is None else "full" if self.adapter is None else "adapter"

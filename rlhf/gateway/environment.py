@@ -1,4 +1,4 @@
-"""Attempts that are made by a program outside: it asks the policy through the gateway and says what it earned.
+"""Attempts by an outside program, which calls the policy through the gateway and reports the reward.
 
     environment:
       kind: external
@@ -49,7 +49,7 @@ from rlhf.settings import STRICT
 class External:
     """Attempts made by a program outside of this process, with the policy behind an OpenAI-compatible address."""
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("n_programs", None, ("at_once",)),)
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("n_programs", None, ("max_concurrent",)),)
     offers_tools: ClassVar[bool] = True
     limits_defaults: ClassVar[Mapping[str, Any]] = {"step_timeout_s": 120.0}
 
@@ -59,7 +59,7 @@ class External:
     """The agent's program and its arguments; empty waits for agents that come by themselves and ask for attempts."""
     n_programs: Annotated[int, Field(ge=1)] | None = None
     """So many programs that ask for one attempt after the other; null starts one program for each attempt."""
-    at_once: Annotated[int, Field(ge=1)] = 1
+    max_concurrent: Annotated[int, Field(ge=1)] = 1
     """Attempts that one of these programs makes at a time."""
     folder: Path | None = None
     """Folder that the program is run in; null is the present one."""
@@ -93,7 +93,7 @@ class External:
     @property
     def max_episodes(self) -> int | None:
         """As many as there are programs for: none waits for a program while its clock runs."""
-        return None if self.n_programs is None else self.n_programs * self.at_once
+        return None if self.n_programs is None else self.n_programs * self.max_concurrent
 
     @property
     def environment(self) -> Environment:

@@ -361,6 +361,6 @@ def _error(refusal: Refusal) -> dict[str, Any]:
 
 
 def _headers(refusal: Refusal) -> dict[str, str]:
-    """Whether the client is to try again, as the client libraries read it."""
+    """Headers that tell client libraries whether to try again."""
     again = {"Retry-After": f"{refusal.after_s:g}"} if refusal.after_s is not None else {}
     return {**again, "x-should-retry": "true" if again else "false"}

@@ -163,12 +163,12 @@ class Session:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program said that it is done, or failed."""
+        """True if the program said that it is done, or failed."""
         return self.is_finished or bool(self.failure)
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request waits for the policy."""
+        """True if a request waits for the policy."""
         return bool(self._pending)
 
     async def changed(self) -> None:

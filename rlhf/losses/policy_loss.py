@@ -6,13 +6,14 @@ reduction is already inside `weights`: a loss is Σ weights · l, so that micro-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from rlhf.capabilities import Capability, CapabilityView
+from rlhf.checking import CheckContext, Problem
 from rlhf.errors import DataError
 from rlhf.losses.trajectories import Trajectories
 
@@ -204,3 +205,16 @@ class LossNeeds(CapabilityView):
     def bounds_ratio(self) -> bool:
         """True if a key `max_weight` gives it a ratio of new to old probability."""
         return self.max_weight != ()
+
+
+def refuse_without_ratio(context: CheckContext, key: str, result: str) -> Iterator[Problem]:
+    """Refuse a loss without a ratio beside `key`, which trains on older samples; `result` says what would happen."""
+    traits = LossNeeds(context.stage.loss)
+    if traits.needs_fresh_samples:
+        yield Problem(
+            f"this loss has no ratio, so {result}",
+            where=context.path,
+            got=f"{key} with {context.kind_of('loss', context.stage.loss)}",
+            expected="a loss with a ratio of new to old probability",
+            do="set loss.max_weight" if traits.bounds_ratio else "use loss: {kind: ppo_clip}",
+        )

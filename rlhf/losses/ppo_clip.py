@@ -51,7 +51,7 @@ class PPOClip(Regularized):
 
     @property
     def needs_whole(self) -> Whole | None:
-        """Whether `LossInputs.trajectories` must be given."""
+        """True if `LossInputs.trajectories` must be given."""
         return "trajectory" if self.ratio == "trajectory" else None
 
     @property

@@ -80,7 +80,7 @@ class EpisodePolicy:
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether what is sampled are tokens with log-probs, and no whole messages of a server."""
+        """True if it samples tokens with log-probs, not whole messages of a server."""
         return self._renderer.tells_tokens
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:

@@ -146,7 +146,7 @@ class Served:
         return {}
 
     async def call(self, body: Any, query: Mapping[str, str]) -> Any:
-        """What vLLM asks its workers."""
+        """Call of all workers, as vLLM's own."""
         method, args = body["method"], body.get("args", [])
         if method == "rlhf_describe":
             return {"results": [self._described(Path(args[0]))]}

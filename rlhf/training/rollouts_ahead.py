@@ -103,7 +103,7 @@ class RolloutsAhead(StageHook):
 
     @property
     def is_incomplete(self) -> bool:  # type: ignore[override]
-        """Whether a step is trained here and not yet counted by the run."""
+        """True if a step is trained here and not yet counted by the run."""
         return self._run is not None and self._n_trained != self._run.state.step
 
     def state_dict(self) -> dict[str, Any]:

@@ -103,20 +103,30 @@ class Wandb:
         )
 
 
-class _WandbRun:
-    """Lines of a run as wandb's history, with an axis for each stage."""
+@plain_dataclass(frozen=True)
+class _Logged:
+    """Lines of a run as dictionaries, each with the step of its stage."""
 
-    def __init__(self, run: Any) -> None:
-        self._run, self._stages = run, set[str]()
+    run: Any
 
     def write(self, line: LogLine) -> None:
-        if line.stage not in self._stages:
-            self._stages.add(line.stage)
-            self._run.define_metric(f"{line.stage}/*", step_metric=f"{line.stage}/step")
-        self._run.log({f"{line.stage}/step": line.step, **_named(line)})
+        self.run.log({f"{line.stage}/step": line.step, **_named(line)})
 
     def end(self) -> None:
-        self._run.finish()
+        self.run.finish()
+
+
+@plain_dataclass(frozen=True)
+class _WandbRun(_Logged):
+    """The same as wandb's history, with an axis for each stage."""
+
+    stages: set[str] = field(default_factory=set)
+
+    def write(self, line: LogLine) -> None:
+        if line.stage not in self.stages:
+            self.stages.add(line.stage)
+            self.run.define_metric(f"{line.stage}/*", step_metric=f"{line.stage}/step")
+        super().write(line)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -207,19 +217,6 @@ class SwanLab:
             log_dir=str(run.folder / "swanlab"), config=dict(run.config), **resumed,
         )  # fmt: skip
         return _Logged(live)
-
-
-@plain_dataclass(frozen=True)
-class _Logged:
-    """Lines of a run as dictionaries, each with the step of its stage."""
-
-    run: Any
-
-    def write(self, line: LogLine) -> None:
-        self.run.log({f"{line.stage}/step": line.step, **_named(line)})
-
-    def end(self) -> None:
-        self.run.finish()
 
 
 @plain_dataclass

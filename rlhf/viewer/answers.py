@@ -142,7 +142,7 @@ class Answers:
         return self._clean(evaluation_views.leaderboard(self.library.runs()))
 
     def judges(self, run: str) -> Any:
-        """How far the reward models and judges of a run can be believed."""
+        """Accuracy of the reward models and judges of a run."""
         found = self.find(run)
         return self._clean(evaluation_views.judges(found.folder, found.poll()))
 

@@ -73,7 +73,7 @@ class Filter:
     text: str = ""
 
     def admits(self, row: Row) -> bool:
-        """Whether a cheap row may be what is looked for; texts are another matter."""
+        """True if a row without its texts may match."""
         score = row["score"]
         return (
             (not self.outcomes or row["outcome"] in self.outcomes)

@@ -1,4 +1,4 @@
-"""The runs that a viewer shows: those that were named, and those in folders that were, new ones as they appear."""
+"""Runs that a viewer shows: those named, and those of named folders, new ones too."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Redaction:
         return ["█" if i in hidden else piece for i, piece in enumerate(pieces)], hidden
 
     def _is_clean(self, text: str) -> bool:
-        """Whether there is surely no match in a text, or in any of the texts that it joins by lines."""
+        """True if a text, or texts joined by lines, surely has no match."""
         return self._is_default and _ANY.search(text) is None
 
 

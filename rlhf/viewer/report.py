@@ -73,7 +73,7 @@ def write_leaderboard(path: Path, folders: Sequence[Path]) -> Path:
 
 
 def frozen(answers: Answers, limit: int) -> tuple[dict[str, Any], str]:
-    """What a server would answer about all runs, and what of the attempts there was no room for.
+    """Answers of a server about all runs, and the attempts left out for size.
 
     Args:
         answers: about the runs.
@@ -117,7 +117,7 @@ def by_interest(files: Sequence[StoredStep]) -> list[StoredStep]:
 
 
 def _ever_finer(n: int) -> Iterator[int]:
-    """0 to n - 1 with the ends first, then what halves the gaps between those that came: 0 and 8, 4, 2 and 6, ..."""
+    """0 to n - 1, the ends first, then middles of the gaps: 0, 8, 4, 2, 6, ..."""
     known = set[int]()
     parts = 1
     while len(known) < n:

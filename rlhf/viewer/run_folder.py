@@ -34,7 +34,7 @@ _STATE_S, _FINDINGS_S = 0.5, 2.0
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run or an evaluation."""
+    """True if a folder holds a run or an evaluation."""
     return any((folder / name).is_file() for name in (METRICS, RECIPE, RESULT, PLAN))
 
 
@@ -135,7 +135,7 @@ class RunFolder:
             return self._parsed(SUMMARY, json.loads)
 
     def state(self) -> State:
-        """Whether a process writes the folder, by the sign of life in its lock, or how it ended."""
+        """State of the run: being written, by the heartbeat of its lock, or how it ended."""
         with self._turn:
             if time.monotonic() - self._state[0] >= _STATE_S:
                 self._state = (time.monotonic(), self._state_now())
@@ -188,7 +188,7 @@ class RunFolder:
 
 
 def _is_written(lock: Path) -> bool:
-    """Whether the owner of a lock lives; unlike `locks.owner_of`, this writes nothing to ask for the time."""
+    """True if the owner of a lock lives; unlike `locks.owner_of`, this writes nothing."""
     owner = read_path(lock)
     try:
         if owner is None or owner.is_of_here:

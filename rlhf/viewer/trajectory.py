@@ -1,4 +1,4 @@
-"""One stored trajectory as plain values for the page: turns, what was said, and what each sampled token was worth."""
+"""One stored trajectory as plain values for the page: turns, texts, and credit of each token."""
 
 from __future__ import annotations
 

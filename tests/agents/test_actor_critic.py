@@ -116,7 +116,7 @@ def test_a_demonstration_is_accepted() -> None:
     ("keys", "says"),
     [
         ({"actor": {"memory": Subgoals()}}, "reads what replies say to it"),
-        ({"again": "No."}, "{comment}"),
+        ({"revision_message": "No."}, "{comment}"),
         ({"max_rounds": 0}, "max_rounds"),
     ],
 )

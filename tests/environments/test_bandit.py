@@ -50,7 +50,7 @@ def test_payments_have_the_mean_of_their_lever_and_hang_on_the_pull_alone(paymen
 
 @given(st.integers(1, 3), st.sampled_from([0.1, 0.3, 0.6]), st.integers(2, 6), st.integers(0, 10_000))
 def test_the_best_lever_leads_by_the_gap(guests: int, gap: float, levers: int, seed: int) -> None:
-    found = Bandit(guests=guests, gap=gap, levers=levers).draw(random.Random(seed))
+    found = Bandit(n_contexts=guests, gap=gap, levers=levers).draw(random.Random(seed))
     for means in found.means:
         best, second, *_ = sorted(means, reverse=True)
         assert best - second == pytest.approx(gap, abs=0.0011) and min(means) >= 0.049 and best <= 0.951
@@ -98,7 +98,7 @@ def test_what_the_page_says_of_reference_play() -> None:
     for world, wanted in (
         (Bandit(**sizes), (0.24, 0.36, -0.01)),
         (Bandit(payments="gaussian", **sizes), (0.23, 0.34, 0.00)),
-        (Bandit(payments="gaussian", guests=3, **sizes), (0.14, 0.15, -0.00)),
+        (Bandit(payments="gaussian", n_contexts=3, **sizes), (0.14, 0.15, -0.00)),
         (Bandit(max_steps=100, **sizes), (0.50, 0.74, -0.01)),
     ):
         tasks = world.tasks("test")
@@ -107,7 +107,7 @@ def test_what_the_page_says_of_reference_play() -> None:
 
 
 def test_the_oracle_pulls_the_best_lever_of_each_guest() -> None:
-    world = Bandit(guests=3, n_test=5, max_steps=12)
+    world = Bandit(n_contexts=3, n_test=5, max_steps=12)
     for task in world.tasks("test"):
         plan, episode = world.plan(task, []), world.start(task)
         assert plan is not None and len(plan) == 12

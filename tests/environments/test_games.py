@@ -53,7 +53,7 @@ TABLE = {
     "twenty questions, 16 things": Row(TwentyQuestions(**FEW), 100, 15, 100, 514),
     "twenty questions, all things": Row(TwentyQuestions(things=len(THINGS), max_steps=20, **FEW), 19, 4, 19, 132),
     "bandit": Row(Bandit(**FEW), 100, 0, 100, 2000),
-    "bandit, gaussian, three guests": Row(Bandit(payments="gaussian", guests=3, **FEW), 100, 0, 100, 2000),
+    "bandit, gaussian, three guests": Row(Bandit(payments="gaussian", n_contexts=3, **FEW), 100, 0, 100, 2000),
     "prisoner's dilemma": Row(MatrixGame(**FEW), 100, 8, 100, 1000),
     "stag hunt": Row(MatrixGame(game="stag_hunt", **FEW), 100, 2, 100, 1000),
     "rock paper scissors": Row(MatrixGame(game="rock_paper_scissors", **FEW), 100, 2, 100, 1000),

@@ -68,7 +68,7 @@ def test_a_sum_by_hand():
 def test_a_gate_closes_the_sum():
     parts = {"right": Part(reward=ExactMatch()), "form": Part(reward=fixed(0.5), weight=0)}
     assert value(Combine(parts=parts, gates={"form": 0.5}), played("Paris")) == 1
-    shut = Combine(parts=parts, gates={"form": 0.6}, closed=-1)
+    shut = Combine(parts=parts, gates={"form": 0.6}, gated_score=-1)
     assert value(shut, played("Paris")) == -1
     why = asyncio.run(shut(task("Paris"), played("Paris"))).why
     assert "form closed" in why and "right 1" in why

@@ -126,17 +126,17 @@ def test_a_budget_costs_what_exceeds_it(used, value):
 )
 def test_the_order_of_tags_is_a_state_machine(text, wrong):
     assert well_formed(text, SEARCH_R1, "answer") == wrong
-    assert Format(then=SEARCH_R1)(task(), played(text)).value == (not wrong)
+    assert Format(transitions=SEARCH_R1)(task(), played(text)).value == (not wrong)
 
 
 def test_text_between_tags_may_be_allowed_and_replies_left_out():
     assert well_formed("Well, " + ANSWER + " Done.", SEARCH_R1, "answer", strict=False) == ""
     both = played(SEARCH, ANSWER)
-    assert Format()(task(), both).value == Format(then=SEARCH_R1)(task(), both).value == 1
+    assert Format()(task(), both).value == Format(transitions=SEARCH_R1)(task(), both).value == 1
     assert Format(replies=False)(task(), both).value == 0  # then <think> follows <search>
     assert Format()(task(), played((ANSWER, "You are done."))).value == 1  # the last reply is nobody's answer
     with pytest.raises(ValidationError, match=r"says nothing of what may follow answer"):
-        Format(then={"": ("think",), "think": ("answer",)})
+        Format(transitions={"": ("think",), "think": ("answer",)})
 
 
 @given(st.text(alphabet="<>/thinkanswer \n", max_size=80))
@@ -158,7 +158,7 @@ def test_the_machine_reads_anything(text):
     ],
 )
 def test_outcomes_are_softened_by_form(text, value):
-    assert FormatOutcome(form=Format(then=SEARCH_R1))(PARIS, played(text)).value == pytest.approx(value)
+    assert FormatOutcome(form=Format(transitions=SEARCH_R1))(PARIS, played(text)).value == pytest.approx(value)
 
 
 def test_what_was_retrieved_counts_where_the_answer_is_wrong():
@@ -275,7 +275,7 @@ def test_key_steps_of_r1_vl() -> None:
     share = KeySteps()(given, said).value
     assert share == 0.5
     assert (
-        1 + 0.1 * share + Format(then={"": ("answer",), "answer": ()})(PARIS, played("<answer>x</answer>")).value
+        1 + 0.1 * share + Format(transitions={"": ("answer",), "answer": ()})(PARIS, played("<answer>x</answer>")).value
         == 2.05
     )
     with pytest.raises(RewardError, match="what its steps should be"):

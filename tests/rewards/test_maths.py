@@ -141,15 +141,17 @@ def test_a_suite_that_is_not_there_is_named() -> None:
 def test_fewer_errors_than_bare_math_verify_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("math_verify")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import math_suite
+    import math_verifiers
 
     cases = load("math")
     ours = run(Maths(), cases, threads=2)
     assert all(j.value in (0, 1) for j in ours), [j.why for j in ours if j.value not in (0, 1)]
     some = [j for j in ours if j.case.category in ("units", "equation", "injection", "fraction")]  # all would take long
-    theirs = math_suite.run_in_main_thread(math_suite.math_verify, [j.case for j in some])
-    assert math_suite.errors(ours) == (0, 0), [(j.case.id, j.why) for j in ours if j.false_negative or j.false_positive]
-    assert all(a < b for a, b in zip(math_suite.errors(some), math_suite.errors(theirs), strict=True))
+    theirs = math_verifiers.run_in_main_thread(math_verifiers.math_verify, [j.case for j in some])
+    assert math_verifiers.errors(ours) == (0, 0), [
+        (j.case.id, j.why) for j in ours if j.false_negative or j.false_positive
+    ]
+    assert all(a < b for a, b in zip(math_verifiers.errors(some), math_verifiers.errors(theirs), strict=True))
 
 
 def test_verdicts_are_the_same_from_many_threads() -> None:

@@ -73,7 +73,7 @@ def test_attempts_are_told_their_budget():
     seen, environment = [], Corridor()
     engine = ScriptedEngine(lambda text: seen.append(text) or "go north", tokenizer=tokenizer())
     parts = ([environment.tasks("test")[0]], environment, ChatAgent(system=""), engine, Renderer(tokenizer()), LIMITS)
-    budgets = Budgets(budgets=(9, 70), say="You have {budget} tokens.")
+    budgets = Budgets(budgets=(9, 70), prompt="You have {budget} tokens.")
     [group] = asyncio.run(run_groups(*parts, SamplingParams(), group_size=4, seed=1, grouping=budgets))
     assert [t.attempt for t in group] == [0, 1, 2, 3] and len(seen) == 12
     assert (

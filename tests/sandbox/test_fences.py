@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers.fences import fenced
+from rewards.answers.extract import fenced
 from rewards.code.sandboxed_reward import program_of
 
 

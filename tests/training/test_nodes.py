@@ -48,7 +48,7 @@ def fan(*right: bool) -> ScoredGroup:
 def labels(made: ScoredGroup, seed: int = 0, **keys: Any) -> list[tuple[tuple[int, ...], float]]:
     """What is read, the mark included, with its label; each once."""
     draw, merging = random.Random(seed), Merging(**keys)
-    rows = labelled_nodes([made], merging, enough=1.0, eta=0.0, mark=MARK, draw=draw)
+    rows = labelled_nodes([made], merging, solved_at=1.0, eta=0.0, mark=MARK, draw=draw)
     return list(dict.fromkeys((row.token_ids, row.labels[0]) for row in rows))
 
 
@@ -85,7 +85,7 @@ def test_every_step_is_in_one_node(n_steps: int, n: int) -> None:
 
 def test_each_turn_is_learnt_alone_and_with_the_one_before_it() -> None:
     # After 5 two of four are right, so .5; each end is its own; the pair has the label of its later turn.
-    found = labels(fan(True, True, False, False), longest=2, compress=0.0)
+    found = labels(fan(True, True, False, False), max_turns=2, compress=0.0)
     ends = [1.0, 1.0, 0.0, 0.0]
     alone = [((1, 5, 2, MARK, 6 + i), x) for i, x in enumerate(ends)]
     pairs = [((1, MARK, 5, 2, 6 + i), x) for i, x in enumerate(ends)]
@@ -93,7 +93,7 @@ def test_each_turn_is_learnt_alone_and_with_the_one_before_it() -> None:
 
 
 def test_a_turn_that_is_merged_with_a_child_is_worth_what_became_of_the_others() -> None:
-    found = labels(fan(True, True, False, False), longest=1, compress=1.0)
+    found = labels(fan(True, True, False, False), max_turns=1, compress=1.0)
     [child] = [ids[-1] - 6 for ids, _ in found if ids[1] == MARK and len(ids) > 3]
     was_right = child < 2
     # .5 as it was; without a right child 1 of 3, without a wrong one 2 of 3. The node has the label of the child.
@@ -101,23 +101,23 @@ def test_a_turn_that_is_merged_with_a_child_is_worth_what_became_of_the_others()
     assert again == [0.5, pytest.approx(1 / 3 if was_right else 2 / 3)]
     assert [x for ids, x in found if ids == (1, MARK, 5, 2, 6 + child)] == [float(was_right)]
     # Nothing else is there than without.
-    assert set(labels(fan(True, True, False, False), longest=1, compress=0.0)) < set(found) and len(found) == 5 + 2
+    assert set(labels(fan(True, True, False, False), max_turns=1, compress=0.0)) < set(found) and len(found) == 5 + 2
 
 
 def test_few_children_are_left_alone() -> None:
     few = fan(True, False, False)
-    assert labels(few, longest=1, compress=1.0) == labels(few, longest=1, compress=0.0)
-    assert labels(few, longest=1, compress=1.0, least_children=3) != labels(few, longest=1, compress=0.0)
+    assert labels(few, max_turns=1, compress=1.0) == labels(few, max_turns=1, compress=0.0)
+    assert labels(few, max_turns=1, compress=1.0, min_children=3) != labels(few, max_turns=1, compress=0.0)
 
 
 def test_attempts_that_end_where_others_go_on_keep_their_own_label() -> None:
     made = fan(True, True, False)
     stopped = Trajectory("t", 3, "", made.trajectories[0].turns[:1], Outcome.FAILED)
     whole = ScoredGroup("t", (*made.trajectories, stopped), (*made.scores, Score({}, (0.0,), 0.0)))
-    [merge] = compressions(passing(whole), Merging(compress=1.0, least_children=3), random.Random(1))
+    [merge] = compressions(passing(whole), Merging(compress=1.0, min_children=3), random.Random(1))
     assert merge.turn == 0 and merge.child == 1 and 3 in merge.others and len(merge.others) == 3
     rows = labelled_nodes(
-        [whole], Merging(longest=1, compress=1.0, least_children=3), enough=1.0, eta=0.0, mark=MARK,
+        [whole], Merging(max_turns=1, compress=1.0, min_children=3), solved_at=1.0, eta=0.0, mark=MARK,
         draw=random.Random(1),
     )  # fmt: skip
     of_stopped = [row for row in rows if row.attempt == 3]
@@ -126,7 +126,7 @@ def test_attempts_that_end_where_others_go_on_keep_their_own_label() -> None:
 
 def test_nothing_is_merged_where_the_context_was_rewritten() -> None:
     turns = (said((1, 2), 3), said((9,), 4), said((9, 4, 8), 5))
-    found = labels(group(turns, right=[True]), longest=3, compress=1.0, least_children=2)
+    found = labels(group(turns, right=[True]), max_turns=3, compress=1.0, min_children=2)
     assert [ids for ids, _ in found] == [(1, 2, MARK, 3), (9, MARK, 4), (9, MARK, 4, 8, 5), (9, 4, 8, MARK, 5)]
 
 
@@ -134,11 +134,11 @@ def test_nothing_is_merged_where_the_context_was_rewritten() -> None:
 def test_each_attempt_ends_once_and_one_draw_gives_one_set_of_rows(
     right: list[bool], seed: int, longest: int, compress: float
 ) -> None:
-    merging = Merging(longest=longest, compress=compress, least_children=2)
+    merging = Merging(max_turns=longest, compress=compress, min_children=2)
 
     def rows() -> list[Any]:
         draw = random.Random(seed)
-        return list(labelled_nodes([fan(*right)], merging, enough=1.0, eta=1.0, mark=MARK, draw=draw))
+        return list(labelled_nodes([fan(*right)], merging, solved_at=1.0, eta=1.0, mark=MARK, draw=draw))
 
     found = rows()
     assert found == rows()
@@ -215,7 +215,7 @@ def test_a_model_of_nodes_is_not_trained_further_on_turns(tmp_path: Path) -> Non
 STAGE: dict[str, Any] = {
     "kind": "reward_model", "learns": "steps", "pairs": {"tasks": 48, "group_size": 10}, "eta": 0.0, "epochs": 2,
     "rollout": {"kind": "tree", "branches_per_round": 1, "continuations": 4}, "batch_size": 16,
-    "merge": {"least_children": 3}, "optimizer": {"lr": 3.0e-3, "schedule": "linear"},
+    "merge": {"min_children": 3}, "optimizer": {"lr": 3.0e-3, "schedule": "linear"},
 }  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def test_a_stage_learns_nodes_and_leaves_a_folder_that_says_so(tmp_path: Path) -
 
 @pytest.mark.parametrize("learns", ["pairs", "outcome"])
 def test_only_a_model_of_steps_has_nodes(tmp_path: Path, learns: str) -> None:
-    stage = {"kind": "reward_model", "learns": learns, "merge": {"longest": 3}}
+    stage = {"kind": "reward_model", "learns": learns, "merge": {"max_turns": 3}}
     with pytest.raises(RecipeError) as refused:
         load(runs.write(tmp_path, [START, stage]))
     assert refused.value.where == "stages[1].merge" and learns in str(refused.value)

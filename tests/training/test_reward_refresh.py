@@ -103,7 +103,7 @@ def tasks_of(items: list[Any]) -> set[str]:
 
 @pytest.mark.parametrize("learns", KINDS)
 def test_it_learns_from_the_present_attempts_and_leaves_the_recipes_model_alone(tmp_path: Path, learns: str) -> None:
-    found = refresher(tmp_path, learns, every=1, truth="env", enough=0.6, epochs=10, batch_size=8, held_out=0.5)
+    found = refresher(tmp_path, learns, every=1, truth="env", solved_at=0.6, epochs=10, batch_size=8, held_out=0.5)
     loaded = load(str(tmp_path))[0]
     before = tiny.parameters(loaded)
     groups = attempts(1, n_tasks=6)
@@ -134,7 +134,7 @@ def group_of(groups: list[ScoredGroup], found: Refresher) -> ScoredGroup:
 def test_truth_is_what_the_environment_calls_solved_or_another_reward(tmp_path: Path) -> None:
     [group] = [g for g in attempts(1) if g.task_id == "echoes/0/1"]
     for truth, worth in ((None, [float(t.solved) for t in group.trajectories]), ("env", None)):
-        found = refresher(tmp_path, "outcome", truth=truth, enough=0.6, held_out=0.01)
+        found = refresher(tmp_path, "outcome", truth=truth, solved_at=0.6, held_out=0.01)
         found.learn([group], 1)
         values = worth or [score.parts["env"].value for score in group.scores]
         items = [item for item in found.fresh if isinstance(item, Labelled)]
@@ -143,7 +143,7 @@ def test_truth_is_what_the_environment_calls_solved_or_another_reward(tmp_path: 
 
 
 def test_a_share_of_what_is_learnt_from_is_old(tmp_path: Path) -> None:
-    found = refresher(tmp_path, "outcome", every=2, truth="env", old_share=0.25, capacity=30, held_out=0.2)
+    found = refresher(tmp_path, "outcome", every=2, truth="env", replay_share=0.25, capacity=30, held_out=0.2)
     counts = []
     for step in range(1, 9):
         found.learn(attempts(step), step)
@@ -158,7 +158,7 @@ def test_a_share_of_what_is_learnt_from_is_old(tmp_path: Path) -> None:
     assert len(found.old) == 30 and found.n_seen == sum(n for n, _ in counts) > 40
     steps = {task.rpartition("/")[2] for task in tasks_of(found.old)}
     assert len(steps) >= 5  # what is kept is not what came last
-    none = refresher(tmp_path, "outcome", every=1, truth="env", old_share=0.0)
+    none = refresher(tmp_path, "outcome", every=1, truth="env", replay_share=0.0)
     for step in (1, 2):
         none.learn(attempts(step), step)
         assert none.refresh(success_estimate)["refresh/n_old"] == 0.0
@@ -214,7 +214,7 @@ def test_attempts_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("learns", KINDS)
 def test_its_state_goes_on_to_the_bit(tmp_path: Path, learns: str) -> None:
-    settings = {"every": 2, "truth": "env", "enough": 0.6, "capacity": 30, "held_out": 0.3}
+    settings = {"every": 2, "truth": "env", "solved_at": 0.6, "capacity": 30, "held_out": 0.3}
     one = refresher(tmp_path / "one", learns, **settings)
     for step in (1, 2, 3):
         one.learn(attempts(step), step)
@@ -326,12 +326,12 @@ def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
         ({"reward": "lerned"}, {}, ["reward_refresh.reward", "did you mean 'learned'?"]),
         ({"reward": "truth"}, {}, ["reward_refresh.reward", "reward model"]),
         ({}, {"second": "learned"}, ["reward_refresh.reward", "learned, second"]),
-        ({"enough": 0.5}, {}, ["reward_refresh.enough", "no effect"]),
+        ({"solved_at": 0.5}, {}, ["reward_refresh.solved_at", "no effect"]),
         ({"truth": "learned"}, {}, ["reward_refresh.truth"]),
         ({"truth": "truht"}, {}, ["reward_refresh.truth", "did you mean 'truth'?"]),
         ({"truth": "seen"}, {"seen": {"kind": "outcome", "watch": True}}, ["reward_refresh.truth", "weight: 0"]),
         ({"optimizer": {"schedule": "linear"}}, {}, ["optimizer.schedule", "constant"]),
-        ({"old_share": 1.0}, {}, ["reward_refresh.old_share"]),
+        ({"replay_share": 1.0}, {}, ["reward_refresh.replay_share"]),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(

@@ -75,7 +75,7 @@ def branching() -> ScoredGroup:
 
 
 def test_a_step_is_labelled_by_what_became_of_all_who_took_it() -> None:
-    rows = list(labelled([branching()], steps=True, enough=1.0, eta=0.0))
+    rows = list(labelled([branching()], steps=True, solved_at=1.0, eta=0.0))
     # After 5: one of three is right; after 5, 6: one of two; the end of each attempt is its own.
     assert [row.labels for row in rows] == [
         pytest.approx((1 / 3, 1 / 2, 1.0)),
@@ -84,12 +84,12 @@ def test_a_step_is_labelled_by_what_became_of_all_who_took_it() -> None:
         (0.0,),
     ]
     assert [row.ends for row in rows] == [(1, 3, 5), (1, 3, 5), (1, 3), (1,)]
-    soft = [row.labels for row in labelled([branching()], steps=True, enough=1.0, eta=1.0)]
+    soft = [row.labels for row in labelled([branching()], steps=True, solved_at=1.0, eta=1.0)]
     assert soft[0] == pytest.approx((math.log((2 + math.e) / 3), 0.620115, 1.0), abs=1e-6)
 
 
 def test_an_outcome_is_one_label_at_the_end() -> None:
-    rows = list(labelled([branching()], steps=False, enough=0.4, eta=0.0))
+    rows = list(labelled([branching()], steps=False, solved_at=0.4, eta=0.0))
     assert [(row.ends, row.labels) for row in rows] == [((5,), (1.0,)), ((5,), (0.0,)), ((3,), (0.0,)), ((1,), (1.0,))]
 
 
@@ -113,7 +113,7 @@ def test_the_loss_is_the_cross_entropy_of_all_labels_however_they_are_divided() 
     assert float(torch.nn.functional.binary_cross_entropy_with_logits(x, labels)) == pytest.approx(worked, abs=1e-6)
     policy = tiny.policy()
     groups = tiny.collect(policy, n_tasks=2, group_size=3)
-    rows = list(labelled(groups, steps=True, enough=1.0, eta=1.0))
+    rows = list(labelled(groups, steps=True, solved_at=1.0, eta=1.0))
     torch.manual_seed(0)
     model = scoring_model(policy, "steps")
     found = []
@@ -131,7 +131,7 @@ def test_the_loss_is_the_cross_entropy_of_all_labels_however_they_are_divided() 
 
 def test_training_repeats_itself_and_leaves_no_gradient_behind() -> None:
     policy = tiny.policy()
-    rows = list(labelled(tiny.collect(policy, n_tasks=2, group_size=3), steps=True, enough=0.5, eta=1.0))
+    rows = list(labelled(tiny.collect(policy, n_tasks=2, group_size=3), steps=True, solved_at=0.5, eta=1.0))
     stage = RewardModel(learns="steps", epochs=3, batch_size=4, pairs_per_microbatch=2, optimizer=AdamW(lr=1e-2))
     found = []
     for checkpointing in (False, False, True):
@@ -260,7 +260,7 @@ def test_a_policy_learns_from_them(done: runs.Done, tmp_path: Path, name: str, k
 
 
 def test_attempts_that_are_all_alike_are_nothing_to_learn_from(tmp_path: Path) -> None:
-    stage = STAGE | {"enough": 9.0, "pairs": {"tasks": 4, "group_size": 3}}
+    stage = STAGE | {"solved_at": 9.0, "pairs": {"tasks": 4, "group_size": 3}}
     with pytest.raises(TrainingError, match="all right, or all wrong"):
         runs.run(runs.write(tmp_path, [stage], rewards=OUTCOME, evaluation={"n_tasks": 4}), tmp_path / "run")
 

@@ -57,12 +57,12 @@ class Pattern:
     """Facts that regular expressions find.
 
     A pattern names its groups `subject`, `relation` and `object`; letter case does not matter. Of the relations in
-    `single` a subject has one at a time: what is told last replaces the others.
+    `exclusive` a subject has one at a time: what is told last replaces the others.
     """
 
     patterns: tuple[str, ...] = Field(min_length=1)
     r"""Such as `(?P<subject>\w+) is (?P<relation>in|on) the (?P<object>\w+)`."""
-    single: tuple[str, ...] = ()
+    exclusive: tuple[str, ...] = ()
     """Relations that exclude each other, such as `in`, `on` and `held by`."""
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Pattern:
         """True if both are single-valued facts of one subject."""
         if new[0] != old[0] or tuple(new) == tuple(old):
             return False
-        single = {relation.lower() for relation in self.single}
+        single = {relation.lower() for relation in self.exclusive}
         return new[1] in single and old[1] in single
 
 

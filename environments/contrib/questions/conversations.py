@@ -1,4 +1,4 @@
-"""Long conversations read piece by piece, and a question at the end: files in the form of LoCoMo or MemoryAgentBench.
+"""Questions after long conversations read in pieces: files of LoCoMo or MemoryAgentBench.
 
     Caroline: I went to the support group yesterday. ...
     > next
@@ -57,7 +57,7 @@ class Conversations:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises."""
+        """Properties of the environment."""
         return Properties(
             deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=_SPLITS
         )

@@ -44,7 +44,7 @@ class NextSegment:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises; a text may repeat itself."""
+        """Properties of the environment; a text may repeat itself."""
         return Properties(
             deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=_SPLITS,
             judged_by_rewards=True, repeats=True,

@@ -1,4 +1,4 @@
-"""Experts of unlike price: ask one that knows, as cheap as can be, and answer.
+"""Routing: ask the cheapest expert that knows the topic, then answer.
 
     penny costs 1, knows: rivers. duke costs 10, knows: birds, rivers. ...
     What is the code of the river Quor? Ask an expert by name: 'ask penny', or 'answer' and the code.
@@ -64,7 +64,7 @@ class Routing(Drawn):
 
     @property
     def level(self) -> str:
-        """How many experts and topics."""
+        """Level: number of experts and of topics."""
         return f"{self.experts}-{self.topics}"
 
     def draw(self, rng: random.Random) -> Exchange:

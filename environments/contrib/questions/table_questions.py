@@ -16,7 +16,6 @@ import random
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -24,8 +23,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.contrib.text_to_sql import Problem, draw
-from environments.core.procedural import Attempts, Drawn, Judged, digest, plan_answer
-from rlhf.data import Task
+from environments.core.procedural import Attempts, DrawnQuestions, Judged, digest
 from rlhf.settings import STRICT
 
 Kind = Literal["filter", "aggregate", "join", "verify"]
@@ -42,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TableQuestions(Drawn):
+class TableQuestions(DrawnQuestions):
     """Answer questions about two tables that are shown, and tell true statements from false ones; SQLite."""
 
     questions: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("filter", "aggregate", "join", "verify")
@@ -56,7 +54,7 @@ class TableQuestions(Drawn):
 
     @property
     def level(self) -> str:
-        """Which questions, about how many rows."""
+        """Level: the kinds of questions, and the number of rows."""
         return f"{'+'.join(self.questions)}-{self.n_rows}"
 
     def draw(self, rng: random.Random) -> Asked:
@@ -74,20 +72,18 @@ class TableQuestions(Drawn):
             said = f"Asked '{problem.question}' somebody says {claimed}. Is that true or false?"
             return Asked(tables, said, (str(truth).lower(),))
 
-    def start(self, task: Task) -> Attempts:
-        """Begin one attempt at a task."""
-        asked: Asked = self.instance(task)
+    def ask(self, instance: Asked) -> Attempts:
+        """Show the tables, and ask the question."""
         return Attempts(
-            f"{asked.tables}\n{asked.question} Answer with the values alone, with commas between them.",
-            lambda text: judge(asked, text),
-            name=f"{self.name}/{digest(repr(asked))}",
+            f"{instance.tables}\n{instance.question} Answer with the values alone, with commas between them.",
+            lambda text: judge(instance, text),
+            name=f"{self.name}/{digest(repr(instance))}",
             max_steps=self.max_steps,
         )
 
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the answer; None where no attempt is left."""
-        asked: Asked = self.instance(task)
-        return plan_answer(self.start(task), taken, ", ".join(asked.answer))
+    def answer(self, instance: Asked) -> str:
+        """Items of the answer, with commas between them."""
+        return ", ".join(instance.answer)
 
 
 def looked_up(problem: Problem) -> tuple[str, tuple[str, ...]]:

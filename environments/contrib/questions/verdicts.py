@@ -49,7 +49,7 @@ class Verdicts:
 
     @property
     def properties(self) -> Properties:
-        """What this environment promises."""
+        """Properties of the environment."""
         return Properties(
             deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=_SPLITS
         )

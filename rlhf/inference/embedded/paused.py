@@ -38,7 +38,7 @@ class PausableEngine(TransformersEngine):
 
     @property
     def version_name(self) -> str:
-        """What the weights are called."""
+        """Name of the weights."""
         return self._names[self._version]
 
     @property

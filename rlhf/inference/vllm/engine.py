@@ -107,7 +107,7 @@ class VllmEngine:
 
     @property
     def sender(self) -> str:
-        """What the names of weights begin with that it has delivered, or follows."""
+        """Prefix of the names of weights that it has delivered, or follows."""
         return self._deliverer.sender
 
     @property

@@ -29,7 +29,7 @@ class KDRL(PPOClip):
     steps of the stage. d = .3 gives k2 = .045, and half-way β = .003. Both terms are reduced with the same weights; a
     token that is not taught has 0 in the second.
 
-    An attempt is right if its score is above `right_above`. A silent group is one in which all attempts score the same;
+    An attempt is right if its score is above `correct_above`. In a silent group all attempts score the same;
     those without a right one teach nothing else (set `filters.drop_zero_advantage` to false, which leaves them out).
 
     Source: KDRL, arXiv 2506.02208; no code is public: what is masked, and that the schedule lasts as long as the stage,
@@ -37,7 +37,7 @@ class KDRL(PPOClip):
     """
 
     in_equal_groups: ClassVar[str] = "teaches attempts of any group"
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("teach", "all", ("right_above",)),)
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("teach", "all", ("correct_above",)),)
 
     teacher: str
     """Folder of a saved model, or its name on a hub; its tokenizer must be the policy's."""
@@ -47,7 +47,7 @@ class KDRL(PPOClip):
     """β in the last step."""
     teach: Teach = "all"
     """Attempts that are distilled: all, the wrong ones, or those of groups whose every attempt is wrong."""
-    right_above: float = 0.0
+    correct_above: float = 0.0
     """An attempt with a higher score is right."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Budgets(Independent):
-    """Attempts that are told how many tokens they have: attempt i the budget number i mod n, where there are n.
+    """Attempts with token budgets in the prompt: attempt i has budget i mod n.
 
     With one budget it is a length asked for in the prompt; with several the attempts at a task are subgroups, in which
     none crowds out the long ones. `rewards: {kind: budgeted}` pays for keeping them, `stratified` compares within.
@@ -25,18 +25,18 @@ class Budgets(Independent):
 
     budgets: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
     """Tokens that an attempt is told it has."""
-    say: str = "Answer with at most {budget} tokens."
+    prompt: str = "Answer with at most {budget} tokens."
     """How it is told; `{budget}` stands for the number."""
 
     def __post_init__(self) -> None:
         """Refuse a text without the number."""
-        if "{budget}" not in self.say:
-            raise ValueError(f"say is '{self.say}', expected a text with {{budget}} in it")
+        if "{budget}" not in self.prompt:
+            raise ValueError(f"prompt is '{self.prompt}', expected a text with {{budget}} in it")
 
     def told_first(self, attempt: int) -> Message:
         """Return what attempt number `attempt` is told beside the messages of its task."""
         budget = self.budgets[attempt % len(self.budgets)]
-        return Message(Role.USER, self.say.replace("{budget}", str(budget)))
+        return Message(Role.USER, self.prompt.replace("{budget}", str(budget)))
 
     def n_from_start(self, group_size: int) -> int:
         """All of them. Raises ValueError where the budgets cannot have as many attempts each."""

@@ -22,7 +22,7 @@ from rlhf.tasks.shuffled import walk
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Ladder:
-    """Draws tasks of the hardest level; one that is failed is drawn one level easier next time, until it is solved.
+    """Draws the hardest level first; a failed task comes one level easier, until solved.
 
     Every task of the hardest level has a ladder: the tasks of the same number of each easier level. It begins at the
     top, goes down a rung when no attempt reaches `min_correct`, and up again when `climb_share` of them do. Levels are
@@ -110,7 +110,7 @@ class LadderTasks:
         return tasks[i % len(tasks)]
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is, and the rungs."""
+        """State: position in the order, and the rung of each task."""
         return {"n_drawn": self.n_drawn, "rungs": [[i, rung] for i, rung in self.rungs.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

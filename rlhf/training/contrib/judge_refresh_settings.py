@@ -33,7 +33,7 @@ class JudgeRefresh:
     truth: str | None = None
     """Name of a reward that says what the audited attempts are truly worth; null is 1 where the environment says that
     one was solved, else 0."""
-    enough: float = 1.0
+    solved_at: float = 1.0
     """Truth from which an attempt is right."""
     every: Annotated[int, Field(ge=1)] = 20
     """Steps between two renewals, and least number of steps that a judge is behind."""

@@ -20,7 +20,7 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import credit_of
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
-from rlhf.losses.policy_loss import LossNeeds
+from rlhf.losses.policy_loss import refuse_without_ratio
 from rlhf.settings import STRICT
 from rlhf.tasks.shuffled import walk
 from rlhf.training.context import LiveStage, RunContext
@@ -53,15 +53,7 @@ class Logged:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses that take no old samples, and estimators that need more than the attempts."""
         stage = context.stage
-        kind, traits = context.kind_of("loss", stage.loss), LossNeeds(stage.loss)
-        if traits.needs_fresh_samples:
-            yield Problem(
-                "this loss has no ratio, so what others sampled would count as if the policy had",
-                where=context.path,
-                got=f"logged with {kind}",
-                expected="a loss with a ratio of new to old probability",
-                do="set loss.max_weight" if traits.bounds_ratio else "use loss: {kind: ppo_clip}",
-            )
+        yield from refuse_without_ratio(context, "logged", "what others sampled would count as if the policy had")
         if stage.critic is not None or stage.advantage.needs_values:
             yield Problem(
                 "a critic has not seen what others sampled",

@@ -34,7 +34,7 @@ class Compression:
 
 
 def compressions(shared: Shared, merging: Merging, draw: random.Random) -> Iterator[Compression]:
-    """Yield the merges in a group's tree: for each turn with enough children, one child or none.
+    """Yield the merges in a group's tree: for each turn with solved_at children, one child or none.
 
     The tree is as it was when the next turn is looked at: each is a tree of its own, compressed in one place.
     """
@@ -47,13 +47,13 @@ def compressions(shared: Shared, merging: Merging, draw: random.Random) -> Itera
                 continue
             done.add((k, through))
             children = list(dict.fromkeys(shared[j][child] for j in through if child in shared[j]))
-            if len(children) >= merging.least_children and draw.random() < merging.compress:
+            if len(children) >= merging.min_children and draw.random() < merging.compress:
                 merged = draw.choice(children)
                 yield Compression(k, child, merged, tuple(j for j in through if j not in merged))
 
 
 def labelled_nodes(
-    groups: Iterable[ScoredGroup], merging: Merging, *, enough: float, eta: float, mark: int, draw: random.Random
+    groups: Iterable[ScoredGroup], merging: Merging, *, solved_at: float, eta: float, mark: int, draw: random.Random
 ) -> Iterator[Labelled]:
     """Yield a row for each node of each attempt, labelled by its last turn, then those of compression.
 
@@ -64,16 +64,16 @@ def labelled_nodes(
     Args:
         groups: attempts that were made, with their scores.
         merging: how turns are merged.
-        enough: the score from which an attempt is right.
+        solved_at: the score from which an attempt is right.
         eta: of the soft mean.
         mark: the id before a node.
         draw: decides on compression.
     """
     for group in groups:
-        attempts = _Attempts(group, enough, eta, mark)
-        found = list(attempts.nodes(merging.longest))
+        attempts = _Attempts(group, solved_at, eta, mark)
+        found = list(attempts.nodes(merging.max_turns))
         for merge in compressions(attempts.shared, merging, draw):
-            if merging.longest == 1:  # else it is there already
+            if merging.max_turns == 1:  # else it is there already
                 own = {i: attempts.shared[i][merge.child] for i in merge.merged}
                 found += [attempts.row(i, merge.turn, merge.child, through) for i, through in own.items()]
             going_on = (i for i in merge.others if not attempts.ends_in(i, merge.turn))
@@ -84,9 +84,9 @@ def labelled_nodes(
 class _Attempts:
     """The attempts of a group, and the rows of their nodes."""
 
-    def __init__(self, group: ScoredGroup, enough: float, eta: float, mark: int) -> None:
+    def __init__(self, group: ScoredGroup, solved_at: float, eta: float, mark: int) -> None:
         self.task_id, self.eta, self.mark = group.task_id, eta, mark
-        self.right = [score.total >= enough for score in group.scores]
+        self.right = [score.total >= solved_at for score in group.scores]
         self.shared = passing(group)
         self.rows_G = [step_rows(trajectory) for trajectory in group.trajectories]
 

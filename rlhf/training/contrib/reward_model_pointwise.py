@@ -1,4 +1,4 @@
-"""The reward-model stage on single attempts: how likely each is to come out right, as a whole or turn by turn."""
+"""Reward-model training on single attempts: P(right) of the whole or of each turn."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
     run.reseed(0)
     model, merged = adapted(scoring_model(run.policy, stage.learns), stage.lora)
     if stage.merge:
-        setattr(model.config, NODES, {"mark": run.policy.tokenizer.pad_token_id, "longest": stage.merge.longest})
+        setattr(model.config, NODES, {"mark": run.policy.tokenizer.pad_token_id, "longest": stage.merge.max_turns})
     for update, values in enumerate(updates(model, seen, stage, seed_of(run)), start=1):
         run.log(update, values | (figures if update == 1 else {}), delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
@@ -55,14 +55,14 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
 def _rows(run: RunContext, stage: RewardModel, groups: Sequence[ScoredGroup]) -> list[Labelled]:
     """Everything there is to learn from: attempts, each with all of its labels, or one row of each node."""
     if stage.merge is None:
-        return list(labelled(groups, steps=stage.learns == "steps", enough=stage.enough, eta=stage.eta))
+        return list(labelled(groups, steps=stage.learns == "steps", solved_at=stage.solved_at, eta=stage.eta))
     draw = random.Random(f"{run.seed}/{run.state.stage}/merge")
     mark = run.policy.tokenizer.pad_token_id
-    return list(labelled_nodes(groups, stage.merge, enough=stage.enough, eta=stage.eta, mark=mark, draw=draw))
+    return list(labelled_nodes(groups, stage.merge, solved_at=stage.solved_at, eta=stage.eta, mark=mark, draw=draw))
 
 
 def figures_of(rows: Sequence[Labelled]) -> dict[str, float]:
-    """What is logged of labelled rows."""
+    """Metrics of labelled rows."""
     labels = [y for row in rows for y in row.labels]
     return {
         "reward_model/n_attempts": float(len({(row.task_id, row.attempt) for row in rows})),
@@ -135,7 +135,7 @@ def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Label
 
 
 def right_before_wrong(rows: Sequence[Labelled], said: Sequence[float]) -> Iterator[tuple[bool, str]]:
-    """Of each right and wrong attempt at one task, whether the right one is said to be better at its end."""
+    """Pairwise accuracy: is the right attempt scored above the wrong one of its task, at the end."""
     ends: dict[str, list[tuple[float, bool]]] = {}
     for row, x in zip(rows, said, strict=True):
         if row.is_last:
@@ -154,9 +154,9 @@ def _check_any(rows: Sequence[Labelled], groups: Sequence[ScoredGroup], stage: R
     raise TrainingError(
         "there is nothing to tell apart: attempts are all right, or all wrong",
         where=where,
-        got=f"{n} attempts at {len(groups)} tasks, {n_right} of them with a score of at least {stage.enough:g}",
+        got=f"{n} attempts at {len(groups)} tasks, {n_right} of them with a score of at least {stage.solved_at:g}",
         expected="attempts that are right and attempts that are wrong",
-        hint="look at `enough` and at the scores; raise pairs.tasks, or take tasks that are neither sure nor hopeless",
+        hint="look at `solved_at` and the scores; raise pairs.tasks, or take tasks that are neither sure nor hopeless",
     )
 
 

@@ -159,7 +159,7 @@ class Refresher(StageHook):
         settings = self.settings
         if self.is_of_pairs:
             return Pairs(max_per_task=settings.max_per_task).of(groups, f"{self.seed}/{n_steps}")
-        return labelled(groups, steps=self.reward.learnt == "steps", enough=settings.enough, eta=settings.eta)
+        return labelled(groups, steps=self.reward.learnt == "steps", solved_at=settings.solved_at, eta=settings.eta)
 
     def _is_held_out(self, task_id: str) -> bool:
         return random.Random(f"{self.seed}/held_out/{task_id}").random() < self.settings.held_out
@@ -173,7 +173,7 @@ class Refresher(StageHook):
             TrainingError: too many gradients in a row were not finite.
         """
         begun, rng = time.perf_counter(), random.Random(f"{self.seed}/{self.n_refreshes}")
-        kept = round(len(self.fresh) * self.settings.old_share / (1 - self.settings.old_share))
+        kept = round(len(self.fresh) * self.settings.replay_share / (1 - self.settings.replay_share))
         again = rng.sample(self.old, min(kept, len(self.old)))
         figures = self._accuracy("before", estimate)
         anchors = self._sides(self.held or self.fresh)

@@ -48,13 +48,13 @@ class RewardRefresh:
     null is 1 where the environment says that it was solved, else 0."""
     every: Annotated[int, Field(ge=1)] = 10
     """Steps between two times."""
-    old_share: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    replay_share: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of what is learnt from that earlier policies of the stage did, as far as there is so much."""
     capacity: Annotated[int, Field(ge=1)] = 2048
     """Pairs or attempts of earlier policies that are kept; each that ever was is as likely to be among them."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the tasks whose attempts are kept for judging the model."""
-    enough: float = 1.0
+    solved_at: float = 1.0
     """Truth from which an attempt is right, for models of outcomes and steps."""
     eta: Annotated[float, Field(ge=0)] = 1.0
     """η of the labels of steps, see `{kind: reward_model}`."""

@@ -46,7 +46,7 @@ class SelfCertainty:
 
     @property
     def figure(self) -> Figure:
-        """What the trainer has to compute."""
+        """Figure that the trainer computes."""
         return "mean_logprobs" if self.direction == "uniform" else "entropy"
 
     def value(self, figure: float, n_vocabulary: int) -> float:

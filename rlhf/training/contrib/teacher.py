@@ -122,13 +122,13 @@ def with_teacher_logprobs(
     """
     if not isinstance(stage.loss, KDRL):
         return list(samples)
-    chosen = pupils(groups, stage.loss.teach, stage.loss.right_above)
+    chosen = pupils(groups, stage.loss.teach, stage.loss.correct_above)
     rows = [s for s in samples if s.sequence in chosen]
     found = iter(teacher.teach(stage, trainer, rows))
     return [_with(s, next(found) if s.sequence in chosen else None) for s in samples]
 
 
-def pupils(groups: Sequence[ScoredGroup], teach: Teach, right_above: float) -> set[int]:
+def pupils(groups: Sequence[ScoredGroup], teach: Teach, correct_above: float) -> set[int]:
     """Return the numbers of the trajectories that are taught, counted over all groups in order.
 
     Scores of (0, 1), (0, 0) and (1, 1): all six; of the wrong ones 0, 2 and 3; of silent groups 2 and 3.
@@ -136,7 +136,7 @@ def pupils(groups: Sequence[ScoredGroup], teach: Teach, right_above: float) -> s
     chosen, first = set(), 0
     for group in groups:
         totals = [score.total for score in group.scores]
-        wrong = {first + i for i, total in enumerate(totals) if total <= right_above}
+        wrong = {first + i for i, total in enumerate(totals) if total <= correct_above}
         silent = len(wrong) == len(totals) and len(set(totals)) <= 1
         everyone = set(range(first, first + len(totals)))
         chosen |= {"all": everyone, "wrong": wrong, "silent_groups": wrong if silent else set()}[teach]

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample
 from rlhf.checking import CheckContext, Problem
-from rlhf.losses.policy_loss import LossNeeds
+from rlhf.losses.policy_loss import LossNeeds, refuse_without_ratio
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
@@ -56,14 +56,9 @@ class Replay:
         """Refuse losses that take no old samples, and steps that are always full."""
         stage = context.stage
         kind, traits = context.kind_of("loss", stage.loss), LossNeeds(stage.loss)
-        if traits.needs_fresh_samples:
-            yield Problem(
-                "this loss has no ratio, so what is replayed would count as if the policy had just sampled it",
-                where=context.path,
-                got=f"replay with {kind}",
-                expected="a loss with a ratio of new to old probability",
-                do="set loss.max_weight" if traits.bounds_ratio else "use loss: {kind: ppo_clip}",
-            )
+        yield from refuse_without_ratio(
+            context, "replay", "what is replayed would count as if the policy had just sampled it"
+        )
         if traits.needs_whole == "group":
             yield Problem(
                 "this loss compares the trajectories of a group, and what is replayed has lost its group",

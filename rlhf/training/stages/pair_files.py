@@ -116,7 +116,7 @@ class _Line:
         return values
 
     def rated(self, values: dict[str, Any]) -> list[WrittenReply]:
-        """Read a row with one reply, or both sides of a pair; columns beside those that are needed are passed over."""
+        """Read a row with one reply, or both sides of a pair; other columns are ignored."""
         if "completion" not in values and "label" not in values:
             pair = self.pair(values)
             sides = ((pair.chosen, True), (pair.rejected, False))

@@ -139,7 +139,7 @@ async def pairs_for(
 
 
 async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Rated]]:
-    """Read replies that are good or bad, or take both sides of pairs; in the order in which they are trained on.
+    """Labelled replies, or both sides of pairs, in training order.
 
     Raises:
         RecipeError: a file, or a run that is named, cannot be used.

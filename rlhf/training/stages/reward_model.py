@@ -39,7 +39,7 @@ class RewardModel(OnPairs):
     learns: Literal["pairs", "outcome", "steps"] = "pairs"
     """What the model learns from: which of two attempts is better, whether an attempt came out right, or how likely it
     was to do so after each of its turns."""
-    enough: float = 1.0
+    solved_at: float = 1.0
     """Score from which an attempt is right, for `outcome` and `steps`."""
     rollout: GroupStructure = Field(default_factory=Independent)
     """How the attempts of `steps` and `pairs` come about. What is done after a turn by attempts that branch there says
@@ -70,7 +70,7 @@ class RewardModel(OnPairs):
         path, why = context.path, f"{context.path} learns from {self.learns}"
         of_steps, of_pairs = "remove the key, or use learns: steps", "remove the key, or use learns: pairs"
         if self.learns == "pairs":
-            yield from unused(self, ("enough", "eta", "merge"), path, why, of_steps)
+            yield from unused(self, ("solved_at", "eta", "merge"), path, why, of_steps)
             return
         yield from unused(self, ("centring",), path, why, of_pairs)
         if self.learns == "outcome":

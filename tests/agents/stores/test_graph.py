@@ -28,7 +28,7 @@ from rlhf.data import Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from tests.agents.spoken import Speaks
 
 IN, EXIT = r"(?P<subject>\w+) is (?P<relation>in|on) the (?P<object>\w+)", r"(?P<subject>\w+) (?P<relation>leads to) (?P<object>\w+)"  # fmt: skip # noqa: E501
-RULES = Pattern(patterns=(IN, EXIT), single=("in", "on"))
+RULES = Pattern(patterns=(IN, EXIT), exclusive=("in", "on"))
 KEY, BOX, HALL = Fact("key", "in", "box"), Fact("box", "in", "hall"), Fact("hall", "leads to", "attic")
 
 
