@@ -1,4 +1,4 @@
-"""Time saved by asynchronous rollouts, order under slow tasks, and learning by staleness.
+"""Time saved by asynchronous rollouts, and the order of groups under slow tasks.
 
     python benchmarks/asynchrony.py            # 20 steps; both sides wait, so that cores do not matter
     python benchmarks/asynchrony.py --steps 8 --seconds 0.3
@@ -6,14 +6,6 @@
 Prints one JSON object: seconds of 20 steps with `staleness: 0` and `staleness: 1` and their ratio; for a slow tenth of
 the tasks, which wait 20 times as long and say more, which groups are trained in which step; and microseconds that the
 state machine takes for each of 100,000 groups.
-
-    python benchmarks/asynchrony.py --learning --out runs/asynchrony    # five seeds of four arms; goes on where it was
-
-With `--learning`, what age does to learning at equal samples. A small model learns TextWorldExpress' simonsays: a short
-imitation, then steps of GRPO. The arms are `staleness` 0, 1 and 4 with the default correction, and 4 with every weight
-1 within 1e-6. All of a seed begin with the same policy and are given the same tasks in the same order. Prints success
-on unseen tasks of each run, and of each arm the mean over seeds of its difference to `staleness: 0`, paired by seed,
-with a 95% interval by Student's t.
 """
 
 from __future__ import annotations
@@ -22,13 +14,10 @@ import argparse
 import contextlib
 import io
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import yaml
@@ -37,7 +26,6 @@ from rlhf.asynchrony.pipeline import Pipeline, Rules
 from rlhf.build.train import train
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
-from rlhf.stats import t_quantile
 from rlhf.terminal import CleanConsole
 
 #: An environment that waits, and a loss that does.
@@ -213,104 +201,11 @@ def machine(n: int = 100_000, size: int = 32) -> dict[str, float]:
     return found
 
 
-# --- learning -------------------------------------------------------------------------------------------------------
-
-ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "s0": ({}, {}),
-    "s1": ({"staleness": 1}, {}),
-    "s4": ({"staleness": 4}, {}),
-    "s4-uncorrected": (
-        {"staleness": 4},
-        {"correction": {"kind": "clipped", "min_weight": 1.0, "max_weight": 1.000001}},
-    ),
-}
-
-
-def learning_recipe(asynchrony: dict[str, Any], keys: dict[str, Any], steps: int) -> dict[str, Any]:
-    return {
-        "name": "asynchrony-learning",
-        "policy": {"kind": "from_scratch", "hidden_size": 64, "n_layers": 2, "n_heads": 4, "max_context": 1024},
-        "environment": {"kind": "textworld_express", "game": "simonsays", "max_steps": 10},
-        "agent": {"kind": "chat", "system": ""},
-        "rewards": {"score": {"kind": "environment"}, "invalid": {"kind": "invalid_action", "penalty": 0.05}},
-        "limits": {"max_turns": 10, "max_tokens": 12, "max_concurrent": 128},
-        "evaluation": {"n_tasks": 100},
-        "asynchrony": asynchrony,
-        "stages": [
-            {
-                "kind": "supervised",
-                "n_demonstrations": 300,
-                "random_share": 0.4,
-                "observation_weight": 0.5,
-                "epochs": 2,
-                "batch_size": 4,
-                "optimizer": {"lr": 2.0e-3},
-            },
-            {
-                "kind": "policy_gradient",
-                "steps": steps,
-                "tasks_per_step": 8,
-                "group_size": 8,
-                "minibatches": 2,
-                "checkpoint_every": 5,
-                "optimizer": {"lr": 5.0e-4, "schedule": "linear"},
-                **keys,
-            },
-        ],
-    }
-
-
-def learnt(out: Path, arm: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train unless that is done; returns the last line of the output."""
-    folder = out / f"{arm}-seed{seed}"
-    result = folder.with_suffix(".json")
-    if not result.is_file():
-        path = folder.with_suffix(".yaml")
-        path.write_text(yaml.safe_dump(learning_recipe(*ARMS[arm], steps)))
-        begin = ["--resume", str(folder)] if (folder / "recipe.yaml").is_file() else [str(path), f"seed={seed}"]
-        place = [] if begin[0] == "--resume" else ["--out", str(folder)]
-        line = [sys.executable, "-m", "rlhf.cli", "train", *begin, *place, "--json"]
-        done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)
-        result.write_text(done.stdout.splitlines()[-1])
-    return dict(json.loads(result.read_text()))
-
-
-def paired(differences: list[float]) -> dict[str, float]:
-    """Mean and half-width of its 95% interval."""
-    n = len(differences)
-    half = t_quantile(0.975, n - 1) * stdev(differences) / n**0.5 if n > 1 else float("inf")
-    return {"mean": mean(differences), "half_width": half, "n_seeds": n}
-
-
-def learning(args: argparse.Namespace) -> dict[str, Any]:
-    """Train every arm with every seed that is not done; returns success and paired differences."""
-    args.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
-    before: dict[int, float] = {}
-    for seed in args.seeds:
-        for arm in ARMS:
-            if args.table and not (args.out / f"{arm}-seed{seed}.json").is_file():
-                continue
-            result = learnt(args.out, arm, seed, args.steps)
-            found[arm][seed], before[seed] = result["success_after"], result["success_before"]
-            print(f"{arm}, seed {seed}: {before[seed]:.1%} to {found[arm][seed]:.1%}", file=sys.stderr, flush=True)
-    both = {arm: [found[arm][s] - found["s0"][s] for s in found[arm] if s in found["s0"]] for arm in ARMS}
-    differences = {arm: paired(values) for arm, values in both.items() if arm != "s0" and values}
-    return {"before": before, "success": found, "difference_to_s0": differences}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1.0, help="of the attempts and of the update of a step")
-    parser.add_argument("--learning", action="store_true", help="train seeds of each arm")
-    parser.add_argument("--out", type=Path, default=Path("runs/asynchrony"), help="runs of --learning")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
-    parser.add_argument("--table", action="store_true", help="with --learning, train nothing: print what is there")
     args = parser.parse_args()
-    if args.learning:
-        print(json.dumps(learning(args), indent=1))
-        return
     with tempfile.TemporaryDirectory() as folder:
         found = {
             "machine": machine(),

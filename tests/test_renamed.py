@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from agents.stores.cases import Cases
 from rewards.judges.judge import Grade
+from rewards.sandbox.container import Container
 from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.moved import RenamedWarning
@@ -18,6 +19,7 @@ from rlhf.recipe.builder import build
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.renamed import RENAMED_KEYS
 from rlhf.rollout.reward_watch import Watch
+from rlhf.training.contrib.node_merging import Merging
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.critics.values import Critic
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -35,6 +37,8 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
         (Cases, {"own": True}, {"include_same_task": True}),
         (Grade, {"tries": 2, "url": "http://x", "model": "m"}, {"max_requests": 2, "url": "http://x", "model": "m"}),
         (Watch, {"of": "exact"}, {"compare_with": "exact"}),
+        (Merging, {"longest": 3}, {"max_turns": 3}),
+        (Container, {"at_once": 2}, {"max_concurrent": 2}),
     ],
 )
 def test_old_key_is_read_as_the_new_one(part: Any, old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:

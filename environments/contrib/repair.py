@@ -292,7 +292,7 @@ def _calls(name: str) -> tuple[tuple[str, str, str], ...]:
 
 @cache
 def mutants(name: str) -> tuple[tuple[str, int, str], ...]:
-    """Sources of a function with one change that a test notices, the number of that test, and what it got."""
+    """Mutants of a function: source, number of the test that fails, and its result."""
     source, tests = _LIBRARY[name]
     right = [_returned(source, name, args) for args in tests]
     found: dict[str, tuple[int, str]] = {}

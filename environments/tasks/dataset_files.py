@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 def refuse_too_large(path: Path, where: str) -> None:
-    """Raise EnvError where a file or folder alone is larger than the memory that is free, as all rows are held."""
+    """Raise EnvError if a file or folder is larger than free memory, which holds all rows."""
     files = [path] if path.is_file() else path.rglob("*")
     size, free = sum(file.stat().st_size for file in files if file.is_file()), psutil.virtual_memory().available
     if size > free:

@@ -319,7 +319,7 @@ def same_number(said: object, wanted: int) -> bool:
 
 
 def calculated(expression: str) -> str:
-    """Value of an arithmetic expression of + - * / // % ** and brackets, or what is wrong with it."""
+    """Value of an arithmetic expression (+ - * / // % ** and brackets), or its error."""
     if len(expression) > _MOST_SUM:
         return f"Error: a sum has at most {_MOST_SUM} characters."
     try:

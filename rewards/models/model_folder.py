@@ -178,7 +178,7 @@ class ModelReward:
 
 
 def stage_of(reward: object) -> int | None:
-    """Number of the stage whose model a reward asks for, and that has not left it yet; None of any other reward."""
+    """Number of the stage that is still to train a reward's model; None of other rewards."""
     found = re.fullmatch(r"stages\[(\d+)\]", reward.path) if isinstance(reward, ModelReward) else None
     return int(found[1]) if found else None
 

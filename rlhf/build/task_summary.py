@@ -21,7 +21,7 @@ _N_MEASURED = 5_000
 
 
 async def tell_splits(recipe: Recipe, renderer: Renderer, max_context: int, say: Callable[[str], None]) -> None:
-    """Say how many tasks each split of a data set has, and caution of prompts that leave too little room.
+    """Print the number of tasks of each split, and caution of prompts that are too long.
 
     Other environments make their tasks, and what they show first is known when an episode begins. An agent that does
     not ask the policy first is not looked at.

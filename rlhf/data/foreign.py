@@ -107,7 +107,7 @@ def type_of(value: object) -> str:
 
 
 def shown(value: object, most: int = 80) -> str:
-    """Return the type of any value, and the value where that is a short text, a number, a truth value or None."""
+    """Return the type of any value, with the value itself if it is short and plain."""
     kind, name = type(value), type_of(value)
     if value is None or kind is bool:
         return repr(value)

@@ -307,7 +307,7 @@ class Conversations:
         self._buffers: list[TokenBuffer] = []
 
     def keep(self, generation: Generation, *, role: str, by: str) -> Generation:
-        """Return `generation`, asked for in this role and sampled by that one, as a part of what was said before."""
+        """Return `generation` with its role and sampler, stored as a part of earlier ones."""
         given, n = generation.prompt, generation.prompt._n
         ids, sampled = given._buffer.ids[:n], generation._array
         buffer = next((b for b in reversed(self._buffers) if b.begins_like(ids)), None)

@@ -87,7 +87,7 @@ def _row_sums(words: torch.Tensor, level: int) -> torch.Tensor:
 
 
 def _row_sums_on_cpu(words: Any, factors: Any) -> Any:
-    """Row sums in numpy, several times as fast on a CPU: a row of products stays in the core's cache."""
+    """Row sums in numpy, several times as fast on a CPU, as rows stay in cache."""
     found, row = np.zeros(max(1, -(-len(words) // _ROW)), np.int64), np.empty(_ROW, np.int64)
     for number in range(len(found)):
         part = words[number * _ROW : (number + 1) * _ROW]

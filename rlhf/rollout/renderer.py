@@ -213,7 +213,7 @@ class Renderer:
         return str(text)
 
     def _check_header(self) -> None:
-        """Raise ModelError where a reply begins with a header that the template does not write before it is asked for.
+        """Raise ModelError if the generation prompt lacks the header with which replies begin.
 
         A template without any header, as Mistral's, is right: what the assistant says follows the question at once.
         """

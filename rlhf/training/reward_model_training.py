@@ -31,7 +31,7 @@ Item = TypeVar("Item", bound=OfTask)
 
 
 def split_by_task(items: Sequence[Item], share: float, seed: str) -> tuple[list[Item], list[Item]]:
-    """Return what to train on and what to judge by, of about `share` of the tasks; no task is in both.
+    """Return training and held-out items, the latter of about `share` of the tasks.
 
     Raises:
         TrainingError: all are of one task.

@@ -139,7 +139,7 @@ class Attempts:
         return rows
 
     def matching(self, stored: StoredStep, wanted: Filter) -> dict[int, str]:
-        """Place of each attempt of a step that is looked for, with the text around what was found in it."""
+        """Places of a step's attempts that match, with the text around each match."""
         places = [row["row"] for row in self.rows(stored) if wanted.admits(row)]
         if not wanted.text or not places:
             return dict.fromkeys(places, "")

@@ -236,7 +236,7 @@ def leaderboard(runs: Sequence[ShownRun]) -> dict[str, Any]:
 
 
 def judges(folder: Path, data: RunData) -> dict[str, Any]:
-    """Calibration of the reward models of a run on held-out tasks, and audits of its judges and models by step."""
+    """Calibration of a run's reward models, and audits of its judges by step."""
     models, problems = [], []
     for path in sorted((folder / "reward_model").glob("*/held_out.json")):
         try:

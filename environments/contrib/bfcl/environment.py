@@ -161,7 +161,7 @@ class BFCLEpisode:
         self.opening = StepResult(opening, state_key=self._key())
 
     async def step(self, action: str) -> StepResult:
-        """Make the calls of `action`, or end the turn where it is no list of calls. Raises EnvError at the end."""
+        """Make the calls of `action`, or end the turn where it holds none. Raises EnvError at the end."""
         return self.act(action)
 
     async def close(self) -> None:

@@ -112,7 +112,7 @@ def backward(model: Any, rows: Sequence[Labelled], at_once: int) -> float:
 
 
 def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Labelled], step: int) -> None:
-    """Log how often a right attempt is found better than a wrong one, and whether probabilities are what they say."""
+    """Log pairwise accuracy and calibration on held-out attempts."""
     assert run.estimate is not None
     said = logits(model, [(row.token_ids, row.ends) for row in rows], stage.at_once)
     values = [(p, row.right, row.task_id) for row, xs in zip(rows, said, strict=True) for p in map(sigmoid, xs)]

@@ -50,7 +50,7 @@ class LiveReward:
 
 @dataclass
 class Refresher(StageHook):
-    """A copy of the recipe's model, what it may learn from, and when it is to. `learn` takes in a finished step.
+    """Copy of the recipe's reward model with its data and schedule; `learn` takes in a step.
 
     Attributes:
         settings: the recipe keys.

@@ -58,7 +58,7 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
 
 
 def _tell(run: RunContext, ahead: Sequence[float], task_ids: Sequence[str], step: int) -> None:
-    """Log how often the model is right on pairs it was not trained on and whether it is as sure, and say so.
+    """Log and print accuracy and calibration on held-out pairs.
 
     `ahead` is by how much the better side of each pair scores higher.
     """
