@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 from argparse import Namespace
@@ -81,6 +82,31 @@ def test_where_it_is_absent_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyP
     with pytest.raises(ModelError) as caught:
         Pretrained(path="base").build(0)
     assert "rlhf train base/pretrain" in caught.value.hint and "wheel" in caught.value.hint
+
+
+def test_what_comes_along_is_small_and_says_what_it_is() -> None:
+    files = [path for path in (ROOT / "base").iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 16e6
+    card, weights = (ROOT / "base" / "README.md").read_text("utf-8"), ROOT / "base" / "model.safetensors"
+    assert hashlib.sha256(weights.read_bytes()).hexdigest()[:16] in card, "the card is of other weights"
+    assert (model_files.BASE_FOLDER / "model.safetensors").samefile(weights)
+
+
+@pytest.mark.parametrize(
+    ("read", "right"),
+    [
+        ("Your task is to do exactly what Simon says.\n\nSimon says, 'smell banana'.", "smell banana"),
+        ("Tower. Ways: north, west. The key is west.", "go west"),
+    ],
+)
+def test_it_copies_what_it_reads_untrained(read: str, right: str) -> None:
+    policy = Pretrained(path="base").build(0)
+    asked = [{"role": "user", "content": read}]
+    prompt = policy.tokenizer.apply_chat_template(
+        asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )["input_ids"]
+    [said] = policy.model.generate(input_ids=prompt, max_new_tokens=8, do_sample=False)
+    assert policy.tokenizer.decode(said[prompt.shape[1] :], skip_special_tokens=True) == right
 
 
 @pytest.mark.parametrize("name", ["pretrain", "decay"])

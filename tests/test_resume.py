@@ -139,9 +139,11 @@ def test_many_stages(tmp_path: Path) -> None:
     assert_equal(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_a_supervised_stage_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"lora": LORA}, {"dtype": "bfloat16"}], ids=["dropout", "masters"])
+def test_a_supervised_stage_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, changes: dict[str, Any]) -> None:
     stage = SUPERVISED | {"epochs": 3, "checkpoint_every": 5}  # of three updates each
-    path = recipe(tmp_path, "grpo", LORA, stages=[stage], evaluation={"n_tasks": 6})
+    policy = runs.BASE["policy"] | changes
+    path = recipe(tmp_path, "grpo", None, policy=policy, stages=[stage], evaluation={"n_tasks": 6})
     runs.run(path, tmp_path / "whole")
     stopped = shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     shutil.rmtree(stopped / "checkpoints" / "0-supervised-000009")

@@ -110,7 +110,8 @@ class FromScratch:
         config = Qwen3Config(**common) if self.family == "qwen3" else LlamaConfig(**common)
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        model.to(getattr(torch, self.dtype))
+        for parameter in model.parameters():  # and no buffer: a model that is loaded has those in float32
+            parameter.data = parameter.data.to(getattr(torch, self.dtype))
         base = copy.deepcopy(model) if self.lora is not None else None
         policy = Policy.of(model, tokenizer, self.lora)
         policy.base = base
