@@ -92,7 +92,7 @@ def settings_of(suite: Suite) -> dict[str, Any]:
         "agent": {"kind": "chat", "system": "", "max_action_chars": own.max_action_chars, **formats, **memory},
         "limits": {
             "max_turns": turns,
-            "max_tokens": 16 if listed else min(part.limits.max_tokens for part in suite.parts),
+            "max_tokens": 32 if listed else min(part.limits.max_tokens for part in suite.parts),
             "max_concurrent": 64 if turns <= LONG else 32,
         },
     }
