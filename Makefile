@@ -19,7 +19,7 @@ WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest
 SPREAD := -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-.PHONY: quickstart install install-vllm install-dev install-inspect pictures check fast test test-all gpu-test docs bench clean
+.PHONY: quickstart install install-vllm install-dev install-inspect install-axe pictures check fast test test-all gpu-test docs bench clean
 
 # Models this small gain nothing from threads, and one thread gives the same curve on every machine.
 quickstart: export OMP_NUM_THREADS ?= 1
@@ -42,7 +42,7 @@ $(VENV)/.installed-vllm: $(VENV)/.installed pyproject.toml
 
 install-dev: $(VENV)/.installed-dev
 $(VENV)/.installed-dev: $(VENV)/.installed $(VENV)/.installed-vllm pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,scienceworld,minihack,toytext,reasoning-gym,textarena,servers,mcp,openenv,deepspeed,ray,trl,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,scienceworld,minihack,miniwob,toytext,reasoning-gym,textarena,servers,mcp,openenv,deepspeed,ray,trl,dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(BARE)
 	touch $@
 
@@ -51,6 +51,11 @@ install-inspect: $(VENV)/inspect/.installed ## inspect_ai, whose loader tests re
 $(VENV)/inspect/.installed: Makefile
 	$(PYTHON) -m venv $(VENV)/inspect
 	$(VENV)/inspect/bin/python -m pip install --quiet --retries 1 inspect-ai==0.3.285
+	touch $@
+
+install-axe: $(VENV)/axe/node_modules/axe-core/axe.min.js ## axe-core, which looks for what keeps a screen reader out
+$(VENV)/axe/node_modules/axe-core/axe.min.js: Makefile
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/axe axe-core@4.14.1
 	touch $@
 
 pictures: install-dev ## the pictures of the README, by a run of the quickstart in Debian's Chromium
@@ -67,7 +72,7 @@ fast: install-dev ## the tests that one runs while writing
 	$(PYTEST) $(SPREAD) -m fast
 
 test: export OMP_NUM_THREADS ?= 1
-test: install-dev install-inspect ## all that CI runs, and whether every branch was taken where that is promised
+test: install-dev install-inspect $(if $(shell command -v npm),install-axe) ## all that CI runs, and whether every branch was taken where that is promised
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(SPREAD) $(COVERING)
 	$(BIN)/coverage combine --quiet

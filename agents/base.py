@@ -109,5 +109,7 @@ class Capabilities(CapabilityView):
     """Roles that its calls can have; empty where it does not say."""
     plays_seats = Capability(False, bool)
     """It plays several seats of one game."""
+    is_outside = Capability(False, bool)
+    """It speaks for a program that its environment starts, and acts in no other."""
     write = Capability[Callable[..., Any] | None](None, Callable)
     """Writes the reply that a demonstration gives; None where it cannot be demonstrated to."""

@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.base import History, Reply
+from agents.base import Capabilities, History, Reply
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
 from rlhf.data.report import Report, Walk, is_frozen, shorten
 from rlhf.errors import EngineError
@@ -117,6 +117,8 @@ async def _check(walk: Walk, agent: Any, n_turns: int) -> None:
     ok, stored = await walk.call("class: can be pickled", pickle.dumps, agent)
     if ok:
         await walk.call("class: can be pickled", pickle.loads, stored)
+    if Capabilities(agent).is_outside:  # no script can stand in for the program of an attempt
+        return
     policy = await _episode(walk, agent, _SAYINGS, n_turns, _ACTIONS)
     again = await _episode(walk, agent, _SAYINGS, n_turns, _ACTIONS)
     got = "the second episode with the same agent object was prompted otherwise: keep nothing on self"

@@ -6,11 +6,12 @@ Both begin with one fine-tuned checkpoint, read the same JSONL, call the same fu
 of 16 questions with 8 attempts each, at the same learning rate, on a CPU. Each run is a process of its own, and the two
 of a seed run at the same time, on a core each, so that a busy neighbour slows both. Time is counted from the start of
 the process, imports and our evaluation before training included, to the step at which the mean of the last 5 steps is
-first `TARGET` of the attempts, and to the last step. TRL leaves out what it can: checkpoints, and those of gradients.
+first the target, and to the last step. TRL leaves out what it can: checkpoints, and those of gradients.
 
 Both tasks ask for the largest of three digits. In `answer` the reply is that digit: the worst case for an engine with
-work around each reply. In `thoughts` as many letters go before it as chance says, 12 in the mean and with a long
-tail, as lengths of thoughts have: one long reply holds up whoever samples in fixed batches.
+work around each reply. In `thoughts` the digits are said over and over before it, as often as chance says, with a long
+tail, as lengths of thoughts have: one long reply holds up whoever samples in fixed batches and pads rows. A reply of
+more than 96 characters is wrong, so that replies stay as long as they were.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 import rlhf
 
 #: Questions of a step, attempts at each, and how many steps are averaged.
 N_TASKS, GROUP, SMOOTH = 16, 8, 5
-TARGET = 0.45
 N_TEST = 200
 
 OURS = """\
@@ -65,7 +66,7 @@ import json, os, time
 
 
 def right(completions, answer, **kwargs):
-    found = [float(said[0]["content"][-1:] == wanted) for said, wanted in zip(completions, answer)]
+    found = [last(said[0]["content"], wanted) for said, wanted in zip(completions, answer)]
     if len(found) >= 8:  # an evaluation asks of one attempt at a time
         note = {"at": time.time(), "cpu_s": time.process_time(), "right": sum(found), "n": len(found)}
         with open(os.environ["NOTES"], "a") as file:
@@ -74,7 +75,7 @@ def right(completions, answer, **kwargs):
 
 
 def last(answer, reference):
-    return float(answer[-1:] == reference)
+    return float(answer[-1:] == reference and len(answer) <= 96)
 """
 SIDES = {"ours": OURS, "theirs": THEIRS}
 
@@ -90,8 +91,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of a task."""
+    """Sizes of a task, and the success that both are timed to."""
 
+    target: float
     max_tokens: int
     steps: int
     lr: float
@@ -99,16 +101,15 @@ class Setting:
     n_layers: int
 
 
-SETTINGS = {"thoughts": Setting(64, 20, 1e-3, 128, 4), "answer": Setting(4, 40, 1e-3, 64, 2)}
+SETTINGS = {"thoughts": Setting(0.55, 256, 24, 3e-4, 128, 4), "answer": Setting(0.45, 4, 40, 1e-3, 64, 2)}
 
 
 def rows(task: str) -> list[dict[str, str]]:
     """Questions with the whole reply and the answer that is verified."""
     chance, found = random.Random(0), []
     for three in itertools.product(range(10), repeat=3):
-        n = min(int(chance.expovariate(1 / 12)), 60) if task == "thoughts" else 0
-        # Letters at random: the tokenizer would join what repeats.
-        thoughts = "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(n))
+        n = min(int(chance.expovariate(1 / 24)), 240) if task == "thoughts" else 0
+        thoughts = "".join(f"{chance.choice(three)} " for _ in range(n)) + "is " * (task == "thoughts")
         question, answer = f"largest of {three[0]} {three[1]} {three[2]}", str(max(three))
         found.append({"question": question, "reply": thoughts + answer, "answer": answer})
     chance.shuffle(found)
@@ -127,10 +128,10 @@ def prepare(task: str, folder: Path) -> None:
     chats = [{"prompt": r["question"], "completion": r["reply"]} for r in given[N_TEST:]]
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
     (folder / "verifier.py").write_text(VERIFIER)
-    imitate = {"kind": "supervised", "data": {"path": str(folder / "chats.jsonl")}, "epochs": 2}
+    imitate = {"kind": "supervised", "data": {"path": str(folder / "chats.jsonl")}, "epochs": 4}
     policy = {"kind": "from_scratch", "hidden_size": setting.hidden_size, "n_layers": setting.n_layers, "n_heads": 4}
     run = rlhf.train(
-        policy=policy | {"max_context": 256},
+        policy=policy | {"max_context": 512},
         environment={"kind": "dataset", "train": str(folder / "train.jsonl"), "test": str(folder / "test.jsonl")},
         rewards={"right": {"kind": f"{folder / 'verifier.py'}:last"}},
         limits={"max_tokens": setting.max_tokens},
@@ -183,10 +184,6 @@ def _steps(notes: Path) -> list[Step]:
     return steps
 
 
-def _step_s(steps: list[Step]) -> float:
-    return (steps[-1].wall_s - steps[0].wall_s) / (len(steps) - 1)
-
-
 def reached(steps: list[Step], target: float) -> Step | None:
     """The step from which on the mean of the last few is at the target."""
     for i in range(SMOOTH, len(steps) + 1):
@@ -206,36 +203,64 @@ def unseen(folder: Path, side: str, seed: int) -> str:
     return f"{success:.0%} ({low:.0%} to {high:.0%})"
 
 
+@dataclass(frozen=True)
+class Found:
+    """Seconds of a run, of the clock and of the processor; NaN where the target was never reached."""
+
+    to_target: tuple[float, float]
+    whole: tuple[float, float]
+    a_step: tuple[float, float]
+
+    @classmethod
+    def of(cls, steps: list[Step], target: float) -> Found:
+        """From the steps of a run."""
+        there, first, last = reached(steps, target), steps[0], steps[-1]
+        n = len(steps) - 1
+        a_step = (last.wall_s - first.wall_s) / n, (last.cpu_s - first.cpu_s) / n
+        return cls((there.wall_s, there.cpu_s) if there else (nan, nan), (last.wall_s, last.cpu_s), a_step)
+
+
+#: What the table has beside lines, and where it stands in `Found`.
+FIGURES = {"s to the target": "to_target", "s for the run": "whole", "s a step": "a_step"}
+
+
+def quartiles(values: list[float]) -> str:
+    """Median, and the quartiles around it."""
+    if not values or any(map(isnan, values)):
+        return "never"
+    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def tell(found: dict[str, list[Found]]) -> None:
+    """Print the table: medians over the seeds with quartiles, and those of the ratio of each seed."""
+    print("| | ours | TRL | TRL over ours |\n|---|---|---|---|")
+    n_lines = {side: sum(bool(line.strip()) for line in script.splitlines()) for side, script in SIDES.items()}
+    print(f"| lines | {n_lines['ours']} | {n_lines['theirs']} | {n_lines['theirs'] / n_lines['ours']:.2f} |")
+    for name, key in FIGURES.items():
+        for clock, i in (("wall clock", 0), ("processor", 1)):
+            ours, theirs = ([getattr(one, key)[i] for one in found[side]] for side in SIDES)
+            ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+            print(f"| {clock}, {name} | {quartiles(ours)} | {quartiles(theirs)} | {quartiles(ratios)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--tasks", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("--out", type=Path, default=Path("runs/against_trl"))
     given = parser.parse_args()
-    n_lines = {side: sum(bool(line.strip()) for line in script.splitlines()) for side, script in SIDES.items()}
-    print(f"lines: ours {n_lines['ours']}, TRL {n_lines['theirs']}")
     for task in given.tasks:
-        folder = (given.out / task).resolve()
+        folder, target = (given.out / task).resolve(), SETTINGS[task].target
         prepare(task, folder)
-        print(f"{task}: seed, side, first step at {TARGET:.0%} and all: wall clock s, processor s; success on unseen")
-        ratios: dict[str, list[float]] = {"to target": [], "to the last step": [], "a step": []}
+        found: dict[str, list[Found]] = {side: [] for side in SIDES}
         for seed in given.seeds:
-            found = play(seed, task, folder)
-            for side, steps in found.items():
-                there, last = reached(steps, TARGET), steps[-1]
-                at = f"{there.wall_s:.0f} {there.cpu_s:.1f}" if there else "never"
-                print(f"  {seed} {side:6} {at:>10} | {last.wall_s:.0f} {last.cpu_s:.1f} | {unseen(folder, side, seed)}")
-            ours, theirs = found["ours"], found["theirs"]
-            first = reached(ours, TARGET), reached(theirs, TARGET)
-            if first[0] and first[1]:
-                ratios["to target"].append(first[1].wall_s / first[0].wall_s)
-            ratios["to the last step"].append(theirs[-1].wall_s / ours[-1].wall_s)
-            ratios["a step"].append(_step_s(theirs) / _step_s(ours))
-        for name, of_seeds in ratios.items():
-            each = ", ".join(f"{ratio:.2f}" for ratio in of_seeds)
-            print(
-                f"  wall clock of TRL over ours, {name}: {median(of_seeds):.2f} ({each})" if each else f"  {name}: none"
-            )
+            for side, steps in play(seed, task, folder).items():
+                found[side].append(Found.of(steps, target))
+        print(f"{task}, to {target:.0%} of the attempts, {len(given.seeds)} seeds")
+        tell(found)
+        for side in SIDES:
+            print(f"unseen, {side}: " + ", ".join(unseen(folder, side, seed) for seed in given.seeds), flush=True)
 
 
 if __name__ == "__main__":

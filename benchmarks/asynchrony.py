@@ -1,11 +1,16 @@
 """Time saved by asynchronous rollouts, and the order of groups under slow tasks.
 
-    python benchmarks/asynchrony.py            # 20 steps; both sides wait, so that cores do not matter
+    python benchmarks/asynchrony.py            # 20 steps; some two minutes
     python benchmarks/asynchrony.py --steps 8 --seconds 0.3
 
-Prints one JSON object: seconds of 20 steps with `staleness: 0` and `staleness: 1` and their ratio; for a slow tenth of
-the tasks, which wait 20 times as long and say more, which groups are trained in which step; and microseconds that the
-state machine takes for each of 100,000 groups.
+Prints one JSON object:
+
+- `machine`: microseconds that the state machine takes for each of 100,000 groups;
+- `overlap`: seconds of the steps with `staleness: 0` and `staleness: 1` and their ratio, where attempts wait for their
+  environment, as agents do, and updates for a device, so that cores do not matter;
+- `computing`: the same where both compute on a core each; `best` is what the longer of the two leaves, with `parts_s`,
+  what each takes in turn. It needs two free cores, and one thread for each (OMP_NUM_THREADS=1);
+- `order`: for a slow tenth of the tasks, which wait 20 times as long and say more, which groups are trained when.
 """
 
 from __future__ import annotations
@@ -96,17 +101,25 @@ def length(task, trajectory):
 '''
 
 
-def recipe(folder: Path, asynchrony: dict[str, Any], steps: int, seconds: float, times: float) -> Path:
+#: What takes no time to compute, and what takes a core about as long to sample from as to train.
+SMALL = {"kind": "from_scratch", "hidden_size": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 300}
+LARGE = SMALL | {"hidden_size": 384, "n_layers": 4, "n_heads": 6, "head_dim": 64}
+
+
+def recipe(
+    folder: Path, asynchrony: dict[str, Any], steps: int, seconds: float, times: float = 1.0, *, is_large: bool = False
+) -> Path:
     folder.mkdir(parents=True)
     (folder / "parts.py").write_text(PARTS)
     loss_s = seconds if times == 1 else 0.0
+    limits = {"max_turns": 2, "max_tokens": 64 if is_large else 8, "max_concurrent": 256}
     values = {
         "name": "waiting",
-        "policy": {"kind": "from_scratch", "hidden_size": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 300},
+        "policy": LARGE if is_large else SMALL,
         "environment": {"kind": "./parts.py:Waiting", "seconds": seconds, "times": times},
         "agent": {"kind": "chat", "system": ""},
         "rewards": {"length": {"kind": "./parts.py:length"}},
-        "limits": {"max_turns": 2, "max_tokens": 8, "max_concurrent": 256},
+        "limits": limits,
         "evaluation": {"n_tasks": 2},
         "asynchrony": asynchrony,
         "stages": [
@@ -133,17 +146,25 @@ def quiet() -> Iterator[None]:
 
 
 def played(folder: Path, asynchrony: dict[str, Any], steps: int, seconds: float, times: float = 1.0) -> Path:
-    path = recipe(folder, asynchrony, steps, seconds, times)
+    return run(recipe(folder, asynchrony, steps, seconds, times))
+
+
+def run(path: Path) -> Path:
     with quiet():
-        train(load(path), folder / "run", console=CleanConsole(file=io.StringIO()))
-    return folder / "run"
+        train(load(path), path.parent / "run", console=CleanConsole(file=io.StringIO()))
+    return path.parent / "run"
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """The log of its steps."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "time/train_s" in line]
 
 
 def step_seconds(run: Path) -> float:
-    """From the first line of the log of a step to the last, and one more step of the mean."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    times = [line["time"] for line in lines if "time/train_s" in line]
-    return (times[-1] - times[0]) * len(times) / (len(times) - 1)
+    """All steps by the clock, the attempts of the first and the update of the last included."""
+    first, *_, last = lines_of(run)
+    return float(last["time"] - first["time"] + first["time/step_s"])
 
 
 def trained(run: Path) -> tuple[list[list[str]], list[list[int]]]:
@@ -157,6 +178,15 @@ def trained(run: Path) -> tuple[list[list[str]], list[list[int]]]:
 def overlap(folder: Path, steps: int, seconds: float) -> dict[str, float]:
     found = {s: step_seconds(played(folder / f"s{s}", {"staleness": s} if s else {}, steps, seconds)) for s in (0, 1)}
     return {"s0_s": found[0], "s1_s": found[1], "ratio": found[1] / found[0], "n_steps": steps, "of_each_s": seconds}
+
+
+def computing(folder: Path, steps: int) -> dict[str, Any]:
+    """Overlap where both sides compute."""
+    runs = {s: run(recipe(folder / f"s{s}", {"staleness": s} if s else {}, steps, 0.0, is_large=True)) for s in (0, 1)}
+    parts = {name: sum(line[f"time/{name}_s"] for line in lines_of(runs[0])) for name in ("rollout", "train")}
+    s0, s1 = step_seconds(runs[0]), step_seconds(runs[1])
+    best = (s0 - min(parts.values())) / s0
+    return {"s0_s": s0, "s1_s": s1, "ratio": s1 / s0, "best": best, "parts_s": parts, "n_steps": steps}
 
 
 def order(folder: Path, steps: int, seconds: float) -> dict[str, Any]:
@@ -179,6 +209,7 @@ def order(folder: Path, steps: int, seconds: float) -> dict[str, Any]:
         "steps_changed": sum(a != b for a, b in zip(tasks, plain, strict=True)),
         "mean_turns_trained": mean_turns(tasks),
         "mean_turns_begun": mean_turns(plain),
+        "length_bias": [round(line["asynchrony/length_bias"], 3) for line in lines_of(first)],
     }
 
 
@@ -210,6 +241,7 @@ def main() -> None:
         found = {
             "machine": machine(),
             "overlap": overlap(Path(folder) / "overlap", args.steps, args.seconds),
+            "computing": computing(Path(folder) / "computing", args.steps),
             "order": order(Path(folder) / "order", args.steps, 0.05),
         }
     print(json.dumps(found, indent=1))

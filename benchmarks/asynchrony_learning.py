@@ -1,11 +1,18 @@
-"""What age does to learning: playing ahead by one step and by four, beside training in turn, at equal samples.
+"""Learning with `staleness` of 0, 1 and 4, at equal samples.
 
     python benchmarks/asynchrony_learning.py --out runs/asynchrony    # five seeds of four arms; goes on where it was
 
-A small model learns TextWorldExpress' simonsays: a short imitation, then steps of GRPO. The arms are `staleness` 0, 1
-and 4 with the default correction, and 4 with every weight 1 within 1e-6. All of a seed begin with the same policy and
-are given the same tasks in the same order. Prints a JSON object: success on unseen tasks of each run, and of each arm
-the mean over seeds of its difference to `staleness: 0`, paired by seed, with a 95% interval by Student's t.
+A model of 0.2 million parameters learns TextWorldExpress' simonsays, three commands in four actions. A start for each
+seed imitates demonstrations of which two actions in five are random; from its checkpoint all arms of the seed train
+with GRPO, on the same tasks in the same order. The arms are `staleness` 0, 1 and 4 with the default correction, and 4
+with every weight 1 within 1e-6. `schedule: fixed` makes tokens exactly as old as the bound allows, whatever else the
+machine does; with `--schedule clock` the clock says how old they are.
+
+The splits of the package share no fruit and no gesture, so tasks are games of its split `train`: 700 to train on, 50 to
+watch, 250 unseen ones to test, of which 3 ask for what one that is trained on does. Prints success before and after on
+the test tasks, and the mean over the curve, which has a point before, one after every tenth step on the watched tasks,
+and one after all; then of each arm the mean over seeds of its difference to `staleness: 0`, paired by seed, with a 95%
+interval by Student's t.
 """
 
 from __future__ import annotations
@@ -20,8 +27,10 @@ from typing import Any
 
 import yaml
 
+from rlhf.sinks import read_metrics
 from rlhf.stats import t_quantile
 
+#: Keys of `asynchrony`, and of the stage.
 ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "s0": ({}, {}),
     "s1": ({"staleness": 1}, {}),
@@ -32,54 +41,95 @@ ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
+#: Splits whose words are the same.
+PARTS = '''
+from pydantic.dataclasses import dataclass
 
-def recipe(asynchrony: dict[str, Any], keys: dict[str, Any], steps: int) -> dict[str, Any]:
+from environments.contrib.textworld_express.environment import TextWorldExpress
+from rlhf.settings import STRICT
+
+PARTS = {"train": slice(0, 700), "dev": slice(700, 750), "test": slice(750, 1000)}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SameWords(TextWorldExpress):
+    """The package's games of `train`, in three parts."""
+
+    def tasks(self, split):
+        return super().tasks("train")[PARTS[split]]
+'''
+
+WORLD: dict[str, Any] = {
+    "environment": {
+        "kind": "./parts.py:SameWords",
+        "game": "simonsays",
+        "params": {"gameLength": 3},
+        "max_steps": 4,
+    },
+    "agent": {"kind": "chat", "system": ""},
+    "rewards": {"score": {"kind": "environment"}},
+    "limits": {"max_turns": 4, "max_tokens": 8, "max_concurrent": 128},
+}
+
+
+def start() -> dict[str, Any]:
+    """The recipe of a start: imitation of noisy demonstrations."""
+    stage = {
+        "kind": "supervised",
+        "n_demonstrations": 700,
+        "random_share": 0.4,
+        "observation_weight": 0.2,
+        "epochs": 20,
+        "batch_size": 16,
+        "optimizer": {"lr": 5.0e-3, "schedule": "cosine", "warmup_steps": 10},
+    }
+    policy = {"kind": "from_scratch", "hidden_size": 64, "n_layers": 2, "n_heads": 2, "vocab_size": 512}
+    policy["max_context"] = 256
+    return {"name": "start", "policy": policy, **WORLD, "evaluation": {"n_tasks": 250}, "stages": [stage]}
+
+
+def recipe(arm: str, policy: Path, steps: int, schedule: str) -> dict[str, Any]:
+    """The recipe of an arm, from the checkpoint of a start."""
+    asynchrony, keys = ARMS[arm]
+    stage = {
+        "kind": "policy_gradient",
+        "steps": steps,
+        "tasks_per_step": 8,
+        "group_size": 8,
+        "minibatches": 2,
+        "evaluate_every": 10,
+        "checkpoint_every": 10,
+        "optimizer": {"lr": 1.0e-3, "schedule": "linear"},
+        **keys,
+    }
     return {
-        "name": "asynchrony-learning",
-        "policy": {"kind": "from_scratch", "hidden_size": 64, "n_layers": 2, "n_heads": 4, "max_context": 1024},
-        "environment": {"kind": "textworld_express", "game": "simonsays", "max_steps": 10},
-        "agent": {"kind": "chat", "system": ""},
-        "rewards": {"score": {"kind": "environment"}, "invalid": {"kind": "invalid_action", "penalty": 0.05}},
-        "limits": {"max_turns": 10, "max_tokens": 12, "max_concurrent": 128},
-        "evaluation": {"n_tasks": 100},
-        "asynchrony": asynchrony,
-        "stages": [
-            {
-                "kind": "supervised",
-                "n_demonstrations": 300,
-                "random_share": 0.4,
-                "observation_weight": 0.5,
-                "epochs": 2,
-                "batch_size": 4,
-                "optimizer": {"lr": 2.0e-3},
-            },
-            {
-                "kind": "policy_gradient",
-                "steps": steps,
-                "tasks_per_step": 8,
-                "group_size": 8,
-                "minibatches": 2,
-                "checkpoint_every": 5,
-                "optimizer": {"lr": 5.0e-4, "schedule": "linear"},
-                **keys,
-            },
-        ],
+        "name": arm,
+        "policy": {"kind": "pretrained", "path": str(policy.resolve())},
+        **WORLD,
+        "evaluation": {"n_tasks": 250, "watch_split": "dev", "watch_n_tasks": 50},
+        "asynchrony": {**asynchrony, "schedule": schedule} if asynchrony else {},
+        "stages": [stage],
     }
 
 
-def trained(out: Path, arm: str, seed: int, steps: int) -> dict[str, Any]:
+def trained(folder: Path, values: dict[str, Any], seed: int) -> dict[str, Any]:
     """Train unless that is done; returns the last line of the output."""
-    folder = out / f"{arm}-seed{seed}"
     result = folder.with_suffix(".json")
     if not result.is_file():
         path = folder.with_suffix(".yaml")
-        path.write_text(yaml.safe_dump(recipe(*ARMS[arm], steps)))
-        begin = ["--resume", str(folder)] if (folder / "recipe.yaml").is_file() else [str(path), f"seed={seed}"]
-        place = [] if begin[0] == "--resume" else ["--out", str(folder)]
-        line = [sys.executable, "-m", "rlhf.cli", "train", *begin, *place, "--json"]
+        path.write_text(yaml.safe_dump(values))
+        is_begun = (folder / "recipe.yaml").is_file()
+        what = ["--resume", str(folder)] if is_begun else [str(path), f"seed={seed}", "--out", str(folder)]
+        line = [sys.executable, "-m", "rlhf.cli", "train", *what, "--json"]
         done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)
         result.write_text(done.stdout.splitlines()[-1])
     return dict(json.loads(result.read_text()))
+
+
+def over_curve(folder: Path) -> float:
+    """Mean of the success in all evaluations: the area under the curve."""
+    found = [line.values for line in read_metrics(folder / "metrics.jsonl") if "eval/success" in line.values]
+    return mean(values["eval/success"] for values in found)
 
 
 def paired(differences: list[float]) -> dict[str, float]:
@@ -89,26 +139,44 @@ def paired(differences: list[float]) -> dict[str, float]:
     return {"mean": mean(differences), "half_width": half, "n_seeds": n}
 
 
+def to_s0(found: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
+    """Of each arm the difference to `s0`, over the seeds that both have."""
+    both = {arm: [found[arm][s] - found["s0"][s] for s in found[arm] if s in found["s0"]] for arm in found}
+    return {arm: paired(values) for arm, values in both.items() if arm != "s0" and values}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/asynchrony"))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--schedule", choices=["fixed", "clock"], default="fixed")
     parser.add_argument("--table", action="store_true", help="train nothing: print what is there")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
+    (args.out / "parts.py").write_text(PARTS)
+    after: dict[str, dict[int, float]] = {arm: {} for arm in args.arms}
+    curve: dict[str, dict[int, float]] = {arm: {} for arm in args.arms}
     before: dict[int, float] = {}
     for seed in args.seeds:
-        for arm in ARMS:
-            if args.table and not (args.out / f"{arm}-seed{seed}.json").is_file():
+        begin = args.out / f"start-seed{seed}"
+        if not args.table:
+            trained(begin, start(), seed)
+        for arm in args.arms:
+            folder = args.out / f"{arm}-seed{seed}"
+            if args.table and not folder.with_suffix(".json").is_file():
                 continue
-            result = trained(args.out, arm, seed, args.steps)
-            found[arm][seed], before[seed] = result["success_after"], result["success_before"]
-            print(f"{arm}, seed {seed}: {before[seed]:.1%} to {found[arm][seed]:.1%}", file=sys.stderr, flush=True)
-    both = {arm: [found[arm][s] - found["s0"][s] for s in found[arm] if s in found["s0"]] for arm in ARMS}
-    differences = {arm: paired(values) for arm, values in both.items() if arm != "s0" and values}
-    print(json.dumps({"before": before, "success": found, "difference_to_s0": differences}, indent=1))
+            *_, newest = sorted(begin.glob("checkpoints/*/policy"))
+            result = trained(folder, recipe(arm, newest, args.steps, args.schedule), seed)
+            before[seed], after[arm][seed], curve[arm][seed] = (
+                result["success_before"],
+                result["success_after"],
+                over_curve(folder),
+            )
+            print(f"{arm}, seed {seed}: {before[seed]:.1%} to {after[arm][seed]:.1%}", file=sys.stderr, flush=True)
+    print(json.dumps({"before": before, "after": after, "over the curve": curve}, indent=1))
+    print(json.dumps({"after, to s0": to_s0(after), "over the curve, to s0": to_s0(curve)}, indent=1))
 
 
 if __name__ == "__main__":

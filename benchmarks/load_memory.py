@@ -30,7 +30,8 @@ sys.path.append(str(ROOT))
 
 from rlhf.build.processes import check_alike  # noqa: E402
 from rlhf.training.backends.optimizer import AdamW  # noqa: E402
-from rlhf.training.backends.settings import DeepSpeed, Fsdp, layout_of  # noqa: E402
+from rlhf.training.backends.settings import DeepSpeed, Fsdp  # noqa: E402
+from rlhf.training.backends.sharding import layout_of  # noqa: E402
 from rlhf.training.policy.model import FromScratch, Policy, Pretrained  # noqa: E402
 from rlhf.training.policy.sharded_load import ShardedLoad  # noqa: E402
 from tests.training.together import together  # noqa: E402

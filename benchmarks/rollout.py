@@ -1,6 +1,6 @@
 """Speed of the vLLM rollout engine, beside raw vLLM, the embedded engine and `model.generate`, in one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/rollout.py [--json] [--repeats 3] [--turns 6]
+    OMP_NUM_THREADS=1 python benchmarks/rollout.py [--json] [--repeats 7] [--turns 6]
 
 64 episodes with a growing context: 32 tokens of first prompt, then in every turn sampled tokens and 16 observation
 tokens, with a random Qwen3 model of 2.4 million parameters in float32. Two loads:
@@ -10,9 +10,9 @@ tokens, with a random Qwen3 model of 2.4 million parameters in float32. Two load
 
 (a) this project's engine, (b) vLLM's own offline batch per turn over the same prompts and lengths, (c) the embedded
 engine, (d) `model.generate` over the whole left-padded context, equal load only. They take turns within each repeat, so
-that a busy neighbour slows all; medians over the repeats. The overhead of a turn outside the model is measured with an
-engine that answers at once: of the engine's front (`VllmEngine`), and of an episode's whole turn (agent, prompt,
-environment, bookkeeping).
+that a busy neighbour slows all; medians over the repeats, and quartiles of the ratios. The overhead of a turn outside
+the model is measured with an engine that answers at once: of the engine's front (`VllmEngine`), and of an episode's
+whole turn (agent, prompt, environment, bookkeeping).
 """
 
 from __future__ import annotations
@@ -247,13 +247,19 @@ def measure(turns: int, repeats: int) -> dict[str, Any]:
         pipe.send(None)
         process.join(10)
     found = {f"{load}_{name}": statistics.median(values) for (load, name), values in rates.items()}
-    ratios = {f"{load}_a_over_{name}": ratio(rates, load, name) for (load, name) in rates if name != "a"}
-    return found | ratios
+    for load, name in rates:
+        if name != "a":
+            low, middle, high = ratio(rates, load, name)
+            key = f"{load}_a_over_{name}"
+            found |= {key: middle, f"{key}_low": low, f"{key}_high": high}
+    return found
 
 
-def ratio(rates: dict[tuple[str, str], list[float]], load: str, name: str) -> float:
-    """Median over the repeats of (a)'s rate over `name`'s in the same repeat."""
-    return statistics.median(a / b for a, b in zip(rates[load, "a"], rates[load, name], strict=True))
+def ratio(rates: dict[tuple[str, str], list[float]], load: str, name: str) -> tuple[float, float, float]:
+    """Quartiles over the repeats of (a)'s rate over `name`'s in the same repeat."""
+    found = [a / b for a, b in zip(rates[load, "a"], rates[load, name], strict=True)]
+    low, middle, high = np.quantile(found, [0.25, 0.5, 0.75]).tolist()
+    return low, middle, high
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -266,7 +272,7 @@ def save_tokenizer(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON line")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--turns", type=int, default=6)
     args = parser.parse_args()
     found = {f"{k}_us": v for k, v in overheads(args.turns).items()} | measure(args.turns, args.repeats)
@@ -279,7 +285,8 @@ def main() -> None:
     for load in ("equal", "varied"):
         for name, text in names.items():
             if (key := f"{load}_{name}") in found:
-                tail = "" if name == "a" else f"   (a) is {found[f'{load}_a_over_{name}']:.2f} x this"
+                low, middle, high = (found.get(f"{load}_a_over_{name}{end}", 0.0) for end in ("_low", "", "_high"))
+                tail = "" if name == "a" else f"   (a) is {middle:.2f} x this, quartiles {low:.2f} and {high:.2f}"
                 print(f"  {load:7s} ({name}) {text:26s} {found[key]:7.0f}{tail}")
     print(f"outside the model: {found['front_us']:.0f} us a call in the engine's front, ", end="")
     print(f"{found['episode_us']:.0f} us a turn of a whole episode")

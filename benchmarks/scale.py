@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlhf.asynchrony.pipeline import Pipeline, Rules
-from rlhf.asynchrony.remote import ControllerActor, Delivered, RemotePlayer
+from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemotePlayer
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.rollout.counted_engine import tokens_by_version
 
@@ -99,7 +99,7 @@ class Echo:
     async def play(self, job: Any, weights: Delivered) -> Any:
         """Return a group of the version that is asked for, and its tokens."""
         group = self._answers[weights.version]
-        return group, dict(tokens_by_version(group))
+        return Played(group, dict(tokens_by_version(group)))
 
 
 def measured(given: Given, n: int = 32, n_workers: int = 2) -> dict[str, float]:
@@ -107,7 +107,8 @@ def measured(given: Given, n: int = 32, n_workers: int = 2) -> dict[str, float]:
     import psutil
     import ray
 
-    ray.init(num_cpus=n_workers, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
+    how = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 400 * 2**20}
+    ray.init(address="local", num_cpus=n_workers, **how)
 
     class Measured(ControllerActor):
         async def used(self) -> float:
@@ -117,7 +118,7 @@ def measured(given: Given, n: int = 32, n_workers: int = 2) -> dict[str, float]:
     async def run() -> float:
         workers = [ray.remote(num_cpus=1, max_concurrency=10)(Echo).remote(given) for _ in range(n_workers)]
         players = [RemotePlayer(f"worker {i}", worker, 8, 60.0) for i, worker in enumerate(workers)]
-        actor = ray.remote(num_cpus=0, max_concurrency=100)(Measured).remote(Rules(n, N_STEPS), n, players)
+        actor = ray.remote(num_cpus=0, max_concurrency=100)(Measured).remote(Rules(n, N_STEPS), players, n, ())
         await actor.ready.remote()
         await actor.tell.remote(Delivered("sender", 0, ""))
         await actor.call.remote("open", 0)

@@ -346,6 +346,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             kind: {name: statistics.median(values) for name, values in all_of.items()}
             for kind, all_of in ratios.items()
         },
+        "quartiles": {
+            kind: {name: np.quantile(values, [0.25, 0.75]).tolist() for name, values in all_of.items()}
+            for kind, all_of in ratios.items()
+        },
         "ratios": ratios,
         "load": load,
     }
@@ -382,7 +386,9 @@ def main() -> None:
     for name in args.arms:
         ratios = [f"{against[name]:.2f}" if name in against else "" for against in found["speed_against"].values()]
         line = f"{name:<8}{found['tokens_per_s'][name]:>10,.0f}{ratios[0]:>17}{ratios[1]:>10}"
-        print(f"{line}{found['peak_mb'][name]:>10,.0f} MB{found['first_norm'][name]:>16.6f}")
+        low, high = found["quartiles"]["s"].get(name, (0, 0))
+        spread = f"   quartiles {low:.2f} and {high:.2f}" if high else ""
+        print(f"{line}{found['peak_mb'][name]:>10,.0f} MB{found['first_norm'][name]:>16.6f}{spread}")
 
 
 if __name__ == "__main__":

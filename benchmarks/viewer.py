@@ -3,11 +3,15 @@
     python benchmarks/viewer.py                              # 1,000 steps with 500 attempts each
     python benchmarks/viewer.py --steps 100 --attempts 50    # a small one
     python benchmarks/viewer.py --cost 5                     # processor seconds of training, five pairs of runs
+    python benchmarks/viewer.py --figures 5                  # the same of the key token_figures, and its bytes a token
 
 A run folder is made of real episodes' shape, `rlhf view` is started on it in a process of its own, and its addresses
 are asked one after another, the first time and again. Live delay: lines are appended to the log, and the time until an
-event with them has come is taken. Cost: a short run is trained with nobody watching, and with a viewer whose page is
-followed by a client that opens attempts, in turns; the ratio is of the processor seconds of the training alone.
+event with them has come is taken. Where there are Chromium and Playwright, pages are opened in a browser too, each with
+empty caches: the seconds until something is painted, until what was asked for is drawn, and until a page shows a line
+that is appended. Memory is what the server has at most, eight clients at once among them. Cost: a short run is trained
+with nobody watching, and with a viewer whose page is followed by a client that opens attempts, in turns; the ratio is
+of the processor seconds of the training alone.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import math
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,11 +30,14 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
@@ -120,6 +128,48 @@ def delays(url: str, folder: Path, n_steps: int, n: int = 20) -> list[float]:
     return found
 
 
+#: Pages that are opened in a browser, and what is there once they are drawn.
+PAGES = {
+    "runs": ("runs", ".chart canvas"),
+    "curves": ("run/made-up", ".chart canvas"),
+    "attempts": ("groups/made-up", "a.cell"),
+    "an attempt": (f"attempt/made-up?stage={STAGE}&phase=train&step=1&row=3", ".turns .t"),
+}
+
+
+def painted(url: str, folder: Path, n_steps: int, n: int = 5) -> None:
+    """Print the seconds of pages in a browser; `n_steps` lines are in the log."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        print("| in Chromium | first paint, median | drawn, median |\n|---|---|---|")
+        for name, (where, there) in PAGES.items():
+            first, drawn = [], []
+            for _ in range(n):
+                page = browser.new_context().new_page()
+                begun = time.perf_counter()
+                page.goto(f"{url}#/{where}")
+                page.wait_for_selector(there)
+                drawn.append(time.perf_counter() - begun)
+                paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                first.append(page.evaluate(paint) / 1000)
+                page.context.close()
+            print(f"| {name} | {statistics.median(first):.2f} s | {statistics.median(drawn):.2f} s |", flush=True)
+        page = browser.new_page()
+        page.goto(f"{url}#/run/made-up")
+        page.wait_for_selector("#live.on")
+        rng, sink, found = random.Random(2), JsonlSink(folder / "metrics.jsonl"), []
+        for step in range(n_steps + 1, n_steps + 2 * n + 1):
+            sink.write(line(rng, step))
+            begun = time.perf_counter()
+            page.wait_for_selector(f".tile:has-text('{step} of ')")
+            found.append(time.perf_counter() - begun)
+        middle, worst = statistics.median(found), max(found)
+        print(f"| a new line is seen, median and most of {len(found)} | {middle:.2f} s | {worst:.2f} s |", flush=True)
+        browser.close()
+
+
 #: A run of a few seconds that stores attempts at each step, as every run does.
 SHORT = """
 name: short
@@ -147,7 +197,7 @@ def follow(url: str, run: str, over: threading.Event) -> None:
                 asked(f"{url}api/run/{run}/trajectory?{urllib.parse.urlencode({**newest, 'row': 0})}")
 
 
-def trained(recipe: Path, folder: Path, is_watched: bool) -> float:
+def trained(recipe: Path, folder: Path, is_watched: bool, *overrides: str) -> float:
     """Processor seconds of a training process, and of it alone."""
     folder.mkdir()
     over, server = threading.Event(), None
@@ -158,7 +208,7 @@ def trained(recipe: Path, folder: Path, is_watched: bool) -> float:
         url = json.loads(server.stdout.readline())["url"]
         threading.Thread(target=follow, args=(url, folder.name, over), daemon=True).start()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "rlhf.cli", "train", str(recipe), "--out", str(folder)]
+    command = [sys.executable, "-m", "rlhf.cli", "train", str(recipe), *overrides, "--out", str(folder)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     over.set()
@@ -170,23 +220,40 @@ def trained(recipe: Path, folder: Path, is_watched: bool) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def cost(n: int) -> None:
-    """Print the ratios of processor seconds, watched over not, of `n` pairs, and the 95% interval of the mean."""
-    ratios = []
-    print("| pair | alone | watched | ratio |\n|---|---|---|---|")
+def cost(n: int, *overrides: str) -> None:
+    """Print the ratios of processor seconds of `n` pairs, and the 95% interval of the mean.
+
+    Args:
+        n: pairs.
+        overrides: that the second run of each pair has; without any it is watched.
+    """
+    ratios, what = [], "with the key" if overrides else "watched"
+    print(f"| pair | alone | {what} | ratio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as home:
         recipe = Path(home) / "short.yaml"
         recipe.write_text(SHORT)
         trained(recipe, Path(home) / "warm", False)  # caches of files are filled before anything is compared
         for i in range(n):
-            order = (False, True) if i % 2 else (True, False)
-            found = {watched: trained(recipe, Path(home) / f"{i}-{watched}", watched) for watched in order}
+            found = {}
+            for changed in (False, True) if i % 2 else (True, False):
+                folder = Path(home) / f"{i}-{changed}"
+                found[changed] = trained(recipe, folder, changed and not overrides, *(overrides if changed else ()))
             ratios.append(found[True] / found[False])
             print(f"| {i + 1} | {found[False]:.2f} s | {found[True]:.2f} s | {ratios[-1]:.3f} |", flush=True)
+        if overrides:
+            (n_tokens, less), (_, more) = (stored(Path(home) / f"0-{changed}") for changed in (False, True))
+            print(f"| bytes a token of {n_tokens:,} | {less / n_tokens:.1f} | {more / n_tokens:.1f} | |")
     mean = statistics.fmean(ratios)
     student = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}.get(n, 2.1)
     wide = student * statistics.stdev(ratios) / math.sqrt(n) if n > 1 else math.inf
     print(f"| mean, 95% interval | | | {mean:.3f} ({mean - wide:.3f} to {mean + wide:.3f}) |")
+
+
+def stored(folder: Path) -> tuple[int, int]:
+    """Sampled tokens of a run's training, and bytes of the files that they are stored in."""
+    files = list((folder / "trajectories").glob("*-train-*.parquet"))
+    tokens = (pc.sum(pq.read_table(path, columns=["n_tokens"])["n_tokens"]).as_py() for path in files)
+    return sum(tokens), sum(path.stat().st_size for path in files)
 
 
 def main() -> None:
@@ -197,9 +264,10 @@ def main() -> None:
     parser.add_argument(
         "--cost", type=int, metavar="N", help="measure what it costs training, by so many pairs of runs"
     )
+    parser.add_argument("--figures", type=int, metavar="N", help="measure the key token_figures, by so many pairs")
     given = parser.parse_args()
-    if given.cost:
-        cost(given.cost)
+    if given.cost or given.figures:
+        cost(given.cost or given.figures, *["stages.0.token_figures={}"] * bool(given.figures))
         return
     with tempfile.TemporaryDirectory() as home:
         folder = (given.folder or Path(home)) / "made-up"
@@ -217,13 +285,18 @@ def main() -> None:
                 (first, size), (again, _) = asked(url + path), asked(url + path)
                 most = max(most, process.memory_info().rss / 1e6)
                 print(f"| {name} ({size / 1e3:.0f} kB) | {first:.3f} s | {again:.3f} s |", flush=True)
-            for step in range(1, given.steps, max(1, given.steps // 100)):  # many steps, one after another
-                query = urllib.parse.urlencode({"stage": STAGE, "phase": "train", "step": step, "row": 3})
-                asked(f"{url}api/run/made-up/trajectory?{query}")
+            place = f"{url}api/run/made-up/trajectory?stage={STAGE}&phase=train&row=3&step="
+            for n_clients in (1, 8):  # many steps, one after another, then by as many clients
+                with ThreadPoolExecutor(n_clients) as clients:
+                    steps = range(1, given.steps, max(1, given.steps // 100))
+                    list(clients.map(lambda step: asked(f"{place}{step}"), steps))
                 most = max(most, process.memory_info().rss / 1e6)
-            found = delays(url, folder, given.steps)
+            n_lines = sum(1 for _ in (folder / "metrics.jsonl").open())
+            found = delays(url, folder, n_lines)
             middle, worst = statistics.median(found), max(found)
             print(f"| live delay, median and most of {len(found)} | {middle:.2f} s | {worst:.2f} s |")
+            if find_spec("playwright") and shutil.which("chromium"):
+                painted(url, folder, n_lines + len(found))
             print(f"| resident memory of the server, most | {max(most, process.memory_info().rss / 1e6):.0f} MB | |")
             server.terminate()
 

@@ -9,6 +9,7 @@ It takes Debian's `chromium` and the extra `dev`. Each picture is at most 150 kB
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
@@ -25,7 +26,9 @@ from typing import Any
 from PIL import Image
 
 FOLDER = Path(__file__).parent / "images"
-WIDTH, HEIGHT, MOST = 1280, 800, 150_000
+WIDTH, HEIGHT, MOST = 1440, 900, 150_000
+#: Window of a phone.
+NARROW, TALL = 390, 844
 #: Step at which the live picture is taken.
 LIVE = 12
 CLI = [sys.executable, "-m", "rlhf.cli"]
@@ -43,13 +46,17 @@ def viewer(folder: Path) -> Iterator[str]:
             server.stdin.close()
 
 
-def keep(page: Any, name: str) -> None:
-    """Write what a page shows, in as few colours as it takes to be small."""
+def taken(page: Any) -> Image.Image:
+    """What a page shows, once it stands still."""
     page.wait_for_timeout(800)
+    return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+
+
+def keep(picture: Image.Image, name: str) -> None:
+    """Write a picture in as few colours as it takes to be small."""
     path = FOLDER / f"viewer-{name}.png"
-    page.screenshot(path=path)
     for colours in (256, 128, 64):
-        Image.open(path).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
+        picture.quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
         if path.stat().st_size <= MOST:
             break
     print(f"{path}  {path.stat().st_size / 1000:.0f} kB", flush=True)
@@ -60,24 +67,41 @@ def curves(page: Any, url: str, run: str) -> None:
     page.goto(f"{url}#/run/{run}")
     page.wait_for_selector("#live.on")
     page.evaluate("window.scrollTo(0, 0)")
-    keep(page, "curves")
+    keep(taken(page), "curves")
 
 
-def finished(page: Any, url: str, run: str) -> None:
-    """Attempts of an early step, one of them token by token, and the evaluation."""
+def finished(page: Any, url: str, run: str) -> str:
+    """Attempts of an early step, one of them token by token, and the evaluation; returns where the tokens are."""
     with urllib.request.urlopen(f"{url}api/run/{run}/steps") as answer:
         stage = next(one for one in json.load(answer)["stored"] if one["phase"] == "train")
     where = f"stage={stage['stage']}&phase=train&step={stage['steps'][min(2, len(stage['steps']) - 1)]}"
     page.goto(f"{url}#/groups/{run}?{where}")
     page.wait_for_selector("table a.cell")
-    keep(page, "attempts")
+    keep(taken(page), "attempts")
     telling(page)
+    tokens = str(page.url)
     page.locator(".t.down").first.hover()
-    keep(page, "tokens")
+    keep(taken(page), "tokens")
     page.goto(f"{url}#/evaluation/{run}")
     page.wait_for_selector("table.flips")
     page.evaluate("window.scrollTo(0, 0)")
-    keep(page, "evaluation")
+    keep(taken(page), "evaluation")
+    return tokens
+
+
+def phone(page: Any, url: str, run: str, tokens: str) -> None:
+    """Curves, attempts and the tokens of one on a phone in the dark, side by side."""
+    shown = []
+    for where, there in ((f"{url}#/run/{run}", ".chart canvas"), (f"{url}#/groups/{run}", "a.cell"), (tokens, ".t.up")):
+        page.goto(where)
+        page.wait_for_selector(there)
+        page.evaluate("window.scrollTo(0, 0)")
+        shown.append(taken(page))
+    gap = 24
+    beside = Image.new("RGB", (3 * NARROW + 2 * gap, TALL), "white")
+    for i, one in enumerate(shown):
+        beside.paste(one, (i * (NARROW + gap), 0))
+    keep(beside, "phone")
 
 
 def telling(page: Any) -> None:
@@ -113,7 +137,8 @@ def main() -> None:
         if given.run is None:
             folder.mkdir()
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            training = subprocess.Popen([*CLI, "train", "quickstart", "--out", str(folder)], env=environment)
+            command = [*CLI, "train", "quickstart", "stages.1.token_figures={}", "--out", str(folder)]
+            training = subprocess.Popen(command, env=environment)
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         with viewer(folder) as url:
@@ -125,7 +150,9 @@ def main() -> None:
             curves(page, url, folder.name)
             if training is not None:
                 training.wait()
-            finished(page, url, folder.name)
+            tokens = finished(page, url, folder.name)
+            narrow = browser.new_page(viewport={"width": NARROW, "height": TALL}, color_scheme="dark")
+            phone(narrow, url, folder.name, tokens)
         browser.close()
 
 

@@ -52,7 +52,7 @@ def is_verifier(part: Any) -> bool:
     if first in ANSWERS or second in REFERENCES or (second and all(a in (str, "str") for a in annotations)):
         return True
     is_bare = second and all(a is inspect.Parameter.empty for a in annotations) and "task" not in first
-    if is_bare and inspect.isfunction(part) and where != "<lambda>":
+    if is_bare and not inspect.isclass(part):
         raise RecipeError(
             "cannot tell whether this is a verifier or a reward",
             where=where,

@@ -53,6 +53,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "alfworld": Entry(
             "environments.contrib.alfworld.environment:ALFWorld", "household tasks in ALFWorld's form", extra="alfworld"
         ),
+        "miniwob": Entry(
+            "environments.contrib.miniwob.environment:MiniWoB", "small web pages in a real browser", extra="miniwob"
+        ),
         "minihack": Entry(
             "environments.contrib.minihack.environment:MiniHack", "NetHack's small levels in words", extra="minihack"
         ),
@@ -227,6 +230,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "engine": {
         "transformers": Entry("rlhf.inference.settings:TransformersSettings", "in this process, on torch; no server"),
+        "guided": Entry(
+            "rlhf.inference.settings:GuidedSettings", "the same, with what training did to a small model added"
+        ),
         "vllm": Entry("rlhf.inference.settings:VllmSettings", "vLLM: an engine of its own, or running servers"),
     },
     "stage": {
@@ -249,6 +255,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "rollout": {
         "independent": Entry("rlhf.rollout.group_structure:Independent", "every attempt begins where its task does"),
         "tree": Entry("rlhf.rollout.group_structure:Tree", "attempts branch off others, and share what led there"),
+        "value_tree": Entry(
+            "rlhf.rollout.contrib.value_tree:ValueTree", "a tree that grows where a judge or the policy sees most"
+        ),
         "retry": Entry("rlhf.rollout.group_structure:Retry", "attempts again, each shown the ones before it"),
         "budgets": Entry("rlhf.rollout.contrib.budgets:Budgets", "attempts told how many tokens they have"),
     },
@@ -295,6 +304,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "hrpo": Entry("rlhf.credit.contrib.hrpo:HRPO", "GRPO, plus a reward of each turn as it stands"),
         "stratified": Entry("rlhf.credit.contrib.stratified:Stratified", "GRPO among attempts with as many calls"),
         "loop": Entry("rlhf.credit.contrib.loop:LOOP", "RLOO, negligible advantages set to 0"),
+        "oreal": Entry("rlhf.credit.contrib.oreal:OREAL", "one right attempt cloned, one wrong one pushed away"),
         "lightning": Entry("rlhf.credit.contrib.lightning:Lightning", "GRPO for agents whose calls are single samples"),
         "grpo_lead": Entry("rlhf.credit.contrib.grpo_lead:GRPOLead", "GRPO with weights for length and difficulty"),
         "gae": Entry("rlhf.credit.gae:GAE", "what followed each token, against a critic's values"),
@@ -329,6 +339,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         ),
         "contributions": Entry(
             "rlhf.training.contrib.critics.contributions:Contributions", "how much of the score each turn earned"
+        ),
+        "token_rewards": Entry(
+            "rlhf.training.contrib.critics.token_rewards:TokenRewards", "which tokens tell how an attempt comes out"
         ),
         "sweet": Entry(
             "rlhf.training.contrib.critics.sweet:SweetCritic", "which turns made the better attempt, told the answer"
@@ -387,6 +400,7 @@ PACKAGES_OF_EXTRA: Mapping[str, tuple[str, ...]] = {
     "bfcl": ("bfcl_eval", "mpmath"),
     "alfworld": ("textworld", "alfworld"),
     "minihack": ("nle", "minihack"),
+    "miniwob": ("miniwob",),
     "search": ("bm25s",),
     "mcp": ("mcp",),
     "servers": ("aiohttp",),

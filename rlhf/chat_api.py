@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from rlhf.errors import ContextFull, EngineError, MissingPackageError
 
@@ -109,6 +110,31 @@ class ChatServer:
             got=f"{problem}, after {self.patience.n_tries} tries",
             expected="a chat completion",
             hint="look whether the server runs and how many requests it takes at a time",
+        )
+
+    async def reach(self, limit_s: float = 5.0) -> None:
+        """Wait until something takes connections at the address. Raises EngineError after `limit_s`."""
+        address = urlsplit(self.url)
+        port, problem = address.port or (443 if address.scheme == "https" else 80), "no answer"
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limit_s
+        while True:
+            try:
+                async with asyncio.timeout(max(0.1, end - loop.time())):
+                    _, writer = await asyncio.open_connection(address.hostname, port)
+                writer.close()
+                return
+            except (OSError, TimeoutError) as error:
+                problem = str(error) or problem
+            if loop.time() + self.patience.first_s >= end:
+                break
+            await asyncio.sleep(self.patience.first_s)
+        raise EngineError(
+            "nothing takes connections at this address",
+            where=self.where,
+            got=f"{address.scheme}://{address.hostname}:{port}: {problem}, for {limit_s:g} s",
+            expected="a server of an OpenAI-compatible interface",
+            hint="start the server, or mend host and port",
         )
 
     async def close(self) -> None:

@@ -68,7 +68,7 @@ class RecipeView:
     """The parts of a recipe, and what follows from them.
 
     Attributes:
-        policy, environment, agent, rewards, engine, asynchrony, limits, evaluation, stages: as in the recipe.
+        policy, environment, agent, rewards, engine, asynchrony, cluster, limits, evaluation, stages: as in the recipe.
         trained_rewards: the rewards that make the score.
         properties: what the environment declares.
         roles: in which the agent calls the policy; empty where that is not known.
@@ -90,6 +90,7 @@ class RecipeView:
     trained_rewards: Mapping[str, Any]
     engine: Any
     asynchrony: Any
+    cluster: Any
     limits: Any
     evaluation: Any
     stages: tuple[Any, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -11,6 +12,11 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+#: Of Linux: the signal that a process gets when its parent has ended.
+_PR_SET_PDEATHSIG = 1
+#: Looked up here, as a child between fork and exec may load nothing.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 def python_command(module: str, *arguments: object) -> list[str]:
@@ -48,6 +54,12 @@ def kill_group(process: subprocess.Popen[Any], wait_s: float | None = None) -> N
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(wait_s)
+
+
+def end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when the thread that starts it ends: a `preexec_fn`, on Linux."""
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Child:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import check, compare, environments, evaluate, export, gateway, new, serve, show, train, view
+from rlhf.commands import check, compare, environments, evaluate, export, gateway, new, serve, show, stop, train, view
 from rlhf.commands.contrib import browse, extrapolate, memory_store, play, score
 from rlhf.commands.output import STATE, report
 from rlhf.commands.usage import usage_error
@@ -65,6 +65,7 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack 
 
 
 app.command("train")(train.train)
+app.command("stop")(stop.stop)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("leaderboard")(compare.leaderboard)
@@ -92,7 +93,7 @@ def main() -> None:
     """Run the command line; the entry point of the `rlhf` script."""
     # Threads that wait by spinning slow each other down many times over when the machine has other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    app()
+    app(prog_name="rlhf")  # also for `python -m rlhf.cli`
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ asynchrony/age_mean             | versions   | mean age of the trained tokens: u
 asynchrony/age_max              | versions   | age of the oldest of them
 asynchrony/n_stored             | groups     | groups that are finished and wait to be trained, after the step
 asynchrony/n_running            | groups     | groups that are being played, after the step
+asynchrony/n_at_once            | groups     | most that may be played at a time; 0 without rollout workers
 asynchrony/n_given_back         | groups     | groups begun again because whoever played them was gone, in the stage
 asynchrony/length_bias          | 1          | mean tokens of a trained group over those of a finished one
 tokens_of_age/*                 | share      | trained tokens that are so many versions old
@@ -210,6 +211,8 @@ critic/v_loss                   | 1          | squared error of a state's two va
 critic/target_std               | 1          | deviation of what the Q-values should have been, mean over updates
 critic/n_stored                 | turns      | turns in the critic's buffer, those of the step included
 critic/sum_loss                 | 1          | squared error of what the turns contributed, summed, mean over updates
+critic/outcome_loss             | 1          | cross-entropy of mean token rewards and outcomes, mean over updates
+critic/outcome_accuracy         | share      | attempts whose mean token reward has the outcome's sign, before it learns
 critic/pair_loss                | 1          | loss of the critic on pairs of attempts at one task, mean over updates
 critic/pair_accuracy            | share      | pairs of attempts that the critic ranks rightly before it learns; ties ½
 critic/n_pairs                  | pairs      | pairs of attempts at one task of which one earned more

@@ -12,6 +12,9 @@ from rich.progress import Progress as Bars
 
 from rlhf.terminal import CleanConsole
 
+#: Seconds without a line after which one says what is waited for, where there is no bar.
+_SILENCE_S = 30.0
+
 
 class RichProgress:
     """Progress bar of the present stage; without a terminal, an occasional line."""
@@ -32,7 +35,7 @@ class RichProgress:
         )
         self._task: Any = None
         self._name, self._total, self._done, self._last = "", 0, 0, ""
-        self._began = (0.0, 0)
+        self._began, self._said_at = (0.0, 0), time.monotonic()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -59,7 +62,7 @@ class RichProgress:
             self._bars.update(self._task, completed=self._done, last=note, waiting="")
         due = self._done == self._total or self._done % max(self.every, self._total // 20) == 0
         if not self.console.is_terminal and due:
-            self.console.print(f"{self._name} {self._done}/{self._total}  {note}{self._left()}", soft_wrap=True)
+            self.say(f"{self._name} {self._done}/{self._total}  {note}{self._left()}")
 
     def _left(self) -> str:
         """The time left by the mean of the steps so far, as a bar says it."""
@@ -73,9 +76,11 @@ class RichProgress:
             self._bars.update(self._task, completed=done, last=note)
 
     def note(self, text: str) -> None:
-        """Show what is waited for."""
+        """Show what is waited for; without a terminal once nothing was said for a while."""
         if self._task is not None:
             self._bars.update(self._task, waiting=text)
+        if not self.console.is_terminal and time.monotonic() - self._said_at > _SILENCE_S:
+            self.say(f"{self._name} {self._done}/{self._total}  {text}" if self._name else text)
 
     def rollout(self, counts: Any) -> None:
         """Progress of the episodes now running."""
@@ -83,4 +88,5 @@ class RichProgress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        self._said_at = time.monotonic()
         self.console.print(text, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from typer.testing import CliRunner, Result
 from rlhf.cli import app
 
 
-def run(*arguments: str | Path) -> Result:
-    """What `rlhf` with these arguments does."""
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+def run(*arguments: str | Path, lines: Sequence[str] = ()) -> Result:
+    """What `rlhf` with these arguments does, and with these lines piped to it."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], input="".join(f"{line}\n" for line in lines))
 
 
 def last_json(result: Result) -> dict[str, Any]:

@@ -31,6 +31,7 @@ ALONE = {
     "rollout/vllm": "vllm",
     "asynchrony/test_ray.py": "processes",
     "asynchrony/test_several_processes.py": "processes",
+    "environments/test_miniwob.py": "processes",
     "training/test_deepspeed.py": "processes",
     "training/test_deepspeed_critic.py": "processes",
     "training/test_deepspeed_references.py": "processes",

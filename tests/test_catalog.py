@@ -63,6 +63,7 @@ NEEDED = {
     ("extractor", "pattern"): {"patterns": [r"(?P<subject>\w+) (?P<relation>is) (?P<object>\w+)"]},
     ("advantage", "hrpo"): {"reward": "steps"},
     ("loss", "kdrl"): {"teacher": "somewhere"},
+    ("engine", "guided"): {"tuned": "somewhere", "base": "somewhere"},
     ("advantage", "hicra"): {"grams": [[5, 3]], "begin": [7]},
 }
 

@@ -13,6 +13,7 @@ from agents.base import History, PolicyHandle, Reply
 from agents.check import check_agent
 from rlhf.data import Action, Message, Role
 from rlhf.errors import RlhfError
+from rlhf.gateway.agent import ExternalAgent
 
 
 @dataclass(frozen=True)
@@ -200,3 +201,9 @@ def test_an_agent_that_hangs_is_named() -> None:
 
     report = check_agent(Hangs(), call_limit_s=0.3)
     assert report.broken[-1].promise == "act(): returns"
+
+
+def test_an_agent_outside_is_held_to_what_needs_no_program() -> None:
+    report = check_agent(ExternalAgent())
+    assert report.ok, str(report)
+    assert not any(finding.promise.startswith("act(): raises") for finding in report.findings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -268,3 +269,13 @@ def test_calls_of_tools_come_back_in_the_style_of_the_agent(arguments: str, said
     with served(reply) as (url, _):
         first, second = asyncio.run(talk(url))
     assert said in first and second == "done"
+
+
+def test_an_address_that_nobody_serves_is_told_with_its_name(suite: Path) -> None:
+    with socket.socket() as taken:  # bound and not listened at: nothing else can be there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        result = run("evaluate", "--endpoint", url, "--model", "small", "--suite", suite)
+    assert result.exit_code
+    assert f"asking small at {url}" in result.stderr
+    assert "nothing takes connections at this address" in result.stderr and url in result.stderr

@@ -69,6 +69,7 @@ TABLE = [
     # plain torch: all of an update is float32
     (Torch(), 4, 1, (4, 4, 0, 8)),
     (Torch(), 2, 1, (2, 4, 4, 8)),
+    (Torch(moments="bfloat16"), 2, 1, (2, 4, 4, 4)),
     (DeepSpeed(zero=0), 4, 8, (4, 4, 0, 8)),
     # gradients of bfloat16 are added up in float32; 4 + 8 bytes of masters and moments, shared by 8
     (DeepSpeed(zero=1), 2, 8, (2, 4, 0.5, 1)),
@@ -246,6 +247,30 @@ def test_layers_that_are_left_out_are_added() -> None:
     assert peak_bytes(config, model_of, asked) == _peak(model_of(config), asked)
     again = replace(asked, recomputes=True)
     assert peak_bytes(config, model_of, again) < peak_bytes(config, model_of, asked) / 2  # type: ignore[operator]
+    for share in (0.4, 0.6):  # two and three of five layers
+        partly = replace(asked, recomputes=share)
+        assert peak_bytes(config, model_of, partly) == pytest.approx(_peak(model_of(config), partly), rel=0.05)
+
+
+def test_shared_rows_of_64k_tokens_take_a_share_of_the_activations(tmp_path: Path) -> None:
+    shape = {**SEVEN_B, "max_position_embeddings": 65536}
+    keys = ["stages.0.max_tokens_per_microbatch=65536", "limits.max_turns=600", "limits.max_tokens=64"]
+    alone, shared = (
+        estimates(
+            recipe(tmp_path, shape, *keys, f"stages.0.trainer={{kind: deepspeed, zero: 3, sequence_parallel: {n}}}"), 4
+        )[0].values()
+        for n in (1, 4)
+    )
+    there, whole = (values["activations"] + values["logits"] for values in (shared, alone))
+    assert there == pytest.approx(whole / 4, rel=0.05)
+    assert shared["moments"] == alone["moments"]
+
+
+def test_heads_that_rows_cannot_be_shared_by_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    made = recipe(tmp_path, SEVEN_B, "stages.0.trainer={kind: deepspeed, sequence_parallel: 8}")
+    with pytest.raises(RecipeError, match="28 attention heads") as raised:
+        estimates(made, 8)
+    assert raised.value.expected == "one of 1, 2, 4, 28"
 
 
 def test_a_model_that_cannot_be_gone_through_says_so(tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ from tests.commands import last_json, run
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = [part.value for part in Part]
 #: The part that a check is told of, by what was written.
-TARGETS = {"reward": "./my_part.py:judge", "environment": "./my_part.py:MyPart", "agent": "./my_part.py:MyPart"}
+TARGETS = {
+    "reward": "./my_part.py:judge",
+    "environment": "./my_part.py:MyPart",
+    "agent": "./my_part.py:MyPart",
+    "dataset": "./my_part.py:judge",
+}
 
 
 def shell(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +39,7 @@ def shell(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds all three parts, each in files of its own."""
+    """A folder that holds all parts, each in files of its own."""
     made = tmp_path_factory.mktemp("new")
     for part in PARTS:
         files = last_json(run("new", part, "my_part", "--folder", made / part, "--json"))["files"]
@@ -52,7 +57,7 @@ def test_what_is_written_passes_its_test(folder: Path, part: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_it_passes_its_check(folder: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder / part)
-    for what, target in ((part, TARGETS[part]), ("recipe", "my_part.yaml")):
+    for what, target in (("reward" if part == "dataset" else part, TARGETS[part]), ("recipe", "my_part.yaml")):
         result = run("check", what, target)
         assert result.exit_code == 0, result.output
 

@@ -42,10 +42,11 @@ def test_its_tasks_are_those_it_was_made_with(name: str, suites: dict[str, Suite
     assert all(len(found[part.name]) == part.tasks.n for part in suite.parts)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    sorted({*CATALOG["environment"]} - {*SERVERS, "mixed", "dataset", "next_segment", "verdicts", "conversations"}),
-)
+#: Kinds that need others, files of one's own, or a browser.
+WITHOUT_SUITE = {*SERVERS, "mixed", "dataset", "next_segment", "verdicts", "conversations", "miniwob"}
+
+
+@pytest.mark.parametrize("kind", sorted({*CATALOG["environment"]} - WITHOUT_SUITE))
 def test_every_environment_of_the_catalogue_has_a_suite(kind: str, suites: dict[str, Suite]) -> None:
     parts = [part.environment for suite in suites.values() for part in suite.parts]
     parts += [one.environment for one in parts if kind_of("environment", one) == "processes"]  # type: ignore[attr-defined]

@@ -29,8 +29,12 @@ from rlhf.settings import STRICT
 _GRACE_S = 60.0
 #: Between two looks at the program.
 _LOOK_S = 0.02
-#: Copies the files, says that the program begins, and becomes it.
-_BEGIN = 'cp -R /given/. /work/ && echo "$0" >&2 && exec "$@"'
+#: Copies the files, says that the program begins, and becomes it; after the time in front of it it is killed, so that a
+#: container ends also where whoever began it was killed. An image without `timeout` does without.
+_BEGIN = (
+    't="$1"; shift; cp -R /given/. /work/ && echo "$0" >&2 && '
+    'if command -v timeout >/dev/null; then exec timeout -s KILL "$t" "$@"; else exec "$@"; fi'
+)
 #: Exit codes of a process that a limit of the kernel's ended: 128 and the signal.
 _BY_SIGNAL = {128 + 24: Ending.CPU_LIMIT, 128 + 25: Ending.FILE_LIMIT}
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Container, asyncio.Semaphore]] = WeakKeyDictionary()
@@ -136,13 +140,14 @@ def command(engine: str, image: str, name: str, folder: str, program: Sequence[s
     return [
         *(engine, "run", "--rm", "--interactive", "--init", "--pull", "never", "--name", name),
         *("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-        *("--user", "65534:65534", "--pids-limit", str(bounds.max_processes), "--cpus", "1"),
+        *("--user", "65534:65534", "--pids-limit", str(bounds.max_processes + 1), "--cpus", "1"),
         *("--memory", f"{bounds.memory_mb}m", "--memory-swap", f"{bounds.memory_mb}m"),
         *(word for key, value in limits.items() for word in ("--ulimit", f"{key}={value}")),
         *("--tmpfs", f"/work:rw,exec,nosuid,nodev,size={bounds.folder_mb}m,nr_inodes={bounds.max_files},mode=1777"),
         *("--mount", f"type=bind,source={folder},target=/given,readonly", "--workdir", "/work"),
         *(word for key, value in variables.items() for word in ("--env", f"{key}={value}")),
-        *(image, "sh", "-c", _BEGIN, name, *(python if program[0] == "python" else program)),
+        *(image, "sh", "-c", _BEGIN, name, str(int(bounds.wall_s + _GRACE_S))),
+        *(python if program[0] == "python" else program),
     ]
 
 

@@ -34,7 +34,9 @@ class InvalidActionPenalty:
         """Count the invalid turns."""
         per_turn = tuple(0.0 if turn.valid else -self.penalty for turn in trajectory.turns)
         n_invalid = sum(not turn.valid for turn in trajectory.turns)
-        return Verdict(math.fsum(per_turn), why=f"{n_invalid} invalid actions", per_turn=per_turn)
+        return Verdict(
+            math.fsum(per_turn), why=f"{n_invalid} invalid action{'s' * (n_invalid != 1)}", per_turn=per_turn
+        )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -14,10 +14,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from rlhf.asynchrony.admission import AdmissionLimit
 from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
 from rlhf.asynchrony.shares import ordinal_of, share_of
 from rlhf.data import ScoredGroup, Task
-from rlhf.errors import DeliveryError, EngineError, TrainingError
+from rlhf.errors import DeliveryError, EngineError, RlhfError, TrainingError
+from rlhf.inference.vllm.instance import Load
 from rlhf.rollout.counted_engine import tokens_by_version
 
 T = TypeVar("T")
@@ -26,6 +28,8 @@ T = TypeVar("T")
 _ENGINE = "engine"
 #: Times that a group is begun again because its player died; the group may be what kills it.
 _MAX_BEGUN = 4
+#: Seconds until a player that did not come back in time is asked for again.
+_AGAIN_S = 5.0
 
 
 class PlayerLostError(EngineError):
@@ -38,13 +42,13 @@ class Job:
 
     Attributes:
         number: of its step, counted from 0.
-        place: of its task among those of the step.
-        tasks: of the step.
+        task: to attempt.
+        n_before: times that this task comes before in the step.
     """
 
     number: int
-    place: int
-    tasks: Sequence[Task]
+    task: Task
+    n_before: int
 
 
 class Player(Protocol):
@@ -79,7 +83,12 @@ class Due:
 
 @dataclass(frozen=True)
 class Counts:
-    """Figures of one controller after a step: tokens by age, the ledger, counts of groups, seconds without any."""
+    """Figures of one controller after a step: tokens by age, the ledger, counts of groups, seconds without any.
+
+    Attributes:
+        n_at_once: groups that may be played at a time; 0 where nothing limits them but the players.
+        lost: players that do not come back, and why.
+    """
 
     ages: Mapping[int, int]
     ledger: Ledger
@@ -89,6 +98,8 @@ class Counts:
     n_given_back: int
     n_begun: int
     idle_s: float
+    n_at_once: int = 0
+    lost: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -100,6 +111,7 @@ class Controller:
         share: of the groups of a step, which it has played.
         n_per_step: B, groups of a step in all.
         players: that it asks.
+        limit: of groups at a time, of all players; None is as many as they have places.
         groups: that are finished, by their ordinals in the share.
     """
 
@@ -107,6 +119,7 @@ class Controller:
     share: slice
     n_per_step: int
     players: Sequence[Player] = ()
+    limit: AdmissionLimit | None = None
     groups: dict[int, ScoredGroup] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -115,6 +128,7 @@ class Controller:
         self._tasks: dict[int, Sequence[Task]] = {}
         self._playing: dict[asyncio.Task[None], Player] = {}
         self._lost: dict[str, asyncio.Task[None]] = {}
+        self._gone: dict[str, Exception] = {}  # of the lost, those that did not come back in time, or cannot
         self._n_begun: Counter[int] = Counter()
         self._changed = asyncio.Event()
         self._failed: BaseException | None = None
@@ -156,9 +170,10 @@ class Controller:
     def _begin_all(self) -> None:
         """Begin groups while there is room for them."""
         playing = Counter(player.name for player in self._playing.values())
-        while free := [p for p in self.players if p.name not in self._lost and playing[p.name] < p.places]:
-            player = min(free, key=lambda p: playing[p.name] / p.places)
-            if (ordinal := self.pipeline.begin(player.name)) is None:
+        while self.limit is None or len(self._playing) < self.limit.now:
+            free = [p for p in self.players if p.name not in self._lost and playing[p.name] < p.places]
+            player = min(free, key=lambda p: playing[p.name] / p.places, default=None)
+            if player is None or (ordinal := self.pipeline.begin(player.name)) is None:
                 break
             task = asyncio.create_task(self._play(player, ordinal), name=f"group {ordinal}")
             playing[player.name] += 1
@@ -166,6 +181,12 @@ class Controller:
                 self._idle_s += time.perf_counter() - self._idle_since
             self._playing[task] = player
             task.add_done_callback(self._ended)
+
+    def hear(self, loads: Sequence[Load]) -> None:
+        """Let the load of the engines limit which groups begin; while none may, nothing is said by it."""
+        if self.limit is not None and not self.pipeline.is_held:
+            self.limit.hear(loads, len(self._playing))
+            self._changed.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._playing[task]
@@ -186,9 +207,11 @@ class Controller:
                 raise
 
         number, place = divmod(ordinal_of(ordinal, self.share, self.n_per_step), self.n_per_step)
+        tasks = self._tasks[number]
+        n_before = sum(task.id == tasks[place].id for task in tasks[:place])
         self._n_begun[ordinal] += 1
         try:
-            group = await player.play(Job(number, place, self._tasks[number]), count)
+            group = await player.play(Job(number, tasks[place], n_before), count)
         except PlayerLostError as error:
             self.pipeline.give_back(ordinal)
             if player.name not in self._lost:
@@ -196,8 +219,8 @@ class Controller:
             if self._n_begun[ordinal] >= _MAX_BEGUN:
                 raise TrainingError(
                     "a task ends whoever plays it",
-                    where=self._tasks[number][place].id,
-                    got=f"{_MAX_BEGUN} rollout workers lost at it, the last one by {error.what}: {error.got}",
+                    where=tasks[place].id,
+                    got=f"begun {_MAX_BEGUN} times; the last time: {error.what}: {error.got}",
                     hint="play it alone: rlhf evaluate, and look at the memory that it takes",
                 ) from error
             return
@@ -207,14 +230,20 @@ class Controller:
         self.pipeline.finish(ordinal, kept)
 
     async def _come_back(self, player: Player) -> None:
-        try:
-            await player.come_back()
-        except Exception as error:
-            if len(self._lost) == len(self.players):
-                self._failed = self._failed or error
-        else:
-            del self._lost[player.name]
-            self._begin_all()
+        """Use a player again once it is there; where none of them is, the run ends with the reason of each."""
+        while True:
+            try:
+                await player.come_back()
+                break
+            except Exception as error:
+                self._gone[player.name] = error
+                if len(self._gone) == len(self.players):
+                    self._failed = self._failed or _all_gone(self._gone)
+                self._changed.set()
+                await asyncio.sleep(_AGAIN_S)
+        self._gone.pop(player.name, None)
+        del self._lost[player.name]
+        self._begin_all()
         self._changed.set()
 
     # --- a step; each of these returns after `wait_s`, or as soon as there is something to say ---
@@ -257,7 +286,8 @@ class Controller:
             self._idle_s, self._idle_since = self._idle_s + now - self._idle_since, now
         idle_s, self._idle_s = self._idle_s, 0.0
         n = (len(pipeline.store), len(pipeline.running), pipeline.n_given_back, pipeline.n_begun)
-        return Counts(self._ages, pipeline.ledger, pipeline.step, *n, idle_s)
+        most, lost = self.limit.now if self.limit else 0, {name: _said(why) for name, why in self._gone.items()}
+        return Counts(self._ages, pipeline.ledger, pipeline.step, *n, idle_s, most, lost)
 
     async def close(self) -> None:
         """End everything that runs."""
@@ -284,7 +314,10 @@ class Controller:
     def _waited_for(self) -> str:
         """Name the task that is waited for."""
         waited, n = self.pipeline.waited_for(), len(self.pipeline.running)
-        lost = f"; lost: {', '.join(sorted(self._lost))}" if self._lost else ""
+        names = (f"{name} ({_said(self._gone[name])})" if name in self._gone else name for name in sorted(self._lost))
+        lost = f"; lost: {', '.join(names)}" if self._lost else ""
+        if self.limit is not None and self.limit.reason:
+            lost = f"; at most {self.limit.now} at a time, as {self.limit.reason}{lost}"
         if not waited:
             return f"{n} groups that run{lost}"
         first = ordinal_of(waited[0], self.share, self.n_per_step)
@@ -292,6 +325,22 @@ class Controller:
         task = self._tasks[number][place].id if number in self._tasks else "a task"
         others = f" and {len(waited) - 1} more" if len(waited) > 1 else ""
         return f"{task} (group {first}){others}; {n} run, {len(self.groups)} are stored{lost}"
+
+
+def _said(error: Exception) -> str:
+    """An error in a few words."""
+    return f"{error.what}: {error.got}" if isinstance(error, RlhfError) else f"{type(error).__name__}: {error}"
+
+
+def _all_gone(gone: Mapping[str, Exception]) -> EngineError:
+    """Error where no player is left."""
+    first = next(iter(gone.values()))
+    return EngineError(
+        "no rollout worker is left",
+        where=", ".join(gone),
+        got="; ".join(dict.fromkeys(map(_said, gone.values()))),
+        hint=first.hint if isinstance(first, RlhfError) else "",
+    )
 
 
 def figures(found: Sequence[Counts], n_per_step: int) -> dict[str, float]:
@@ -306,6 +355,7 @@ def figures(found: Sequence[Counts], n_per_step: int) -> dict[str, float]:
         "asynchrony/age_max": float(max(ages, default=0)),
         "asynchrony/n_stored": float(n_stored),
         "asynchrony/n_running": float(sum(of.n_running for of in found)),
+        "asynchrony/n_at_once": float(sum(of.n_at_once for of in found)),
         "asynchrony/n_given_back": float(sum(of.n_given_back for of in found)),
         "asynchrony/length_bias": ledger["trained"] / n_trained / finished if n_trained and finished else 1.0,
         **{f"tokens_of_age/{age}": count / n for age, count in sorted(ages.items())},

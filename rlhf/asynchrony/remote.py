@@ -11,13 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf.asynchrony.admission import AdmissionLimit
 from rlhf.asynchrony.controller import Controller, Counts, Due, Job, PlayerLostError
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import EngineError, RlhfError
+from rlhf.inference.vllm.instance import Load
+from rlhf.inference.vllm.server import ServerInstance
 from rlhf.processes import ProcessError
 
 _WHO = "the controller"
+#: Seconds between two looks at the load of the servers, and most that one takes.
+_LOOK_S = 1.0
 #: Seconds until a worker that is gone is asked again whether it is there.
 _AGAIN_S = 0.5
 
@@ -29,6 +34,21 @@ class Delivered:
     sender: str
     version: int
     fingerprint: str
+
+
+@dataclass(frozen=True)
+class Played:
+    """Result of a rollout worker.
+
+    Attributes:
+        group: None where no server was left for some of its attempts.
+        sampled: version -> tokens, those of failed attempts included.
+        fault: why there is no group.
+    """
+
+    group: ScoredGroup | None
+    sampled: Mapping[int, int]
+    fault: str = ""
 
 
 @dataclass
@@ -51,17 +71,18 @@ class RemotePlayer:
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
         """Return the group once it is over; what it sampled is known then, and not before."""
-        from ray.exceptions import RayActorError
+        from ray.exceptions import ObjectLostError, RayActorError
 
         try:
-            group, sampled = await answered(self.actor.play.remote(job, self.weights))
-        except RayActorError as error:
+            found: Played = await answered(self.actor.play.remote(job, self.weights))
+        except (RayActorError, ObjectLostError) as error:
             first = str(error).splitlines()[0]
             raise PlayerLostError("a rollout worker has died", where=self.name, got=first) from error
-        for version, n_tokens in sampled.items():
+        for version, n_tokens in found.sampled.items():
             count(version, n_tokens)
-        found: ScoredGroup = group
-        return found
+        if found.group is None:
+            raise PlayerLostError("no server had the weights", where=self.name, got=found.fault)
+        return found.group
 
     async def come_back(self) -> None:
         """Wait until it is there. Raises EngineError where it is not in time."""
@@ -92,11 +113,20 @@ class RemotePlayer:
 
 
 class ControllerActor:
-    """A `Controller` in a process of its own; the methods of both are the same."""
+    """A `Controller` in a process of its own; the methods of both are the same.
 
-    def __init__(self, rules: Rules, n_per_step: int, players: Sequence[RemotePlayer]) -> None:
-        self.players = list(players)
-        self.controller = Controller(rules, slice(0, n_per_step), n_per_step, self.players)
+    Args:
+        rules: of the stage.
+        players: the rollout workers.
+        most: groups at a time, of all workers together.
+        servers: addresses, whose load limits how many of these there are.
+    """
+
+    def __init__(self, rules: Rules, players: Sequence[RemotePlayer], most: int, servers: Sequence[str]) -> None:
+        self.players, n = list(players), rules.n_per_step
+        self.controller = Controller(rules, slice(0, n), n, self.players, AdmissionLimit(most))
+        self._servers = [ServerInstance(url, connect_timeout_s=_LOOK_S) for url in servers]
+        self._watching: asyncio.Task[None] | None = None
 
     async def call(self, name: str, *given: Any, **how: Any) -> Any:
         """Call a method of the controller."""
@@ -106,6 +136,21 @@ class ControllerActor:
     async def ready(self) -> None:
         """Return once every worker is there."""
         await asyncio.gather(*(player.come_back() for player in self.players))
+        self._watching = self._watching or asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Tell the controller again and again how busy the servers are; who does not answer says nothing."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            found = await asyncio.gather(*(self._load_of(server) for server in self._servers))
+            self.controller.hear([load for load in found if load is not None])
+
+    async def _load_of(self, server: ServerInstance) -> Load | None:
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                return await server.load()
+        except (EngineError, TimeoutError):
+            return None
 
     async def tell(self, weights: Delivered) -> None:
         """Have groups that begin from now on sampled from `weights`."""
@@ -215,10 +260,17 @@ class RemoteController:
 @contextmanager
 def _told(who: str = "") -> Iterator[None]:
     """Inside, an error that an actor raised is raised as it was, and where the actor `who` has ended that is said."""
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
 
     try:
         yield
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise EngineError(
+            "Ray has no room for groups on their way",
+            where="Ray's object store",
+            got=str(error).splitlines()[0],
+            hint="free the disk of RAY_TMPDIR, or give more: ray start --object-store-memory BYTES",
+        ) from error
     except RayTaskError as error:
         if isinstance(cause := error.cause, RlhfError):
             raise cause from error

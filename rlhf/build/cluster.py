@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from rlhf import processes
+from rlhf.build import stopping
 from rlhf.build.processes import STOP_REQUEST, StopRequest
+from rlhf.build.rollout_workers import learner_log
 from rlhf.errors import EngineError, MissingPackageError, RecipeError, TrainingError
 from rlhf.inference.settings import EngineCapabilities
+from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.processes import ProcessError
 from rlhf.recipe import Recipe, load_values
-from rlhf.recipe.compatibility import check_processes
 from rlhf.recipe.model import values_of
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import latest
@@ -35,6 +38,10 @@ _REASON_S = 10.0
 _MAX_RESTARTS = 3
 #: Memory of Ray's store of objects where this starts it: groups on their way, not weights.
 _STORE_BYTES = 200 * 2**20
+#: Seconds between two looks at the learners and at what they say.
+_LOOK_S = 0.5
+#: Lines of Ray's own log.
+_OF_RAY = re.compile(rb"\[[^\]]*\] [\w./]+\.cc:\d+")
 
 
 class PlainRecipe:
@@ -101,13 +108,12 @@ def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: Cle
         TrainingError: a process ended again and again.
         KeyboardInterrupt: the user stopped it; a checkpoint is written.
     """
-    check_processes(recipe, recipe.cluster.learners)
-    with _ray(recipe) as ray, _interrupted_by_term():
+    with stopping.heard(folder), _ray(recipe, console) as ray, _interrupted_by_term():
         n_left, before = _MAX_RESTARTS, latest(folder / "checkpoints")
         while True:
             try:
-                return _once(ray, recipe, folder, is_resumed)
-            except ProcessError as error:
+                return _once(ray, recipe, folder, is_resumed, console)
+            except (ProcessError, NoInstanceError) as error:
                 newest = latest(folder / "checkpoints")
                 n_left = _MAX_RESTARTS if newest != before else n_left - 1
                 if n_left < 0:
@@ -131,20 +137,21 @@ def _interrupted_by_term() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _once(ray: Any, recipe: Recipe, folder: Path, is_resumed: bool) -> dict[str, Any]:
+def _once(ray: Any, recipe: Recipe, folder: Path, is_resumed: bool, console: CleanConsole) -> dict[str, Any]:
     """Start the learners, and wait for their end. Raises ProcessError where a process ends that should not."""
     n, plain = recipe.cluster.learners, PlainRecipe(recipe)
     group = _placed(ray, n)
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
     kind = ray.remote(num_cpus=1, num_gpus=_gpus(ray), max_concurrency=4, scheduling_strategy=strategy)(Learner)
     learners = [kind.remote(rank, n) for rank in range(n)]
+    shown = ShownLog(learner_log(folder, 0), console)
     try:
-        master = ray.get(learners[0].address.remote())
+        master = ray.get(learners[0].address.remote(), timeout=_PLACE_S)
         running = {
             learner.train.remote(plain, folder, is_resumed, master): rank for rank, learner in enumerate(learners)
         }
         try:
-            return _ended(ray, running)
+            return _ended(ray, running, folder, shown)
         except KeyboardInterrupt:
             with contextlib.suppress(Exception):  # one that has ended already must not hide the interrupt
                 ray.get([learner.stop.remote() for learner in learners], timeout=_STOP_S)
@@ -152,20 +159,28 @@ def _once(ray: Any, recipe: Recipe, folder: Path, is_resumed: bool) -> dict[str,
                 ray.wait(list(running), num_returns=n, timeout=_STOP_S)
             raise
     finally:
+        shown.show()
         for learner in learners:
             ray.kill(learner)
         ray.util.remove_placement_group(group)
 
 
-def _ended(ray: Any, running: dict[Any, int]) -> dict[str, Any]:
-    """Return the result of the first learner; of several that fail the error that is no other's silence is raised."""
+def _ended(ray: Any, running: dict[Any, int], folder: Path, shown: ShownLog) -> dict[str, Any]:
+    """Return the result of the first learner; of several that fail the error that is no other's silence is raised.
+
+    Raises:
+        KeyboardInterrupt: `rlhf stop` asks for the end.
+    """
     from ray.exceptions import RayActorError, RayTaskError
 
     found: dict[str, Any] = {}
     silent: ProcessError | None = None
     waiting, deadline = dict(running), float("inf")
     while waiting and time.monotonic() < deadline:
-        done, _ = ray.wait(list(waiting), timeout=1.0)
+        done, _ = ray.wait(list(waiting), timeout=_LOOK_S)
+        shown.show()
+        if stopping.is_asked(folder):
+            raise KeyboardInterrupt
         for reference in done:
             rank = waiting.pop(reference)
             try:
@@ -197,12 +212,36 @@ def _placed(ray: Any, n: int) -> Any:
     return group
 
 
+class ShownLog:
+    """Log of a learner, shown on the console as it grows.
+
+    Args:
+        path: of the log; what it holds already is not shown.
+        console: that it is shown on.
+    """
+
+    def __init__(self, path: Path, console: CleanConsole) -> None:
+        self._path, self._console, self._rest = path, console, b""
+        self._at = path.stat().st_size if path.is_file() else 0
+
+    def show(self) -> None:
+        """Show whole lines that came since the last call; what Ray itself says, and bars, stay in the log."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._at)
+            new = file.read()
+            self._at += len(new)
+            *lines, self._rest = (self._rest + new).split(b"\n")
+            for line in lines:
+                if not _OF_RAY.match(line) and b"\r" not in line:
+                    self._console.print(line.decode(errors="replace"), soft_wrap=True)
+
+
 def _gpus(ray: Any) -> int:
     return int(ray.cluster_resources().get("GPU", 0) > 0)
 
 
 @contextmanager
-def _ray(recipe: Recipe) -> Iterator[Any]:
+def _ray(recipe: Recipe, console: CleanConsole) -> Iterator[Any]:
     """Inside, this process is connected to Ray, of which nothing is left afterwards where it was started here."""
     try:
         import ray
@@ -214,17 +253,34 @@ def _ray(recipe: Recipe) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    how: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "configure_logging": False}
+    how: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if "RAY_ADDRESS" in os.environ:
-        ray.init(address=os.environ["RAY_ADDRESS"], **{"log_to_driver": True})
+        context = _joined(ray, os.environ["RAY_ADDRESS"], how)
     else:  # processes share the cores of this machine, however many they are
         wanted = sum(need for _, name, need in needs(recipe, 0) if name == "CPU")
-        ray.init(num_cpus=max(wanted, os.cpu_count() or 1), object_store_memory=_STORE_BYTES, **how)
+        how |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        context = ray.init(address="local", num_cpus=max(wanted, os.cpu_count() or 1), **how)
+    logs = f"{context.address_info['session_dir']}/logs"
+    console.print(f"workers and the controller write into {logs}, learners into the run's folder", soft_wrap=True)
     try:
         refuse_missing(recipe, ray.cluster_resources())
         yield ray
     finally:
         ray.shutdown()
+
+
+def _joined(ray: Any, address: str, how: dict[str, Any]) -> Any:
+    """Connect to a cluster that runs. Raises EngineError where it does not answer, or wants another token."""
+    try:
+        return ray.init(address=address, **how)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            "the Ray cluster cannot be joined",
+            where=f"RAY_ADDRESS={address}",
+            got=str(error).strip().splitlines()[-1][:300],
+            expected="a cluster that runs, and its token",
+            hint="see `ray status --address ADDRESS`; set RAY_AUTH_MODE and RAY_AUTH_TOKEN as its nodes have them",
+        ) from error
 
 
 def needs(recipe: Recipe, n_gpus: float) -> list[tuple[str, str, int]]:

@@ -6,6 +6,7 @@ import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from rlhf.data import WeightsForm
 from rlhf.errors import EngineError
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.embedded.guided import GuidedEngine, UnguidedEngine
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.model_config import ModelConfig
 from rlhf.inference.role_adapters import adapter_names, refuse_roles
-from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
+from rlhf.inference.settings import GuidedSettings, VllmSettings, kv_bytes_per_token
 from rlhf.inference.transfer import memory_folder
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import Instance
@@ -32,10 +34,14 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.view import copies_policy
 from rlhf.training.policy.lora import unadapted
 from rlhf.training.policy.model import Policy, Pretrained
+from rlhf.training.policy.model_files import check_tokens, load_folder
 from rlhf.training.publisher import Publisher, parameters
 
 #: Most of the free memory that the key/value cache of an engine on a CPU takes when the recipe does not say.
 _CACHE_SHARE = 0.25
+
+#: Most seconds until a server that is started again answers, where the run starts it.
+RETURN_S = 600.0
 
 #: Dimensions by which a server's model is known to be the policy's.
 SHAPES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -58,6 +64,8 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         model = policy.model
         if copies_policy(recipe):
             engine_of, model = CopiedEngine, _whole_copy(policy).to("cuda" if torch.cuda.is_available() else "cpu")
+        if isinstance(settings, GuidedSettings):
+            engine_of = partial(GuidedEngine, guides=_guides(settings, policy), weight=settings.weight)
         made: RolloutEngine = engine_of(
             model,
             max_context=context_of(recipe, policy),
@@ -80,7 +88,8 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
         with model_folder(recipe, policy) as folder:
             options = start_options(recipe, settings, policy, folder)
             instances = [LocalInstance.start(options, log)]
-    engine = vllm_engine(settings, instances, policy, form="adapter" if rank else "full")
+    return_s = RETURN_S if recipe.cluster.is_on else 0.0
+    engine = vllm_engine(settings, instances, policy, form="adapter" if rank else "full", return_s=return_s)
     try:
         await engine.connect(**fit_of(recipe, policy), lora_rank=rank)
     except BaseException:
@@ -90,7 +99,12 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
 
 
 def vllm_engine(
-    settings: VllmSettings, instances: Sequence[Instance], policy: Policy, *, form: WeightsForm
+    settings: VllmSettings,
+    instances: Sequence[Instance],
+    policy: Policy,
+    *,
+    form: WeightsForm,
+    return_s: float = 0.0,
 ) -> VllmEngine:
     """The engine over instances that run; of several processes on the same servers the first one's delivers."""
     kind: type[VllmEngine] = VllmEngine
@@ -107,6 +121,7 @@ def vllm_engine(
         delivery=settings.delivery,
         sleeps=settings.sleep,
         version=policy.version,
+        return_s=return_s,
     )
 
 
@@ -123,11 +138,23 @@ def _whole_copy(policy: Policy) -> Any:
     return unadapted(model) if policy.is_lora else model
 
 
+def _guides(settings: GuidedSettings, policy: Policy) -> tuple[Any, Any]:
+    """The tuned and the base model of a guided engine, on the policy's device. Raises ModelError for other tokens."""
+    refuse_roles(policy.model)
+    found = []
+    for key in ("tuned", "base"):
+        where = f"engine.{key} {getattr(settings, key)}"
+        model, tokenizer = load_folder(getattr(settings, key), where=where)
+        check_tokens(tokenizer, policy.tokenizer, where)
+        found.append(model.to(next(policy.model.parameters()).device).requires_grad_(False).eval())
+    return found[0], found[1]
+
+
 def make_publisher(recipe: Recipe, policy: Policy, engine: RolloutEngine) -> Publisher:
     """Return the publisher that delivers the policy to its engine."""
     settings = recipe.engine
     if not isinstance(settings, VllmSettings):
-        return Publisher(policy, engine)
+        return Publisher(policy, UnguidedEngine(engine) if isinstance(engine, GuidedEngine) else engine)
     dtype = engine_dtype(settings, policy)
     return Publisher(policy, engine, settings.canary_tolerance, dtype, settings.delivery_timeout_s)
 
@@ -185,6 +212,8 @@ def start_options(
         tensor_parallel=settings.tensor_parallel,
         eager=None if settings.eager == "auto" else settings.eager,
         compile=settings.compile,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        quantization=settings.quantization,
         sleep=settings.sleep,
         texts=is_server or bool(recipe.limits.stop_strings),
     )

@@ -15,6 +15,7 @@ from rlhf.build.memory_store import agent_of
 from rlhf.build.pair_data import check_parts
 from rlhf.build.preflight import check_template
 from rlhf.build.train import device, make_collector, policy_of
+from rlhf.chat_api import ChatServer
 from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, WholeMessages
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.endpoint import EndpointEngine
@@ -66,6 +67,9 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
             on_progress=progress.rollout,
         )
 
+    if found.kind == "endpoint":
+        progress.say(f"asking {found.model} at {found.endpoint}")
+        await ChatServer(found.endpoint, found.model).reach()
     try:
         yield collector_of_part
     finally:

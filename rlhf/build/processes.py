@@ -20,7 +20,7 @@ from rlhf.processes import Processes
 from rlhf.recipe import Recipe
 from rlhf.recipe.compatibility import check_processes
 from rlhf.recipe.view import policy_gradient_stages
-from rlhf.training.backends.settings import layout_of, sharding_of
+from rlhf.training.backends.sharding import layout_of, sharding_of
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.policy.sharded_load import ShardedLoad, can_be_sharded
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import signal
 import subprocess
-import tempfile
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,11 +20,11 @@ import torch
 
 from rlhf.asynchrony.controller import Job
 from rlhf.asynchrony.pipeline import Rules
-from rlhf.asynchrony.remote import ControllerActor, Delivered, RemoteController, RemotePlayer
-from rlhf.build.engine import engine_dtype, fit_of
+from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemoteController, RemotePlayer
+from rlhf.build.engine import RETURN_S, engine_dtype, fit_of
 from rlhf.build.pair_data import check_parts
-from rlhf.child_process import kill_group, python_command, python_environment
-from rlhf.data import ScoredGroup
+from rlhf.child_process import end_with_parent, kill_group, python_command, python_environment
+from rlhf.data import Outcome
 from rlhf.errors import EngineError
 from rlhf.inference.settings import OF_START, EngineCapabilities, VllmSettings
 from rlhf.inference.vllm.engine import VllmEngine
@@ -40,15 +38,11 @@ from rlhf.rollout.runner import RolloutRunner
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.rollouts_ahead import places_of, played
 
-#: Most seconds until a server answers, or a worker is there (again).
-START_S = 600.0
+#: Most seconds until a worker is there (again); a bit more than it waits for a server itself.
+_READY_S = RETURN_S + 30.0
 _POLL_S, _STOP_S = 0.2, 20.0
-#: Of Linux: the signal that a process gets when its parent has ended.
-_PR_SET_PDEATHSIG = 1
-#: Looked up here, as a child between fork and exec may load nothing.
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only
 #: Ends of a server without an answer between them after which it is given up.
-_MAX_ENDED = 3
+_MAX_ENDED = 5
 
 
 @dataclass(frozen=True)
@@ -107,36 +101,49 @@ class RolloutWorker:
         )
 
     async def ready(self) -> None:
-        """Return once it is there."""
+        """Return once it is there, and a server has the weights. Raises NoInstanceError where none has in time."""
+        await self._engine.found(RETURN_S)
 
-    async def play(self, job: Job, weights: Delivered) -> tuple[ScoredGroup, Mapping[int, int]]:
-        """Return a group, and how many tokens each version has sampled for it, failed attempts included."""
+    async def play(self, job: Job, weights: Delivered) -> Played:
+        """Play a group; there is none where an attempt failed for want of a server, so that nothing trains on that."""
         async with self._is_connected:
             if self._weights is None:
                 await self._engine.connect(**self._fit)
             if self._weights != weights:
                 await self._engine.follow(weights.sender, weights.version, weights.fingerprint)
                 self._weights = weights
-        sampled: Counter[int] = Counter()
+        sampled, n_refused = Counter[int](), self._engine.n_refused
 
         def count(version: int, n_tokens: int) -> None:
             sampled[version] += n_tokens
 
-        return await played(self._collector, self._stage, job, count), dict(sampled)
+        group = await played(self._collector, self._stage, job, count)
+        failed = [failure.message for failure in group.failures if failure.outcome is Outcome.ENGINE_ERROR]
+        if failed and self._engine.n_refused > n_refused:
+            return Played(None, dict(sampled), failed[0])
+        return Played(group, dict(sampled))
 
 
 class Server:
-    """A server of the policy, `rlhf serve` in a process of its own, started again at its address when it ends."""
+    """A server of the policy, `rlhf serve` in a process of its own, started again at its address when it ends.
 
-    def __init__(self, command: list[str]) -> None:
+    Args:
+        command: without host and port.
+        place: file with its address, so that this is the same when the actor is started again on its node; what the
+            server says is in `place`.log.
+    """
+
+    def __init__(self, command: list[str], place: Path) -> None:
         import ray
 
-        host = ray.util.get_node_ip_address()
-        port = free_port()
-        self.url = f"http://{host}:{port}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        host, port = ray.util.get_node_ip_address(), free_port()
+        before, _, number = (place.read_text() if place.is_file() else "").rpartition(":")
+        port = int(number) if before == host else port
+        place.write_text(f"{host}:{port}")
+        self.url, self._log = f"http://{host}:{port}", place.with_suffix(".log")
         self._command = [*command, "--host", host, "--port", str(port)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  as long as the actor
         self._ended: list[int] = []  # exit codes since it last answered
         self._is_closed = threading.Event()
         # The thread that starts a process must live as long as it: what ends it is bound to its thread.
@@ -144,19 +151,18 @@ class Server:
 
     def start(self) -> str:
         """Return its address once it answers. Raises EngineError."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + RETURN_S
         while time.monotonic() < deadline:
-            try:
-                with urlopen(f"{self.url}/health", timeout=5):
-                    self._ended.clear()
-                    return self.url
-            except (URLError, OSError):
-                time.sleep(_POLL_S)
+            if self._answers():
+                return self.url
+            time.sleep(_POLL_S)
             if len(self._ended) >= _MAX_ENDED:
-                said = os.pread(self._log.fileno(), 2000, max(os.fstat(self._log.fileno()).st_size - 2000, 0))
-                text = said.decode(errors="replace").strip()
-                raise EngineError("a server ends as it starts", where=self.url, got=f"exit {self._ended[-1]}: {text}")
-        raise EngineError("a server does not start", where=self.url, got=f"nothing in {START_S:g} s")
+                said = self._log.read_text(errors="replace")[-2000:].strip()
+                got = f"exit {self._ended[-1]}: {said}"
+                raise EngineError("a server ends as it starts", where=self.url, got=got, hint=f"see {self._log}")
+        raise EngineError(
+            "a server does not start", where=self.url, got=f"nothing in {RETURN_S:g} s", hint=f"see {self._log}"
+        )
 
     def stop(self) -> None:
         """End it."""
@@ -166,21 +172,46 @@ class Server:
             try:
                 process.wait(_STOP_S)
             finally:
-                kill_group(process)
+                kill_group(process, _STOP_S)
+
+    def _answers(self) -> bool:
+        try:
+            with urlopen(f"{self.url}/health", timeout=5):
+                return True
+        except (URLError, OSError):
+            return False
 
     def _keep(self) -> None:
-        while not self._is_closed.is_set():
-            self._process = subprocess.Popen(
-                self._command, env=python_environment(), start_new_session=True, preexec_fn=_end_with_parent,
-                stdout=self._log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            self._ended.append(self._process.wait())
+        """Start it again and again, until it has ended several times without an answer in between."""
+        while not self._is_closed.is_set() and len(self._ended) < _MAX_ENDED:
+            with self._log.open("ab") as log:
+                process = self._process = subprocess.Popen(
+                    self._command, env=python_environment(), start_new_session=True, preexec_fn=end_with_parent,
+                    stdout=log, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+            while process.poll() is None and not self._answers():
+                self._is_closed.wait(_POLL_S)
+            if process.poll() is None:
+                self._ended.clear()
+            self._ended.append(process.wait())
+            kill_group(process, _STOP_S)
             self._is_closed.wait(min(_POLL_S * 2 ** min(len(self._ended), 8), 30.0))
 
 
-def _end_with_parent() -> None:
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def learner_log(folder: Path, rank: int) -> Path:
+    """Return the file with what a learner of a run says."""
+    return folder / f"learner-{rank}.log"
+
+
+def output_to(path: Path) -> None:
+    """Append all that this process says from now on to a file, and not to Ray's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab", buffering=0) as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    # Ray's own streams write into its files, whatever the descriptors are.
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
 
 
 class OnRay:
@@ -217,8 +248,9 @@ class OnRay:
         command = python_command("rlhf.cli", "serve", self.folder / "recipe.yaml", *given)
         command += [] if is_vllm else ["--embedded"]
         gpus = EngineCapabilities(recipe.engine).tensor_parallel if ray.cluster_resources().get("GPU") else 0
-        kind = ray.remote(num_cpus=1, num_gpus=gpus)(Server)
-        self._servers = [kind.remote(command) for _ in range(recipe.cluster.servers)]
+        kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_concurrency=2)(Server)
+        places = [self.folder / "served" / f"server-{number}" for number in range(recipe.cluster.servers)]
+        self._servers = [kind.remote(command, place) for place in places]
         return list(await asyncio.gather(*(server.start.remote() for server in self._servers)))
 
     def controller(self, rules: Rules, stage: int, policy: Policy, collector: RolloutRunner) -> RemoteController:
@@ -249,9 +281,10 @@ class OnRay:
         places = places_of(recipe.environment, recipe.limits, settings.group_size, n)
         worker = ray.remote(num_cpus=1, max_restarts=-1, max_concurrency=places + 2)(RolloutWorker)
         actors = [worker.remote(asked) for _ in range(n)]
-        players = [RemotePlayer(f"rollout worker {i}", one, places, START_S) for i, one in enumerate(actors)]
+        players = [RemotePlayer(f"rollout worker {i}", one, places, _READY_S) for i, one in enumerate(actors)]
         made = ray.remote(num_cpus=0, max_concurrency=100)(ControllerActor)
-        actor = made.remote(rules, rules.n_per_step, players)
+        most = max(1, recipe.limits.max_concurrent // settings.group_size)
+        actor = made.remote(rules, players, most, recipe.engine.servers)
 
         def delivered() -> Delivered:
             return Delivered(engine.sender, engine.policy_version, engine.policy_fingerprint)

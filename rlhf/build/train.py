@@ -32,7 +32,7 @@ from rlhf.build.resume import (
     say_finished,
     telling_what_is_there,
 )
-from rlhf.build.rollout_workers import OnRay
+from rlhf.build.rollout_workers import OnRay, learner_log, output_to
 from rlhf.build.stage_demonstrations import play_all, shown_stages, texts
 from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of
 from rlhf.build.task_summary import tell_splits
@@ -94,6 +94,8 @@ def train(
         RlhfError: any problem; what was finished is saved.
     """
     with joined(recipe) as here, run_folder(recipe, out, resume) as folder:
+        if on_ray:
+            output_to(learner_log(folder, here.rank))
         here.begin(folder)
         console = (console or CleanConsole(stderr=True)) if here.is_main else CleanConsole(quiet=True)
         try:

@@ -1,4 +1,4 @@
-"""`rlhf new`: scaffold a part of one's own, its test, and a recipe that trains with it."""
+"""`rlhf new`: scaffold a part or a data set of one's own, its test, and a recipe that trains with it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Part(StrEnum):
     reward = "reward"
     environment = "environment"
     agent = "agent"
+    dataset = "dataset"
 
 
 @command
@@ -38,7 +39,7 @@ def new(
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Scaffold a reward, environment or agent: the part, its test, and a recipe.
+    """Scaffold a reward, environment, agent or data set: the part, its test, and a recipe.
 
     Example: rlhf new reward near; rlhf check recipe near.yaml; rlhf train near.yaml
     """
@@ -70,11 +71,15 @@ def texts_of(part: str, name: str) -> dict[str, str]:
     """File name -> text of the files of a part, the part itself first."""
     words = {"name": name, "Class": _class_of(name)}
     found = {}
-    for file in sorted(files("rlhf.templates").iterdir(), key=lambda f: ("yaml" in f.name, "test_" in f.name, f.name)):
+    for file in sorted(files("rlhf.templates").iterdir(), key=lambda f: _place(f.name)):
         if file.name.startswith(f"{part}.") and file.name.endswith(".txt"):
             target = file.name.removeprefix(f"{part}.").removesuffix(".txt").replace("NAME", name)
             found[target] = Template(file.read_text("utf-8")).substitute(words)
     return found
+
+
+def _place(file: str) -> tuple[bool, bool, bool, str]:
+    return "yaml" in file, "test_" in file, "jsonl" in file, file
 
 
 def _refuse_name(part: str, name: str) -> None:

@@ -53,6 +53,7 @@ def show(
         print_json(shown | ({"trial": measured} if measured else {}))
         return
     _print_figures(console, figures, measured)
+    _print_device(console, loaded, nproc)
     for warning in warnings:
         console.print(Text.assemble(("caution", "yellow"), " ", warning), soft_wrap=True)
 
@@ -92,6 +93,20 @@ def _print_figures(console: CleanConsole, figures: dict[str, Any], measured: dic
     for i, (setting, what) in enumerate(figures["cuts"].items()):
         table.add_row("cut" if i == 0 else "", f"{setting} ends {what}")
     console.print(table)
+
+
+def _print_device(console: CleanConsole, recipe: Recipe, n_processes: int) -> None:
+    """Say what is chosen for the device here, and whether the recipe fits."""
+    from rlhf import device
+    from rlhf.estimate.device_choice import budget_for, choices, refuse_for
+
+    here = device.present()
+    for what, chosen in choices(recipe, here):
+        console.print(Text.assemble((what, "bold"), " ", chosen), soft_wrap=True)
+    fits = budget_for(recipe, here, n_processes)
+    if fits is not None:
+        console.print(Text.assemble(("on this GPU", "bold"), " ", fits), soft_wrap=True)
+    refuse_for(recipe, here)
 
 
 #: What is in memory throughout, and what comes and goes, as a person reads it.

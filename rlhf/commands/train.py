@@ -130,8 +130,22 @@ def refuse_before(recipe: Recipe, *, is_resumed: bool, memory_check: bool = True
     refuse_absent_trackers(recipe)
     if _is_main():
         refuse_absent_hub(recipe)
+    if n_here() == 1:  # one of several has not taken its GPU yet
+        _say_device(recipe)
     if memory_check:
         refuse_too_large(recipe, n_wanted(), n_here())
+
+
+def _say_device(recipe: Recipe) -> None:
+    """Say what is chosen for a GPU, and refuse what it cannot do."""
+    from rlhf import device
+    from rlhf.estimate.device_choice import choices, refuse_for
+
+    here = device.present()
+    refuse_for(recipe, here)
+    if here.is_gpu:
+        for what, chosen in choices(recipe, here):
+            errors().print(f"{what}: {chosen}", soft_wrap=True, markup=False)
 
 
 def _is_main() -> bool:

@@ -2,7 +2,7 @@
 
 from rlhf.data.generation import Finish, Generation, Prompt, SamplingParams
 from rlhf.data.messages import Message, Role
-from rlhf.data.scoring import Credit, Failure, Score, ScoredGroup, Values, Verdict
+from rlhf.data.scoring import Credit, Failure, Score, ScoredGroup, TokenFigures, Values, Verdict
 from rlhf.data.task import Task
 from rlhf.data.trajectory import Action, Outcome, Trajectory, Turn
 from rlhf.data.weights import PolicyWeights, WeightsForm
@@ -22,6 +22,7 @@ __all__ = [
     "Score",
     "ScoredGroup",
     "Task",
+    "TokenFigures",
     "Trajectory",
     "Turn",
     "Values",

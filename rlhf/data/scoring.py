@@ -184,6 +184,19 @@ class Credit:
             _check_tokens("returns of the credit", self.returns_GNT, group, hint="look for NaN in rewards and values")
 
 
+@dataclass(frozen=True, slots=True)
+class TokenFigures:
+    """What the trainer computes for each sampled token of a group before the update, nats; NaN where it does not train.
+
+    Attributes:
+        entropies_GNT: `[G][N][T]` entropy of the distribution that the token was drawn from.
+        gaps_GNT: `[G][N][T]` the trainer's log-prob of the token less the sampler's.
+    """
+
+    entropies_GNT: TokensGNT
+    gaps_GNT: TokensGNT
+
+
 def _check_tokens(what: str, tokens_GNT: TokensGNT, group: ScoredGroup, hint: str) -> None:
     is_plural = what != "credit"
     shape = [[g.n_tokens for g in t.generations] for t in group.trajectories]

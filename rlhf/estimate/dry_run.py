@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
+from rlhf.training.backends.compiled import recomputed_layers
 
 #: Layers of the two passes whose difference is one layer.
 _FEW = (2, 3)
@@ -36,14 +37,16 @@ class Pass:
         n_sampled: of them, at whose places logits are read.
         wanted: figures of `rlhf.training.backends.token_stats` that the loss asks for.
         with_reference: whether a frozen model reads the same rows before the backward pass.
-        recomputes: whether activations are computed again in the backward pass.
+        recomputes: whether activations are computed again in the backward pass, or for what share of the layers.
+        n_per_row: processes that share it.
     """
 
     n_tokens: int
     n_sampled: int
     wanted: frozenset[Any] = frozenset()
     with_reference: bool = False
-    recomputes: bool = False
+    recomputes: bool | float = False
+    n_per_row: int = 1
 
 
 def peak_bytes(config: Any, model_of: Callable[[Any], Any], asked: Pass) -> int | None:
@@ -58,10 +61,19 @@ def peak_bytes(config: Any, model_of: Callable[[Any], Any], asked: Pass) -> int 
     try:
         if n_layers <= _FEW[1]:
             return _peak(model_of(config), asked)
+        if not isinstance(asked.recomputes, bool):
+            return _partly(config, model_of, asked, n_layers)
         few, more = (_peak(model_of(_with_layers(config, n)), asked) for n in _FEW)
     except Exception:  # models whose shapes hang on values, such as a choice of experts, raise what they like
         return None
     return few + (n_layers - _FEW[0]) * (more - few)
+
+
+def _partly(config: Any, model_of: Callable[[Any], Any], asked: Pass, n_layers: int) -> int | None:
+    """Peak where a share of the layers computes activations again; the others add what one keeps beyond that."""
+    n_kept = n_layers - sum(recomputed_layers(n_layers, asked.recomputes))
+    least, most = (peak_bytes(config, model_of, replace(asked, recomputes=again)) for again in (True, False))
+    return None if least is None or most is None else least + n_kept * (most - least) // n_layers
 
 
 def _with_layers(config: Any, n: int) -> Any:
@@ -75,12 +87,14 @@ def _with_layers(config: Any, n: int) -> Any:
 
 def _peak(model: Any, asked: Pass) -> int:
     from rlhf.training.backends.optimizer import AdamW
+    from rlhf.training.backends.sequence_parallel import SequenceGroup
     from rlhf.training.backends.torch import TorchTrainer
     from rlhf.training.policy.model import Policy
 
     policy = Policy.of(model, None, None)
     policy.is_lora = ModelWrapper(model).is_adapted
-    trainer = TorchTrainer(policy, AdamW(), 1, recomputes=asked.recomputes)
+    shared = SequenceGroup(asked.n_per_row, 0) if asked.n_per_row > 1 else None
+    trainer = TorchTrainer(policy, AdamW(), 1, recomputes=asked.recomputes, sequence=shared)
     for parameter in model.parameters():
         if parameter.requires_grad:  # the gradients of an earlier micro-batch, to which those of this one are added
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype or parameter.dtype)

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, RecipeError
 from rlhf.estimate.auxiliary_models import beside, shapes_of
 from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
 from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameters_of, shaped
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
-from rlhf.training.backends.settings import DeepSpeed, Fsdp, sharding_of
+from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
+from rlhf.training.backends.sharding import heads_problem, heads_rule, n_per_row_of, sharding_of
 from rlhf.training.backends.token_stats import wanted_by
 from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.critics.value_model import backbone_of
@@ -58,6 +59,7 @@ def _estimate(
     recipe: Recipe, path: str, stage: Any, parameters: Sequence[Parameter], config: Any, n_processes: int
 ) -> Estimate:
     dtype = precision_of(recipe, stage)
+    _refuse_heads(path, n_per_row_of(stage.trainer), config.get_text_config())
     if sharding_of(stage.trainer).processes:
         parameters = [replace(p, size=_SIZES[dtype]) if p.size >= 1 else p for p in parameters]
     kept = trainer_bytes(parameters, stage.trainer, n_processes)
@@ -103,7 +105,8 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
         masters = 4 * sum(p.n for p in trained if p.size < 4)
         # The update takes a root of every mean square at once.
         return {
-            "weights": weights, "gradients": of_trained, "masters": masters, "moments": 2 * of_trained,
+            "weights": weights, "gradients": of_trained, "masters": masters,
+            "moments": of_trained * (1 if isinstance(kind, Torch) and kind.moments == "bfloat16" else 2),
             "update": of_trained,
         }  # fmt: skip
     if sharding.parameters:
@@ -121,6 +124,8 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
 
 def _on_host(kind: Any) -> set[str]:
     """Parts that lie in host memory though the policy is on a GPU."""
+    if isinstance(kind, Torch):
+        return {"masters", "moments"} if kind.offload_moments else set()
     found = {"masters", "moments"} if isinstance(kind, DeepSpeed) and kind.offload_optimizer else set()
     if found and sharding_of(kind).gradients:
         found.add("gradients")
@@ -152,6 +157,19 @@ def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
     gathered = n if sharding.keeps_full_weights else min(n, of_ends + 2 * (n - of_ends) // n_layers)
     a_layer = (n_trained - trained_ends) // n_layers
     return int((gathered + trained_ends + a_layer) * size + 4 * max(trained_ends, a_layer))
+
+
+def _refuse_heads(path: str, n: int, text: Any) -> None:
+    """Raise RecipeError where `n` processes cannot share the attention heads of a model."""
+    heads = text.num_attention_heads, text.num_key_value_heads
+    problem = heads_problem(n, *heads) if n > 1 else None
+    if problem:
+        raise RecipeError(
+            "attention heads cannot be shared evenly by so many processes",
+            where=f"{path}.trainer.sequence_parallel",
+            got=f"{n}, and {problem}",
+            expected=heads_rule(*heads),
+        )
 
 
 def precision_of(recipe: Recipe, stage: Any) -> str:
@@ -236,7 +254,8 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
         return 0, 0
     if isinstance(engine, VllmSettings) and engine.kv_cache_gb is not None:
         return int(engine.kv_cache_gb * 1e9), int(engine.kv_cache_gb * 1e9)
-    per_token = kv_bytes_per_token(text, _engine_size(recipe, dtype_of(recipe.policy)))
+    in_fp8 = isinstance(engine, VllmSettings) and engine.kv_cache_dtype == "fp8"
+    per_token = kv_bytes_per_token(text, 1 if in_fp8 else _engine_size(recipe, dtype_of(recipe.policy)))
     context = limits.max_context or text.max_position_embeddings
     sessions = min(engine.max_sessions, limits.max_concurrent)
     most = per_token * context * sessions
@@ -283,6 +302,7 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
         frozenset(wanted_by(loss)) if loss is not None else frozenset(),
         bool(LossNeeds(loss).needs_ref),
         stage.trainer.gradient_checkpointing,
+        n_per_row_of(stage.trainer),
     )
 
 
@@ -290,7 +310,7 @@ def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
     """Bytes of a critic's activations where it trains a backbone; it does not recompute them."""
     if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_backbone:
         return 0
-    return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False)) or 0
+    return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False, n_per_row=1)) or 0
 
 
 @dataclass(frozen=True)

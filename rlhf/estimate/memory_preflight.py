@@ -42,7 +42,7 @@ def refuse_too_large(recipe: Recipe, n_processes: int = 1, n_here: int = 1, *, l
     gpu, host = free_gpu(in_passing=n_here > 1), free_memory()
     for estimate in found:
         if gpu is not None:
-            parts = _with_share(recipe, [part for part in estimate.parts if not part.on_host], gpu[1])
+            parts = with_engine_share(recipe, [part for part in estimate.parts if not part.on_host], gpu[1])
             check(estimate, parts, gpu[0], "the GPU")
         of_host = [part for part in estimate.parts if gpu is None or part.on_host]
         if not launches:  # interpreter and libraries of this process are there already
@@ -68,7 +68,7 @@ def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> N
     )
 
 
-def _with_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> list[Part]:
+def with_engine_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> list[Part]:
     """Parts with a separate engine's weights and cache raised to its share of the GPU."""
     from rlhf.inference.settings import VllmSettings
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
@@ -18,7 +19,7 @@ from rlhf.errors import DataError
 from rlhf.evaluation.answers import Spent
 
 Phase = Literal["train", "eval"]
-Advantages = tuple[tuple[float, ...], ...]
+Figures = tuple[tuple[float, ...], ...]
 Row = dict[str, Any]
 
 
@@ -35,6 +36,9 @@ class TrajectoryRecord:
         score: its reward parts; None if it was not scored.
         advantages: `[N][T]`: generation, sampled token; None if no credit was computed.
         spent: what the candidates took that it was chosen from; None where nothing was chosen.
+        entropies: `[N][T]` of the trainer's distribution at each sampled token, nats; None if the step measured none,
+            NaN where it does not train on a token.
+        gaps: `[N][T]` the trainer's log-prob less the sampler's, likewise.
     """
 
     step: int
@@ -43,16 +47,19 @@ class TrajectoryRecord:
     task_id: str
     trajectory: Trajectory
     score: Score | None = None
-    advantages: Advantages | None = None
+    advantages: Figures | None = None
     spent: Spent | None = None
+    entropies: Figures | None = None
+    gaps: Figures | None = None
 
     def __post_init__(self) -> None:
-        if self.advantages is None:
-            return
         shape = [g.n_tokens for g in self.trajectory.generations]
-        got = [len(row) for row in self.advantages]
-        if got != shape:
-            raise DataError("advantages do not match the tokens", where=self.task_id, got=str(got), expected=str(shape))
+        for name in ("advantages", "entropies", "gaps"):
+            figures = getattr(self, name)
+            got = shape if figures is None else [len(row) for row in figures]
+            if got != shape:
+                message = f"{name} do not match the tokens"
+                raise DataError(message, where=self.task_id, got=str(got), expected=str(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,8 @@ class FailureRecord:
     failure: Failure
 
 
+#: Figures to look at: three digits in any range, stored as float32, which every reader knows.
+_SHORT = pa.list_(pa.list_(pa.float32()))
 _IDS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float64())
 _TURN = pa.struct(
     {
@@ -139,6 +148,8 @@ _COLUMNS: dict[str, Any] = {
     "score": pa.struct({"parts": pa.list_(_PART), "turns": _FLOATS, "total": pa.float64(), "watched": pa.list_(_PART)}),
     "advantages": pa.list_(_FLOATS),
     "spent": _SPENT,
+    "entropies": _SHORT,
+    "gaps": _SHORT,
 }
 #: Marks the files of this store and their version.
 FORMAT = {b"rlhf.trajectories": b"1"}
@@ -171,6 +182,8 @@ def encode(record: TrajectoryRecord) -> Row:
         "score": _encode_score(record.score) if record.score is not None else None,
         "advantages": record.advantages,
         "spent": None if record.spent is None else {**asdict(record.spent), "why": _text(record.spent.why)},
+        "entropies": _short(record.entropies),
+        "gaps": _short(record.gaps),
     }
 
 
@@ -267,9 +280,11 @@ def decode(row: Row) -> TrajectoryRecord:
     )
     advantages = None if row["advantages"] is None else tuple(map(tuple, row["advantages"]))
     score = None if row["score"] is None else _decode_score(row["score"])
-    spent = Spent(**row["spent"]) if row.get("spent") else None  # which is not in the files of older versions
+    # These three are not in the files of older versions.
+    spent = Spent(**row["spent"]) if row.get("spent") else None
+    entropies, gaps = (tuple(map(tuple, row[name])) if row.get(name) else None for name in ("entropies", "gaps"))
     names = (row["step"], row["stage"], row["phase"], row["task_id"])
-    return TrajectoryRecord(*names, trajectory, score, advantages, spent)
+    return TrajectoryRecord(*names, trajectory, score, advantages, spent, entropies, gaps)
 
 
 def _decode_turns(turns: list[Row], generations: Iterator[Generation]) -> tuple[Turn, ...]:
@@ -321,6 +336,13 @@ def _decode_score(row: Row) -> Score:
         for ones in (row["parts"], row.get("watched"))  # which is not in the files of older versions
     )
     return Score(parts, tuple(row["turns"]), row["total"], watched)
+
+
+def _short(figures: Figures | None) -> list[Any] | None:
+    """Half precision: what is left of a float32 compresses to half its size."""
+    if figures is None:
+        return None
+    return [np.asarray(row, np.float32).astype(np.float16).astype(np.float32) for row in figures]
 
 
 def _text(text: str | None) -> str | None:

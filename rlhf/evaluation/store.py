@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rlhf.data import Credit, Outcome, ScoredGroup
+from rlhf.data import Credit, Outcome, ScoredGroup, TokenFigures
 from rlhf.digests import Manifest
 from rlhf.errors import DataError, disk
 from rlhf.evaluation.answers import Spent
@@ -98,12 +98,15 @@ class TrajectoryWriter:
         phase: str,
         groups: Sequence[ScoredGroup],
         credits: Sequence[Credit | None] | None = None,
+        figures: Sequence[TokenFigures | None] | None = None,
+        *,
         spent: Sequence[Sequence[Spent]] | None = None,
     ) -> Path | None:
-        """Write scored groups, failed attempts included, with credit and what was `spent` where given."""
+        """Write scored groups, failed attempts included, with credit, figures and what was `spent` where given."""
         none = [None] * len(groups)
-        found = zip(groups, none if credits is None else credits, none if spent is None else spent, strict=True)
-        return self.write(stage, step, phase, [r for g, c, s in found for r in _of_group(stage, step, phase, g, c, s)])
+        given = (none if one is None else one for one in (credits, figures, spent))
+        found = zip(groups, *given, strict=True)
+        return self.write(stage, step, phase, [r for each in found for r in _of_group(stage, step, phase, *each)])
 
     def rewind(self, stage: str, step: int) -> None:
         """Delete the files of later steps of `stage`; an empty `stage` means every file."""
@@ -142,12 +145,14 @@ def _of_group(
     phase: str,
     group: ScoredGroup,
     credit: Credit | None,
+    figures: TokenFigures | None,
     spent: Sequence[Spent] | None,
 ) -> Iterator[TrajectoryRecord | FailureRecord]:
     for i, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True)):
         advantages = credit.tokens_GNT[i] if credit is not None else None
         took = spent[i] if spent is not None else None
-        yield TrajectoryRecord(step, stage, phase, group.task_id, trajectory, score, advantages, took)
+        shown = (None, None) if figures is None else (figures.entropies_GNT[i], figures.gaps_GNT[i])
+        yield TrajectoryRecord(step, stage, phase, group.task_id, trajectory, score, advantages, took, *shown)
     for failure in group.failures:
         yield FailureRecord(step, stage, phase, group.task_id, failure)
 

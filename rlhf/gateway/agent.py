@@ -54,6 +54,7 @@ class ExternalAgent:
     """Most calls of one reply; more are taken for none."""
 
     roles: ClassVar[tuple[str, ...]] = ("",)
+    is_outside: ClassVar[bool] = True
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse environments whose episodes are not played through the gateway."""

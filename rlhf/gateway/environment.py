@@ -36,7 +36,7 @@ from rlhf.checking import CheckContext, Problem, Silenced
 from rlhf.data import Finish, Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.gateway.asked import Answered, Asked
-from rlhf.gateway.program import Program
+from rlhf.gateway.program import Program, is_there
 from rlhf.gateway.programs import Programs, programs_of
 from rlhf.gateway.session import SESSION, Session
 from rlhf.rollout.env_session import Ended, EnvSession
@@ -118,7 +118,7 @@ class External:
         )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse agents of this process: the program asks the policy itself."""
+        """Refuse agents of this process, as the program asks the policy itself, and one port for many processes."""
         recipe = context.recipe
         kind = context.kind_of("agent", recipe.agent)
         if recipe.environment is self and kind != "external":
@@ -128,6 +128,22 @@ class External:
                 got=kind,
                 expected="external",
                 do="write agent: {kind: external}",
+            )
+        if self.command and not is_there(self.command[0], self.folder):
+            yield Problem(
+                "there is no such program",
+                where=context.at("command"),
+                got=self.command[0],
+                expected="a program, found by PATH or by its path",
+                do="name its interpreter: command: [/path/to/venv/bin/python, agent.py]",
+            )
+        if recipe.cluster.is_on and self.port:
+            yield Problem(
+                "rollout workers of one machine would all listen on one port",
+                where=context.at("port"),
+                got=f"{self.port}, with cluster.rollout_workers: {recipe.cluster.rollout_workers}",
+                expected="0, which takes a free one for each",
+                do="remove the key",
             )
 
     def tasks(self, split: str) -> Sequence[Task]:

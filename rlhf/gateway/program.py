@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +127,12 @@ class Program:
         if self._watching is not None:
             self._watching.cancel()
         self._log.close()
+
+
+def is_there(name: str, folder: Path | None) -> bool:
+    """True if a command of this name can be started in a folder."""
+    inside = str((folder or Path()) / name) if os.path.dirname(name) else name
+    return shutil.which(inside) is not None
 
 
 @atexit.register

@@ -62,6 +62,15 @@ class RestingEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class RestartableEngine(Protocol):
+    """An engine whose instances may be started again, and then have weights of nobody."""
+
+    async def needs_weights(self) -> bool:
+        """Return whether no instance has the weights of the last delivery any more."""
+        ...
+
+
 def check_prompt(prompt: Prompt, where: str, *, max_context: int, n_vocab: int | None = None) -> int:
     """Tokens of room, at least 1, that a prompt leaves for a generation.
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.capabilities import Capability, CapabilityView
-from rlhf.checking import CheckContext, Problem, no_effect
+from rlhf.checking import CheckContext, Problem, no_effect, no_model
 from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
 
@@ -25,6 +25,39 @@ class TransformersSettings:
     """Episodes whose key/value cache is kept at a time."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 4096
     """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GuidedSettings(TransformersSettings):
+    """The embedded engine, whose logits two smaller models correct: ℓ + λ (ℓ_tuned − ℓ_base).
+
+    What training has changed in a small model is added to a larger one of the same tokenizer that was not trained.
+    Log-probs of attempts are those of the sum, which is what was sampled from.
+
+    Source: RAST, arXiv 2506.15710.
+    """
+
+    shares_policy: ClassVar[bool] = False
+
+    tuned: str
+    """Folder or hub name of the small model after its training; its tokenizer must be the policy's."""
+    base: str
+    """Folder or hub name of that model before its training."""
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """λ, how much of the difference is added."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse folders without a model, and rollouts by copies of the policy or by adapters of roles."""
+        for key in ("tuned", "base"):
+            yield from no_model(getattr(self, key), context.at(key), "name the folder that a run keeps its policy in")
+        if context.recipe.sharded or context.recipe.asynchrony.is_on:
+            yield Problem(
+                "this engine computes with the trainer's own module, whole and between updates",
+                where=context.at("kind"),
+                got="guided, with a policy that is sharded or rollouts that run ahead",
+                expected="trainer: {kind: torch} and no asynchrony",
+                do="use engine: {kind: transformers}",
+            )
 
 
 class EngineCapabilities(CapabilityView):
@@ -46,7 +79,7 @@ def shares_policy(engine: object) -> bool:
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
 OF_START = (
     *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
-    *("eager", "compile", "sleep"),
+    *("eager", "compile", "sleep", "kv_cache_dtype", "quantization"),
 )
 
 
@@ -84,6 +117,12 @@ class VllmSettings:
     """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
     sleep: bool = False
     """Give the GPU's memory back while the policy is updated: weights go to the machine's, the cache is dropped."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Number format of keys and values; fp8 holds twice as many and moves log-probs away from the trainer's, which
+    `loss/sampler_gap_mean` and `loss/sampler_kl_k3` of every step measure. From Ada and Hopper on."""
+    quantization: Literal["fp8"] | None = None
+    """Weights of linear layers in 8 bits as well, quantised as they arrive; moves log-probs further.
+    From Ada and Hopper on."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Most seconds for one generation."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0

@@ -41,6 +41,8 @@ def problems(recipe: Recipe, *, is_trained: bool = False) -> Iterator[Problem]:
     yield from _answers("check", found[len(acts) :])
     for rule in OF_ALL:
         yield from rule(view, found)
+    if recipe.cluster.is_on and recipe.cluster.learners > 1:
+        yield from _answers("check_processes", found, recipe.cluster.learners)
 
 
 def cautions(recipe: Recipe) -> list[str]:
@@ -50,10 +52,10 @@ def cautions(recipe: Recipe) -> list[str]:
     return said + list(_answers("cautions", places(recipe, view)))
 
 
-def _answers(method: str, found: Sequence[Place]) -> Iterator[Any]:
+def _answers(method: str, found: Sequence[Place], *arguments: object) -> Iterator[Any]:
     """Give what the parts yield in a method of this name, which only their class can have."""
     for place in found:
         ask = getattr(type(place.part), method, None)
         if ask is not None:
             with boundary(RecipeError, f"{place.context.path}, {method}", f"mend {type(place.part).__name__}.{method}"):
-                yield from ask(place.part, place.context)
+                yield from ask(place.part, place.context, *arguments)

@@ -228,7 +228,8 @@ def _silenced(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             for name in silenced.keys:
                 default = keys[name].make_default
                 if default is not None and getattr(part, name) != default():
-                    yield no_effect(place.context.at(name), getattr(part, name), f"{silenced.by} is {value}")
+                    do = f"remove the key, or change {silenced.by}"
+                    yield no_effect(place.context.at(name), getattr(part, name), f"{silenced.by} is {value}", do)
 
 
 def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:

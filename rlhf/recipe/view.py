@@ -69,7 +69,7 @@ def copies_policy(recipe: Recipe) -> bool:
 
 
 def _sharded(recipe: Recipe) -> Mapping[str, str]:
-    from rlhf.training.backends.settings import key_that_shards, sharding_of
+    from rlhf.training.backends.sharding import key_that_shards, sharding_of
 
     stages = [(path, stage.trainer) for path, stage in _stages(recipe)]
     return {
@@ -97,6 +97,7 @@ def view_of(recipe: Recipe) -> RecipeView:
         trained_rewards=recipe.trained_rewards,
         engine=recipe.engine,
         asynchrony=recipe.asynchrony,
+        cluster=recipe.cluster,
         limits=recipe.limits,
         evaluation=recipe.evaluation,
         stages=recipe.stages,
@@ -154,6 +155,8 @@ def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool =
     found += _within(recipe.asynchrony, "", "asynchrony", common)
     found += _within(recipe.cluster, "", "cluster", common)
     found += _within(recipe.limits, "", "limits", common)
+    for i, tracker in enumerate(recipe.trackers):
+        found += _within(tracker, "tracker", f"trackers[{i}]", common)
     return [*found, *_within(recipe.evaluation, "", "evaluation", common)]
 
 

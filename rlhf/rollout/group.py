@@ -18,7 +18,7 @@ from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.branching import Branch, split_generations
 from rlhf.rollout.episode import lanes_of, run_episode
-from rlhf.rollout.group_structure import GroupStructure, Independent, told_first
+from rlhf.rollout.group_structure import GroupStructure, Independent, branches_of, told_first
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
 from rlhf.rollout.policy_client import EpisodeMonitor
@@ -232,7 +232,7 @@ class _Rollout:
         firsts = [job for job in jobs if job.attempt == 0]
         for number in range(1, 1 + grouping.n_rounds):
             await self._round(jobs, groups, n_at_once, [asyncio.Event() for _ in ended])
-            jobs = [new for job in firsts for new in self.branches(job, groups[job.index], grouping, number)]
+            jobs = [new for job in firsts for new in await self.branches(job, groups[job.index], grouping, number)]
         await self._round(jobs, groups, n_at_once, ended)
 
     async def _round(
@@ -256,13 +256,13 @@ class _Rollout:
                 end(index)
         await _in_order(jobs, work, n_at_once)
 
-    def branches(self, job: _Job, group: list[Trajectory], grouping: GroupStructure, number: int) -> list[_Job]:
+    async def branches(self, job: _Job, group: list[Trajectory], grouping: GroupStructure, number: int) -> list[_Job]:
         """Jobs of a round of branches at the task of `job`, numbered after those of its group.
 
         Replies of the group within which one of them leaves are recorded in pieces from then on.
         """
         rng = random.Random(stable_seed(self._seed, self._step, job.task.id, job.occurrence, "branches", number))
-        group[:], found = split_generations(group, grouping.branches(group, rng))
+        group[:], found = split_generations(group, await branches_of(grouping, job.task, group, rng))
         return [replace(job, attempt=attempt, branch=branch) for attempt, branch in enumerate(found, start=len(group))]
 
     async def _once(self, job: _Job, retry: int) -> Trajectory:

@@ -9,7 +9,7 @@ before. All attempts at a task, of whichever tree or chain, are one group.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.capabilities import Capability, CapabilityView
 from rlhf.checking import CheckContext, Problem
-from rlhf.data import Message, Role, Trajectory
+from rlhf.data import Message, Role, Task, Trajectory
 from rlhf.data.generation import calls_of
 from rlhf.rollout.branching import Branch, Fork
 from rlhf.settings import STRICT
@@ -29,7 +29,8 @@ class GroupStructure(Protocol):
     """Structure of a group: independent attempts, trees or chains of retries.
 
     A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches. A
-    method `told_first(attempt)` gives a message for that attempt, beside those of its task.
+    method `told_first(attempt)` gives a message for that attempt, beside those of its task. One that asks a judge where
+    to branch has a method `branches_by_value(task, group, rng)`, async, in the place of `branches`.
     """
 
     @property
@@ -53,6 +54,7 @@ class GroupStructure(Protocol):
 class _Optional(CapabilityView):
     replays = Capability[object](False)
     told_first = Capability[Callable[[int], Message] | None](None, Callable)
+    branches_by_value = Capability[Callable[..., Awaitable[list[Branch]]] | None](None, Callable)
 
 
 def replays(part: object) -> bool:
@@ -64,6 +66,14 @@ def told_first(grouping: object, attempt: int) -> tuple[Message, ...]:
     """Return what a structure with a method `told_first(attempt)` tells an attempt beside the messages of its task."""
     tell = _Optional(grouping).told_first
     return () if tell is None else (tell(attempt),)
+
+
+async def branches_of(
+    grouping: GroupStructure, task: Task, group: Sequence[Trajectory], rng: random.Random
+) -> list[Branch]:
+    """Return the branches of the next round, of a structure that asks a judge or of one that does not."""
+    by_value = _Optional(grouping).branches_by_value
+    return grouping.branches(group, rng) if by_value is None else await by_value(task, group, rng)
 
 
 def unreplayable(section: str, part: object, path: str, context: CheckContext) -> Iterator[Problem]:
@@ -164,14 +174,9 @@ class Tree:
 
     def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
         """Return the next round's branches, tree by tree."""
-        trees: dict[int, list[Trajectory]] = {}
-        root_of: dict[int, int] = {}
-        for t in group:
-            root_of[t.attempt] = t.attempt if t.parent is None else root_of[t.parent]
-            trees.setdefault(root_of[t.attempt], []).append(t)
         return [
             Branch(state.attempt.attempt, state.attempt.turns[: state.turn], fork=state.fork)
-            for attempts in trees.values()
+            for attempts in trees_of(group)
             for state in self._chosen(self._open(attempts), rng)
             for _ in range(self.continuations)
         ]
@@ -272,6 +277,16 @@ class Retry:
         lines = [t.opening, *(line for turn in t.turns for line in (f"> {turn.action.text}", turn.reply))]
         text = "\n".join(lines)
         return text if len(text) <= self.max_chars else f"...{text[3 - self.max_chars :]}"
+
+
+def trees_of(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """Return the attempts of each tree, in order of their numbers."""
+    trees: dict[int, list[Trajectory]] = {}
+    root_of: dict[int, int] = {}
+    for t in group:
+        root_of[t.attempt] = t.attempt if t.parent is None else root_of[t.parent]
+        trees.setdefault(root_of[t.attempt], []).append(t)
+    return list(trees.values())
 
 
 @plain_dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from binascii import a2b_base64
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from rlhf.build.engine import SHAPES, context_of
@@ -28,6 +29,10 @@ from rlhf.training.policy.lora import unadapted
 
 #: How vLLM calls a request in what runs.
 _PREFIX = "generate-tokens-"
+#: Status of an answer that nobody reads.
+_LEFT = 499
+#: Seconds that running requests have when the server is to end.
+_END_S = 5
 
 
 def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, console: CleanConsole) -> None:
@@ -59,7 +64,15 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
     shapes = {name: getattr(config, name, None) for name in SHAPES}
     app = Served(engine, shapes).application()
     console.print(f"serving {recipe.name} at http://{host}:{port}; Ctrl-C stops it", highlight=False, soft_wrap=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, lifespan="off")
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_END_S,
+    )
 
 
 @dataclass
@@ -98,7 +111,11 @@ class Served:
         async def info(request: Request) -> Response:
             return JSONResponse({"weight_version": self.engine.version_name})
 
-        gets = [Route("/health", health), Route("/weight_info", info)]
+        async def metrics(request: Request) -> Response:
+            found = {"num_requests_running": self.engine.n_running, "num_requests_waiting": self.engine.n_waiting}
+            return PlainTextResponse("".join(f"vllm:{name} {value}\n" for name, value in found.items()))
+
+        gets = [Route("/health", health), Route("/weight_info", info), Route("/metrics", metrics)]
         return Starlette(routes=[*gets, *(Route(path, _posted(do), methods=["POST"]) for path, do in posts.items())])
 
     async def generate(self, body: Any, query: Mapping[str, str]) -> Any:
@@ -204,12 +221,29 @@ class Served:
         return {}
 
 
+async def _unless_left(request: Request, work: Awaitable[Any]) -> Response:
+    """Answer with what the work comes to; it is cancelled when the client has gone."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(left())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return JSONResponse(await working) if working.done() else Response(status_code=_LEFT)
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
 def _posted(do: Callable[[Any, Mapping[str, str]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         content = await request.body()
         try:
             body = await request.json() if content else {}
-            return JSONResponse(await do(body, request.query_params))
+            return await _unless_left(request, do(body, request.query_params))
         except (RlhfError, ValueError, KeyError, TypeError) as error:
             return JSONResponse({"error": {"message": f"{type(error).__name__}: {error}"}}, status_code=400)
 

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 from rlhf.build.engine import save_merged, start_options
 from rlhf.build.train import policy_of
-from rlhf.child_process import kill_group
+from rlhf.child_process import end_with_parent, kill_group
 from rlhf.errors import EngineError, RecipeError
 from rlhf.inference.adapter_files import FOLDER
 from rlhf.inference.role_adapters import adapter_names
@@ -115,6 +115,7 @@ def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterato
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
         try:
             yield process

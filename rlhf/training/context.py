@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from rlhf.credit.estimator import AdvantageEstimator
-    from rlhf.data import Credit, ScoredGroup
+    from rlhf.data import Credit, ScoredGroup, TokenFigures
     from rlhf.losses.policy_loss import PolicyLoss
     from rlhf.rollout.runner import RolloutBatch, RolloutRunner
     from rlhf.tasks.sampler import Stateful
@@ -47,6 +47,22 @@ class Progress(Protocol):
 def is_due(every: int, step: int, n_steps: int) -> bool:
     """True if something is due after `step` of `n_steps`: each `every` steps but the last; 0 is never."""
     return every > 0 and step % every == 0 and step < n_steps
+
+
+class RecordGroups(Protocol):
+    """Keeps the trajectories of one step."""
+
+    def __call__(
+        self,
+        stage: str,
+        step: int,
+        phase: Literal["train", "eval"],
+        groups: Sequence[ScoredGroup],
+        credits: Sequence[Credit | None] | None = None,
+        figures: Sequence[TokenFigures | None] | None = None,
+    ) -> object:
+        """Write groups, each with its credit and the figures of its tokens where there are any."""
+        ...
 
 
 class StageKeys(Protocol):
@@ -165,8 +181,8 @@ class RunContext(Protocol):
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None
 
     @property
-    def record(self) -> Callable[[str, int, str, Sequence[ScoredGroup], Sequence[Credit | None] | None], object]:
-        """Keeps the trajectories of one step: stage, step, phase, groups, credits."""
+    def record(self) -> RecordGroups:
+        """Keeps the trajectories of one step."""
         ...
 
     @property

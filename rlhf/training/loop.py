@@ -118,7 +118,8 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     for hook in parts.hooks:
         await hook.on_step_end(run, parts, step)
     run.say_once(step.cautions)
-    run.record(label, number + 1, "train", gathered.recorded, gathered.of_all(credits))
+    figures = None if step.figures is None else gathered.of_all(step.figures)
+    run.record(label, number + 1, "train", gathered.recorded, gathered.of_all(credits), figures)
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
     metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **step.values, **step.metrics}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import RlhfError, TrainingError, boundary
@@ -12,6 +13,8 @@ from rlhf.tasks.selection import Selection
 from rlhf.training.hooks.base import Step
 from rlhf.training.run import Run
 from rlhf.training.stage_state import StageComponents
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,9 @@ class TrainingGroups:
             return list(credits)
         return [_scaled(c, factor) for c, factor in zip(credits, self.selection.factors, strict=True)]
 
-    def of_all(self, credits: Sequence[Credit]) -> list[Credit | None]:
-        """Return for every group drawn its credit among `credits`, which are those of `groups`, or None."""
-        of_kept = dict(zip(self.selection.kept, credits, strict=True))
+    def of_all(self, values: Sequence[T]) -> list[T | None]:
+        """Return for every group drawn its value among `values`, which are those of `groups`, or None."""
+        of_kept = dict(zip(self.selection.kept, values, strict=True))
         return [of_kept.get(i) for i in range(len(self.collected.groups))]
 
     def metrics(self) -> dict[str, float]:

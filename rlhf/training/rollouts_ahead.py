@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,6 +27,8 @@ from rlhf.asynchrony.remote import RemoteController
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.asynchrony.shares import merged
 from rlhf.data import ScoredGroup, Task
+from rlhf.inference.engine import RestartableEngine
+from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.processes import current
 from rlhf.rollout.counted_engine import CountedEngine
 from rlhf.rollout.limits import Limits
@@ -43,6 +45,10 @@ T = TypeVar("T")
 Controls = Controller | RemoteController
 #: Seconds between two lines about what is waited for.
 _NOTE_EVERY_S = 0.2
+#: Seconds between two looks at whether a server has the weights.
+_LOOK_S = 2.0
+#: Share of the tokens by which trained groups may be shorter than finished ones before it is worth a word.
+_TOLD_BIAS = 0.03
 
 
 @dataclass(frozen=True)
@@ -137,17 +143,16 @@ class RolloutsAhead(StageHook):
         Raises:
             TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
         """
-        own: Sequence[ScoredGroup] = ()
         if self.controller is not None:
             if self._n_offered is None:
                 await self.controller.open(run.policy.version)
             await self.controller.offer(self._new_tasks())
         with self._clock.trainer_waits():
-            if self.controller is not None:
-                due = await self._said(run, self.controller.due, f"step {step.number + 1} waits for")
-                self._due, own = due.ordinals, due.groups
-            parts = await self._together(run, own, f"the rollouts of step {step.number + 1}")
-        groups = tuple(group for found in parts for group in found)
+            ask, who = None if self.controller is None else self.controller.due, f"step {step.number + 1} waits for"
+            parts = await self._waited(run, ask, who, f"the rollouts of step {step.number + 1}")
+        own, found = parts[current().rank if len(parts) > 1 else 0], [due.groups for due in parts if due is not None]
+        self._due = own.ordinals if own is not None else ()
+        groups = tuple(group for part in found for group in part)
         check_failures(groups, run.collector.limits)
         return RolloutBatch(groups, self._clock.since_last_batch())
 
@@ -161,11 +166,34 @@ class RolloutsAhead(StageHook):
         n = self.stage.tasks_per_step
         return {k: self.source.draw(n, (k - self._n_learned) * n) for k in range(begin, self._n_offered)}
 
-    async def _said(self, run: RunContext, ask: Callable[[float], Awaitable[T | str]], who: str) -> T:
-        """Ask until there is an answer, and say meanwhile who is waited for."""
+    async def _waited(
+        self, run: RunContext, ask: Callable[[float], Awaitable[T | str]] | None, who: str, what: str
+    ) -> list[T | None]:
+        """Return what each process's controller answers in the end; `what` is it, for messages.
+
+        Where servers were started again, and none has the weights any more, all processes deliver those once more.
+        """
+        while True:
+            found, is_lost = (None, False) if ask is None else await self._said(run, ask, who)
+            parts = await self._together(run, (found, is_lost), what)
+            if not any(is_lost for _, is_lost in parts):
+                return [found for found, _ in parts]
+            run.progress.note("no server has the weights any more; they are delivered again")
+            await run.publish(same_version=True)
+
+    async def _said(
+        self, run: RunContext, ask: Callable[[float], Awaitable[T | str]], who: str
+    ) -> tuple[T | None, bool]:
+        """Ask until there is an answer, and say meanwhile who is waited for; or that no server has the weights."""
+        asked, looked_at = run.collector.engine, time.monotonic()
+        engine = asked if self._player is None and isinstance(asked, RestartableEngine) else None
         while isinstance(found := await ask(_NOTE_EVERY_S), str):
             run.progress.note(f"{who} {found}")
-        return found
+            if engine is not None and time.monotonic() - looked_at > _LOOK_S:
+                if await engine.needs_weights():
+                    return None, True
+                looked_at = time.monotonic()
+        return found, False
 
     async def _together(self, run: RunContext, value: T, what: str) -> list[T]:
         """Return what every process gives, by rank; groups are played while this one waits for the others."""
@@ -189,7 +217,13 @@ class RolloutsAhead(StageHook):
         self._n_trained += 1
         if self.controller is not None:
             await self.controller.train(self._due)
-            await self._said(run, self.controller.may_install, "the weights wait for")
+            _, is_lost = await self._said(run, self.controller.may_install, "the weights wait for")
+            if is_lost:
+                raise NoInstanceError(
+                    "no server has the weights any more that groups are to be finished with, nor has the trainer",
+                    where=f"version {run.policy.version}",
+                    hint=f"rlhf train --resume {run.folder}",
+                )
         await self._together(run, None, "the groups before a delivery")
         if self.controller is not None:
             await self.controller.hold()  # until what is due between two steps is done
@@ -201,17 +235,20 @@ class RolloutsAhead(StageHook):
         """Wait for what runs, where an evaluation or a checkpoint that drains comes next."""
         is_evaluation = is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
         if is_evaluation or (is_checkpoint and self.settings.checkpoint == "drain"):
-            if self.controller is not None:
-                who = "an evaluation waits for" if is_evaluation else "a checkpoint waits for"
-                await self._said(run, self.controller.is_quiet, who)
-            await self._together(run, None, "the groups before a cut")
+            who = "an evaluation waits for" if is_evaluation else "a checkpoint waits for"
+            ask = None if self.controller is None else self.controller.is_quiet
+            await self._waited(run, ask, who, "the groups before a cut")
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """Log where everything is. The source has just taken in the step."""
         self._n_learned += 1
         own = await self.controller.counts() if self.controller is not None else None
         found = [part for part in await self._together(run, own, "the figures") if part is not None]
+        lost = {name: why for part in found for name, why in part.lost.items()}
+        step.cautions |= {f"lost {name}": f"{name} is lost, the others go on: {why}" for name, why in lost.items()}
         step.metrics |= figures(found, self.stage.tasks_per_step) | self._clock.figures()
+        if self.settings.order == "first_finished":
+            step.cautions |= length_caution(step.metrics["asynchrony/length_bias"], step.where)
 
     async def close(self) -> None:
         """End everything that runs."""
@@ -242,6 +279,14 @@ class _Here:
         """It is never lost."""
 
 
+def length_caution(bias: float, where: str) -> dict[str, str]:
+    """Caution where groups that are trained are shorter than those that wait with them."""
+    if bias > 1 - _TOLD_BIAS:
+        return {}
+    text = f"up to {where} a trained group has {1 - bias:.0%} fewer tokens than a finished one (asynchrony/length_bias)"
+    return {"length_bias": f"caution: order: first_finished trains short attempts first: {text}"}
+
+
 def places_of(environment: Any, limits: Limits, group_size: int, n_workers: int = 1) -> int:
     """Return how many groups there is room for in each of the processes that play."""
     room = most_at_once(environment) or limits.max_concurrent
@@ -253,9 +298,9 @@ async def played(
 ) -> ScoredGroup:
     """Play one group; `count` hears (version, tokens) of everything sampled."""
     own = replace(collector, engine=CountedEngine(collector.engine, count), on_progress=None)
-    how: dict[str, Any] = {"grouping": stage.rollout, "earlier": [task.id for task in job.tasks[: job.place]]}
+    how: dict[str, Any] = {"grouping": stage.rollout, "earlier": [job.task.id] * job.n_before}
     sampling = own.limits.sampling(stage.temperature)
-    found = own.groups([job.tasks[job.place]], sampling, group_size=stage.group_size, step=job.number, **how)
+    found = own.groups([job.task], sampling, group_size=stage.group_size, step=job.number, **how)
     async with aclosing(found) as groups:
         [group] = [group async for group in groups]
     return group

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from rlhf import locks
-from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.inference.engine import RestingEngine
 from rlhf.processes import ProcessError, current
@@ -26,7 +25,7 @@ from rlhf.training.cautions import cautions
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.checkpoints.writer import Writer
-from rlhf.training.context import LiveStage, Progress, is_due
+from rlhf.training.context import LiveStage, Progress, RecordGroups, is_due
 from rlhf.training.contrib.memory_store import StoreKeeper
 from rlhf.training.contrib.profiling import Profiler
 from rlhf.training.hooks.callbacks import Callbacks
@@ -38,10 +37,6 @@ from rlhf.training.used_memory import used_memory
 
 class Interrupted(RlhfError):
     """The run was stopped by its user; everything up to the last finished step is saved."""
-
-
-#: Keeps the trajectories of one step: (stage, step, phase, groups, credits).
-RecordGroups = Callable[[str, int, str, Sequence[ScoredGroup], Sequence[Credit | None] | None], object]
 
 
 @dataclass

@@ -27,6 +27,7 @@ from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.contrib.self_certainty import SelfCertain
 from rlhf.training.contrib.task_demonstrations import Guide
 from rlhf.training.contrib.teacher import Teaching
+from rlhf.training.contrib.token_figures import FigureStore
 from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
 from rlhf.training.critics.values import CriticTrainer
 from rlhf.training.hooks.base import StageHook, Step
@@ -147,6 +148,7 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         watches if watches.settings else None,
         memories if memories.of_path else None,
         ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
+        FigureStore(stage.token_figures, stage.train_roles) if stage.token_figures else None,
         SelfCertain(stage.self_certainty) if stage.self_certainty else None,
         LoggedAttempts(stage.logged) if stage.logged else None,
         Demonstrating(stage.expert, stage.group_size, guide) if stage.expert else None,

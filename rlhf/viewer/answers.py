@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhf.errors import DataError
+from rlhf.evaluation.folder import is_evaluation
 from rlhf.evaluation.store import StoredStep
 from rlhf.viewer import evaluation_views, facts, run_views, trajectory
 from rlhf.viewer.attempts import Filter, groups
@@ -118,7 +119,9 @@ class Answers:
             row: the place of that.
             folder: what the commands call the run.
         """
-        told = trajectory.commands(folder, settings, record["task_id"], record["attempt"], stored, row)
+        environment = settings.get("environment")
+        can_play = is_evaluation(run.folder) or (isinstance(environment, dict) and "kind" in environment)
+        told = trajectory.commands(folder, can_play, record["task_id"], record["attempt"], stored, row)
         if record["is_failure"]:
             shown = trajectory.failure(record, self.redaction)
         else:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
@@ -31,6 +33,8 @@ from rlhf.viewer.redaction import Redaction
 
 #: Seconds between two looks at a run that somebody watches, and between two signs of life to who watches.
 LOOK_S, ALIVE_S = 0.25, 15.0
+#: Requests that are answered at the same time.
+THREADS = 4
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -44,7 +48,7 @@ HEADERS = {
 def create_app(library: Library, key: str, redaction: Redaction | None = None) -> FastAPI:
     """The application that shows the runs of a library below `/KEY/`."""
     routes = _Routes(Answers(library, redaction or Redaction()))
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=_few_threads)
     shown = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for path, handler in routes.by_path().items():
         shown.add_api_route(path, handler, methods=["GET"], response_model=None)
@@ -56,6 +60,13 @@ def create_app(library: Library, key: str, redaction: Redaction | None = None) -
     for one in (app, shown):
         one.add_exception_handler(DataError, routes.refused)
     return app
+
+
+@asynccontextmanager
+async def _few_threads(app: FastAPI) -> AsyncIterator[None]:
+    """Answer few requests at once: each thread keeps some of the memory in which it has read a file."""
+    to_thread.current_default_thread_limiter().total_tokens = THREADS
+    yield
 
 
 class _Headers:

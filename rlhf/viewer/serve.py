@@ -79,6 +79,8 @@ def serve(
         said: called when it is about to listen.
         with_parent: end, too, when standard input closes, which its parent holds.
     """
+    # Arrow's own pool keeps what each thread has read; it is chosen when Arrow is imported.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     import uvicorn
 
     from rlhf.viewer.app import create_app
@@ -86,7 +88,7 @@ def serve(
 
     app = create_app(Library(folders), place.key, Redaction(patterns))
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off", proxy_headers=False
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, proxy_headers=False
     )
     server = uvicorn.Server(config)
     if with_parent:

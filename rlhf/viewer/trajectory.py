@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ COLOURS = {
     "advantage": "advantages are computed in training alone",
     "logprob": "no tokens were sampled",
     "version": "no tokens were sampled",
-    "entropy": "not recorded: of each step the mean is in the metrics as loss/entropy",
-    "gap": "not recorded: of each step the mean is in the metrics as loss/sampler_gap_mean",
+    "entropy": "not recorded: the stage's key token_figures stores it for steps of training",
+    "gap": "not recorded: the stage's key token_figures stores it for steps of training",
 }
 #: Sampled tokens of an attempt that are sent one by one; characters of a text that are sent.
 MAX_TOKENS, MAX_TEXT = 50_000, 200_000
@@ -70,6 +70,7 @@ def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction, folder: st
     turns = list(_turns(record, row, tokenizer, redaction))
     has_tokens = any(g["tokens"]["piece"] for turn in turns for g in turn["generations"])
     recorded = {"advantage": record.advantages is not None, "logprob": has_tokens, "version": has_tokens}
+    recorded |= {"entropy": record.entropies is not None, "gap": record.gaps is not None}
     shown = {
         "task_id": record.task_id,
         "attempt": t.attempt,
@@ -108,8 +109,9 @@ def _turns(record: TrajectoryRecord, row: Row, tokenizer: Any | None, redaction:
     for k, turn in enumerate(t.turns):
         generations = []
         for g in turn.generations:
-            advantages = record.advantages[position] if record.advantages is not None else None
-            shown = _generation(g, advantages, tokenizer, redaction, max(left, 0))
+            of_tokens = {"advantage": record.advantages, "entropy": record.entropies, "gap": record.gaps}
+            figures = {name: None if found is None else found[position] for name, found in of_tokens.items()}
+            shown = _generation(g, figures, tokenizer, redaction, max(left, 0))
             read = row["generations"][position]["prompt_ids"]
             text = tokenizer.decode(read, skip_special_tokens=False) if tokenizer is not None else ""
             generations.append(
@@ -144,7 +146,11 @@ def _words(turn: Turn, score: Score | None, k: int, n_given: int, n_shared: int)
 
 
 def _generation(
-    g: Generation, advantages: Any, tokenizer: Any | None, redaction: Redaction, left: int
+    g: Generation,
+    figures: Mapping[str, Sequence[float] | None],
+    tokenizer: Any | None,
+    redaction: Redaction,
+    left: int,
 ) -> dict[str, Any]:
     ids = [int(i) for i in g.token_ids][:left]
     shown, hidden = redaction.pieces(pieces(tokenizer, ids))
@@ -158,21 +164,18 @@ def _generation(
             "id": [None if i in hidden else token for i, token in enumerate(ids)],
             "piece": shown,
             "logprob": [_rounded(v) for v in list(g.logprobs)[: len(ids)]],
-            "advantage": None if advantages is None else [_rounded(v) for v in advantages[: len(ids)]],
+            **{n: None if found is None else [_rounded(v) for v in found[: len(ids)]] for n, found in figures.items()},
             "version": versions[: len(ids)],
         },
     }
 
 
-def commands(
-    folder: str, settings: Mapping[str, Any], task: str, attempt: int, at: StoredStep, row: int
-) -> dict[str, str]:
+def commands(folder: str, can_play: bool, task: str, attempt: int, at: StoredStep, row: int) -> dict[str, str]:
     """The commands that show this attempt in a terminal, or play on from its last turn, less `--turns`."""
     step = str(at.step)
     look = ["rlhf", "trajectories", folder, "--step", step, "--task", task, "--attempt", str(attempt), "--tokens"]
     found = {"look": shlex.join(look)}
-    environment = settings.get("environment")
-    if isinstance(environment, dict) and isinstance(environment.get("kind"), str):
+    if can_play:
         found["play"] = shlex.join(["rlhf", "play", folder, "--from", f"{at.stage}:{at.phase}:{step}:{row}"])
     return found
 
@@ -181,12 +184,13 @@ def as_test(folder: str, record: TrajectoryRecord) -> str:
     """A test that plays the actions of an attempt again and expects the outcome it had."""
     actions = [part for turn in record.trajectory.turns if turn.action.error is None for part in turn.action.steps]
     return f"""import asyncio
+from pathlib import Path
 
-from rlhf.recipe import load
+from rlhf.recipe.played import environment_of
 
 
 def test_attempt_is_{record.trajectory.outcome}():
-    environment = load({folder!r}).environment
+    environment = environment_of(Path({folder!r}), {record.stage!r})
     tasks = [task for split in environment.properties.splits for task in environment.tasks(split)]
     task = next(task for task in tasks if task.id == {record.task_id!r})
     actions = {actions!r}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,17 +116,23 @@ def named(title: str) -> Callable[[psutil.Process], bool]:
 KILLS = {
     "worker": (named("ray::RolloutWorker"), ""),
     "server": (named("rlhf.cli serve"), ""),
+    "the only server": (named("rlhf.cli serve"), ""),
+    "server actor": (named("ray::Server"), ""),
     "learner": (named("ray::Learner"), "learner 0 has died"),
     "controller": (named("ray::ControllerActor"), "the controller has died"),
 }
 
 
-def kill_one(log: Path, out: Path, is_it: Callable[[psutil.Process], bool]) -> None:
-    """SIGKILL one of a run's processes once the run has a checkpoint of two steps."""
+def begun(process: subprocess.Popen[bytes], out: Path, log: Path) -> None:
+    """Wait until a run has a checkpoint of two steps."""
     deadline = time.monotonic() + LIMIT_S
     while not list((out / "checkpoints").glob("1-*-00000[2-9]/state.json")):
-        assert time.monotonic() < deadline, log.read_text()[-5000:]
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-5000:]
         time.sleep(0.05)
+
+
+def kill_one(log: Path, is_it: Callable[[psutil.Process], bool]) -> None:
+    """SIGKILL one of a run's processes."""
     victims = [process for process in family(str(log)) if is_it(process)]
     assert victims, [process.cmdline() for process in family(str(log))]
     victims[0].kill()
@@ -133,10 +141,13 @@ def kill_one(log: Path, out: Path, is_it: Callable[[psutil.Process], bool]) -> N
 @pytest.mark.parametrize("whom", tiered(KILLS, "worker"))
 def test_a_killed_process_is_replaced_or_named(tmp_path: Path, whom: str) -> None:
     is_it, said = KILLS[whom]
-    path = on_ray(tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "servers": 2}, most_s=0.3)
+    path = on_ray(
+        tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "servers": 1 + (whom != "the only server")}, most_s=0.3
+    )
     out, log = tmp_path / "run", tmp_path / "log.txt"
     with training(path, "--out", out, log=log) as process:
-        kill_one(log, out, is_it)
+        begun(process, out, log)
+        kill_one(log, is_it)
     assert process.returncode == 0, log.read_text()[-5000:]
     assert said in log.read_text()
     assert max(runs.curve(out, "asynchrony/age_max")) <= 1
@@ -154,10 +165,7 @@ def test_ctrl_c_saves_and_leaves_no_process_and_the_run_goes_on_to_the_bit(tmp_p
     finished(path, tmp_path / "whole")
     out, log = tmp_path / "run", tmp_path / "log.txt"
     with training(path, "--out", out, log=log) as process:
-        deadline = time.monotonic() + LIMIT_S
-        while not list((out / "checkpoints").glob("1-*-00000[2-9]/state.json")):
-            assert time.monotonic() < deadline, log.read_text()[-5000:]
-            time.sleep(0.05)
+        begun(process, out, log)
         process.send_signal(signal.SIGINT)
     assert process.returncode and "rlhf train --resume" in log.read_text()
     with training("--resume", out, log=log) as process:
@@ -165,6 +173,23 @@ def test_ctrl_c_saves_and_leaves_no_process_and_the_run_goes_on_to_the_bit(tmp_p
     assert process.returncode == 0, log.read_text()[-5000:]
     assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(tmp_path / "whole"))
     assert tasks(out) == tasks(tmp_path / "whole")
+
+
+@pytest.mark.extended
+def test_a_run_that_is_stopped_saves_and_leaves_no_process(tmp_path: Path) -> None:
+    path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER, most_s=0.3)
+    out, log = tmp_path / "run", tmp_path / "log.txt"
+    with training(path, "--out", out, log=log) as process:
+        begun(process, out, log)
+        stopped = CliRunner().invoke(app, ["stop", str(out)])
+        assert stopped.exit_code == 0, stopped.output
+        process.wait(LIMIT_S)
+        assert not family(str(log))
+    assert process.returncode and "rlhf train --resume" in log.read_text()
+    assert "pid=" not in log.read_text(), "lines of Ray"
+    assert "supervised 6/6" in log.read_text(), "what the learner says"
+    again = CliRunner().invoke(app, ["stop", str(out)])
+    assert again.exit_code and "nothing trains in this folder" in again.output
 
 
 @pytest.mark.extended
@@ -234,7 +259,7 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
 
         def ready(self) -> None: ...
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         actor = ray.remote(num_cpus=1, max_restarts=-1)(Broken).remote()
 
@@ -251,21 +276,30 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
 @pytest.mark.extended
 def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
     path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER)
-    log, port = tmp_path / "log.txt", free_port()
-    address = f"127.0.0.1:{port}"
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--include-dashboard=false"]
+    log, port, sockets = tmp_path / "log.txt", free_port(), tempfile.mkdtemp()  # whose paths may not be long
+    address, token = f"127.0.0.1:{port}", {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
     nodes = [
-        [*start, "--head", f"--port={port}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
+        [
+            *start,
+            "--head",
+            "--include-dashboard=false",
+            f"--port={port}",
+            "--num-cpus=2",
+            "--node-ip-address=127.0.0.1",
+        ],
         [*start, f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
     ]
-    environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+    environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "RAY_TMPDIR": sockets, **token}
+    environment["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     try:
         for node in nodes:
             subprocess.run(node, env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
-        with training(path, "--out", tmp_path / "run", log=log, RAY_ADDRESS=address) as process:
+        with training(path, "--out", tmp_path / "run", log=log, RAY_ADDRESS=address, **token) as process:
             pass
         assert process.returncode == 0, log.read_text()[-5000:]
     finally:
         for one in family(f"{log} nodes"):
             one.kill()
+        shutil.rmtree(sockets, ignore_errors=True)
     holds(tmp_path / "run", 1)

@@ -12,6 +12,7 @@ from rlhf.asynchrony.controller import Counts, figures
 from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
 from rlhf.asynchrony.shares import merged, share_of
 from rlhf.processes import Processes
+from rlhf.training.rollouts_ahead import length_caution
 
 
 def shares_of(n_processes: int, n_per_step: int) -> list[slice]:
@@ -73,3 +74,5 @@ def test_length_bias_compares_trained_groups_with_finished_ones() -> None:
     # Four groups of 100 tokens are trained and two are stored; one that runs has sampled 30, and does not count.
     assert figures([counts(trained=400, stored=200, running=30)], 2)["asynchrony/length_bias"] == 1.0
     assert figures([counts(trained=200, stored=400, running=30)], 2)["asynchrony/length_bias"] == 0.5
+    assert length_caution(0.98, "step 3") == {}
+    assert "up to step 3 a trained group has 50% fewer tokens" in length_caution(0.5, "step 3")["length_bias"]

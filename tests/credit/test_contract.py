@@ -33,7 +33,7 @@ NOT_CENTRED = ("hrpo", "grpo_lead")
 #: Estimators whose numbers are centred over all tokens of a step, and within a group only by chance.
 CENTRED_OVER_STEP = ("reinforce_pp", "gae", "turn_gae", "bilevel_gae")
 #: Estimators that weigh or raise what is centred, or use a reward as it is: their sum is whatever it is.
-NOT_ZERO_SUM = (*NOT_CENTRED, "hicra", "ktae", "archer")
+NOT_ZERO_SUM = (*NOT_CENTRED, "hicra", "ktae", "archer", "oreal")
 #: Estimators that need values to say anything of such groups at all; `test_sweet.py` asks for their sums.
 CENTRED_WITH_VALUES = ("sweet",)
 few = settings(max_examples=30)  # for each estimator

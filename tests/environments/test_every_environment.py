@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ KINDS = sorted(kind for kind in CATALOG["environment"] if kind not in SERVERS)
 QUICK = {"scienceworld": {"task": "find-plant"}}
 #: Kinds whose tasks can be listed without a module that takes minutes to compile, and that CI does without.
 TO_PLAY = {"alfworld": "fast_downward"}
+#: Kinds that play with a program which CI does without.
+PROGRAM = {"miniwob": "chromedriver"}
 #: Kinds that play also in a worker process in the short version: one of a package, one of our own.
 IN_WORKER = {"babyai", "keyhole"}
 #: Kinds that take seconds for whatever they do, and have short tests of their own.
@@ -59,6 +62,8 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Any]:
         first_ids(made)
     except MissingPackageError as error:
         pytest.skip(f"{request.param}: {error.got}; {error.hint}")
+    if (program := PROGRAM.get(request.param)) is not None and shutil.which(program) is None:
+        pytest.skip(f"{request.param}: no {program}; see docs/environments/{request.param}.md")
     if request.param in TO_PLAY:
         pytest.importorskip(TO_PLAY[request.param], reason=f"see docs/environments/{request.param}.md")
     yield made

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from environments.base import Environment, can_demonstrate, most_at_once
 from environments.contrib.minihack.environment import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
-from environments.contrib.minihack.game import SHELF, Cells, View
+from environments.contrib.minihack.game import SHELF, Cells, View, name_of
 from environments.transcript import awaited
 from environments.workers.pool import SHARED, Processes
 from rlhf.data import Task
@@ -34,6 +34,7 @@ MONSTER = MiniHack(level="Room-Monster-15x15", max_steps=60)
 MAZE = MiniHack(level="MazeWalk-9x9")
 CORRIDOR = MiniHack(level="Corridor-R2")
 DOORS = MiniHack(level="MultiRoom-N2")
+WHOLE = MiniHack(level="NetHack-Staircase", max_steps=500)
 
 
 def first(environment: MiniHack, i: int = 0) -> Task:
@@ -55,9 +56,10 @@ def test_a_misspelt_level_names_the_nearest() -> None:
 
 def test_levels_and_their_limits_are_those_of_the_package() -> None:
     registered = __import__("gymnasium").registry
-    assert all(f"MiniHack-{name}-v0" in registered for name in LEVELS) and len(LEVELS) == 70
-    for name in ("Room-Ultimate-15x15", "Corridor-R5", "HideNSeek-Big", "MultiRoom-N2", "KeyRoom-S15", "Memento-F2"):
-        made = __import__("gymnasium").make(f"MiniHack-{name}-v0", disable_env_checker=True).unwrapped
+    assert all(name_of(name) in registered for name in LEVELS) and len(LEVELS) == 72
+    some = ("Room-Ultimate-15x15", "Corridor-R5", "HideNSeek-Big", "MultiRoom-N2", "KeyRoom-S15", "Memento-F2")
+    for name in (*some, "NetHack-Staircase", "NetHack-StaircasePet"):
+        made = __import__("gymnasium").make(name_of(name), disable_env_checker=True).unwrapped
         assert made._max_episode_steps == LEVELS[name]
         made.close()
 
@@ -148,7 +150,9 @@ def test_a_kick_asks_for_a_direction() -> None:
 # --- the same again ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("environment", [MONSTER, MAZE, DOORS, MiniHack(level="HideNSeek-Lava")], ids=lambda e: e.level)
+@pytest.mark.parametrize(
+    "environment", [MONSTER, MAZE, DOORS, MiniHack(level="HideNSeek-Lava"), WHOLE], ids=lambda e: e.level
+)
 def test_a_game_goes_the_same_way_again_after_others_in_its_world(environment: MiniHack) -> None:
     task = first(environment, 1)
     before = told(play_at_random(environment, task, 5, 40))
@@ -194,7 +198,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-BESIDE = ["Room-Ultimate-15x15", "MultiRoom-N2", "HideNSeek-Lava", "ExploreMaze-Easy", "Memento-Short-F2"]
+BESIDE = [
+    *("Room-Ultimate-15x15", "NetHack-Staircase"),
+    *("MultiRoom-N2", "HideNSeek-Lava", "ExploreMaze-Easy", "Memento-Short-F2"),
+]
 LEVELS_BESIDE = [
     pytest.param(BESIDE, id="some"),
     pytest.param([level for level in LEVELS if "KeyRoom" not in level], id="all", marks=pytest.mark.extended),
@@ -252,13 +259,18 @@ def test_a_level_in_which_an_action_may_hang_has_a_worker_to_itself() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "lengths"),
-    [(ROOM, [3, 4, 4, 3, 1]), (DARK, [8, 4, 6, 3, 1]), (MAZE, [8, 29, 4, 31, 3]), (DOORS, [5, 6, 8, 5, 5])],
+    [
+        *((ROOM, [3, 4, 4, 3, 1]), (DARK, [8, 4, 6, 3, 1]), (MAZE, [8, 29, 4, 31, 3]), (DOORS, [5, 6, 8, 5, 5])),
+        (WHOLE, [131, 129, 105]),
+    ],
     ids=lambda value: getattr(value, "level", ""),
 )
 def test_plans_are_those_of_the_pinned_version_and_solve(environment: MiniHack, lengths: list[int]) -> None:
-    plans = [environment.plan(task, ()) or () for task in environment.tasks("test")[:5]]
+    # Of the first whole game the staircase is behind a wall that hides its door.
+    tasks = environment.tasks("test")[environment is WHOLE :][: len(lengths)]
+    plans = [environment.plan(task, ()) or () for task in tasks]
     assert [len(plan) for plan in plans] == lengths
-    for task, plan in zip(environment.tasks("test")[:5], plans, strict=True):
+    for task, plan in zip(tasks, plans, strict=True):
         assert play(environment, task, plan)[-1].success
 
 

@@ -21,6 +21,7 @@ from rlhf.data import (
     Prompt,
     Score,
     ScoredGroup,
+    TokenFigures,
     Trajectory,
     Turn,
     Verdict,
@@ -162,8 +163,18 @@ def train_step(
     """Eight groups of four, written with their credit."""
     pairs = [make_group(tokenizer, rng, f"coin/train/{step}-{i}", 4, skill, step) for i in range(8)]
     groups, credits = [g for g, _ in pairs], [c for _, c in pairs]
-    writer.write_groups("policy_gradient", step, "train", groups, credits)
+    figures = [make_figures(g) for g in groups] if step % 2 else None
+    writer.write_groups("policy_gradient", step, "train", groups, credits, figures)
     return groups
+
+
+def make_figures(group: ScoredGroup) -> TokenFigures:
+    """Entropies and gaps as if every token were as likely as the policy is unsure."""
+    likely = tuple(tuple(tuple(map(float, g.logps)) for g in t.generations) for t in group.trajectories)
+    entropies, gaps = (
+        tuple(tuple(tuple(by * x for x in row) for row in rows) for rows in likely) for by in (-1.0, 0.001)
+    )
+    return TokenFigures(entropies, gaps)
 
 
 def step_metrics(groups: Sequence[ScoredGroup], rng: random.Random, step: int, n_steps: int) -> dict[str, float]:

@@ -431,3 +431,15 @@ def test_a_function_is_told_by_its_parameters(parameters: str, wanted: bool | st
         return
     with pytest.raises(RecipeError, match=wanted):
         is_verifier(made["judge"])
+
+
+def test_a_lambda_and_an_object_are_told_by_their_parameters_too() -> None:
+    class Judge:
+        def __call__(self, one, two):  # type: ignore[no-untyped-def]
+            return 1.0
+
+    assert is_verifier(lambda answer, reference: 1.0)
+    assert not is_verifier(lambda task, trajectory: 1.0)
+    for odd in (lambda x, y: 1.0, Judge(), Judge().__call__):
+        with pytest.raises(RecipeError, match="cannot tell whether"):
+            is_verifier(odd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.paused import PausableEngine
 from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.together import FollowingEngine
 from rlhf.processes import free_port
@@ -162,3 +163,72 @@ def test_a_follower_samples_what_another_delivered_and_nothing_else() -> None:
                 assert (await follower.generate(PROMPT, params, "t")).token_ids == one.token_ids
 
     asyncio.run(play())
+
+
+def test_a_server_tells_its_load_and_ends_what_nobody_waits_for() -> None:
+    async def play() -> None:
+        policy = policy_of()
+        async with server(policy) as url, engine_on(url, policy) as engine:
+            await Publisher(policy, engine).publish()
+            asking = ServerInstance(url)
+            call = asyncio.create_task(engine.generate(PROMPT, SamplingParams(200), "long"))
+            while not (load := await asking.load()) or not load.running:
+                await asyncio.sleep(0.01)
+            assert (load.name, load.running, load.waiting) == (url, 1, 0)
+            call.cancel()  # which closes its connection, and says nothing to the server
+            async with asyncio.timeout(10):
+                while (load := await asking.load()) and load.running:
+                    await asyncio.sleep(0.01)
+            await asking.close()
+
+    asyncio.run(play())
+
+
+def test_vllms_own_metrics_are_read() -> None:
+    from rlhf.inference.vllm.server import _METRIC
+
+    text = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="p"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="p"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="p",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="p"} 0.25
+vllm:num_preemptions_total{engine="0",model_name="p"} 1e+01
+"""
+    assert _METRIC.findall(text) == [
+        *(("num_requests_running", "3.0"), ("num_requests_waiting", "2.0")),
+        *(("kv_cache_usage_perc", "0.25"), ("num_preemptions_total", "1e+01")),
+    ]
+
+
+def test_a_server_that_was_started_again_has_no_weights_until_the_next_delivery() -> None:
+    async def play() -> None:
+        policy, port = policy_of(), free_port()
+        async with engine_on_one(policy, port) as (engine, follower):
+            assert await engine.needs_weights() and not follower.n_instances
+            async with server(policy_of(seed=1), port=port):
+                assert await engine.needs_weights()
+                with pytest.raises(NoInstanceError, match="no vLLM instance is left"):
+                    await follower.found(0.0)
+                looking = asyncio.create_task(follower.found(30.0))
+                await Publisher(policy, engine).publish()
+                await looking
+                assert not await engine.needs_weights()
+                generations = [await one.generate(PROMPT, SamplingParams(8, seed=3), "s") for one in (engine, follower)]
+                assert generations[0].token_ids == generations[1].token_ids
+
+    asyncio.run(play())
+
+
+@asynccontextmanager
+async def engine_on_one(policy: Policy, port: int) -> AsyncIterator[Any]:
+    """An engine and its follower whose only server has ended, after a delivery."""
+    async with AsyncExitStack() as stack:
+        async with server(policy, port=port) as url:
+            engine = await stack.enter_async_context(engine_on(url, policy, return_s=5.0))
+            follower = await stack.enter_async_context(engine_on(url, policy, FollowingEngine))
+            await Publisher(policy, engine).publish()
+            await follower.follow(engine.sender, engine.policy_version, engine.policy_fingerprint)
+        with pytest.raises(NoInstanceError):
+            await follower.generate(PROMPT, SamplingParams(8), "t")
+        assert follower.n_refused == 1
+        yield engine, follower

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rlhf.device import Device
+from rlhf.inference.embedded import varlen
 from rlhf.inference.embedded.attention import RowPlan, shared_prefixes
 from rlhf.inference.embedded.varlen import VarlenPlan, lay_out, takes_varlen
 from tests.rollout.test_attention import tiny_model
@@ -85,7 +87,8 @@ def test_rows_must_have_tokens() -> None:
         VarlenPlan([3, 0])
 
 
-def test_only_what_the_kernel_can_do_goes_to_it() -> None:
+def test_only_what_the_kernel_can_do_goes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "present", lambda: Device("NVIDIA A100", 80 * 10**9, (8, 0)))
     model = tiny_model()
     assert not takes_varlen(model, torch.device("cpu"))
     gpu = torch.device("cuda")
@@ -99,3 +102,7 @@ def test_only_what_the_kernel_can_do_goes_to_it() -> None:
     assert not takes_varlen(model, gpu), "dropout"
     model.config.attention_dropout, model.config.head_dim = 0.0, 12
     assert not takes_varlen(model, gpu), "width"
+    model.config.head_dim = 32
+    assert takes_varlen(model, gpu)
+    monkeypatch.setattr(varlen, "present", lambda: Device("Tesla T4", 16 * 10**9, (7, 5)))
+    assert not takes_varlen(model, gpu), "before Ampere"

@@ -44,6 +44,8 @@ def memory(recipe: str, *overrides: str) -> dict[str, Any]:
         "eager=true",
         "compile=true",
         "sleep=true",
+        "kv_cache_dtype=fp8",
+        "quantization=fp8",
     ],
 )
 def test_a_key_of_the_start_has_no_effect_on_servers(recipe: str, override: str) -> None:
@@ -153,3 +155,12 @@ def test_show_prints_a_recipe_with_vllm(recipe: str) -> None:
     values = json.loads(result.stdout.splitlines()[-1])
     assert values["recipe"]["engine"]["servers"] == ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
     assert values["arithmetic"]["memory_bytes"]["max_kv_cache"] == 0
+
+
+def test_eight_bits_are_passed_on_and_make_the_cache_smaller(recipe: str) -> None:
+    start = StartOptions("m", 64, "bfloat16", 8, 64, kv_cache_dtype="fp8", quantization="fp8").arguments()
+    assert start["kv_cache_dtype"] == start["quantization"] == "fp8"
+    plain = StartOptions("m", 64, "bfloat16", 8, 64).arguments()
+    assert not plain.keys() & {"kv_cache_dtype", "quantization"}
+    whole, eight = (memory(recipe, "engine.kind=vllm", *more) for more in ((), ("engine.kv_cache_dtype=fp8",)))
+    assert eight["kv_cache"] == whole["kv_cache"] / 4  # of float32

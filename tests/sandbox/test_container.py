@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,17 @@ def test_a_program_that_sleeps_is_ended(log: Path) -> None:
     assert "rm --force" in log.read_text()  # the container, besides the client
 
 
+def test_a_container_ends_by_itself_where_nobody_waits_any_more(tmp_path: Path) -> None:
+    words = command("podman", "here", "mark", str(tmp_path), ("sleep", "600"), Bounds(wall_s=20.0))
+    script, (name, limit, *program) = words[words.index("-c") + 1], words[words.index("-c") + 2 :]
+    assert float(limit) > 20.0
+    begun = time.monotonic()
+    ended = subprocess.run(
+        ["sh", "-c", script.replace("cp -R /given/. /work/", "true"), name, "0.2", *program], check=False, timeout=60
+    )
+    assert ended.returncode in (-9, 137) and time.monotonic() - begun < 30
+
+
 def test_a_failure_of_the_engine_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKEN", "1")
     with pytest.raises(SandboxError, match="cannot connect to the daemon"):
@@ -99,11 +112,11 @@ def test_the_command_takes_everything_away() -> None:
     words = " ".join(command("docker", "image", "n", "/f", ("python", "main.py"), Bounds(cpu_s=1.5, memory_mb=64)))
     for said in (
         "docker run --rm --interactive", "--network none", "--read-only", "--cap-drop ALL", "no-new-privileges",
-        "--user 65534:65534", "--pids-limit 16", "--memory 64m --memory-swap 64m", "--ulimit cpu=2:3",
+        "--user 65534:65534", "--pids-limit 17", "--memory 64m --memory-swap 64m", "--ulimit cpu=2:3",
         "type=bind,source=/f,target=/given,readonly", "--pull never",
     ):  # fmt: skip
         assert said in words
-    assert words.endswith("n python3 -s main.py")
+    assert words.endswith("n 70 python3 -s main.py")
 
 
 REPOSITORY = {

@@ -25,6 +25,7 @@ from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.processes import current
 from rlhf.training.backends import token_stats
+from rlhf.training.backends.compiled import decoder_layers
 from rlhf.training.backends.optimizer import MAX_SKIPPED, AdamW
 from rlhf.training.backends.settings import DeepSpeed, Torch
 from rlhf.training.backends.torch import TorchTrainer
@@ -313,8 +314,9 @@ def test_bfloat16_learns_alike_and_resumes_exactly(
 
 def test_torch_recomputes_too(samples: list[Sample]) -> None:
     _, expected = train(Torch(), Lora(rank=2), samples, end=4)
-    trainer, curve = train(Torch(gradient_checkpointing=True), Lora(rank=2), samples, end=4)
-    assert_same(curve, expected, atol=1e-6)
-    assert any(getattr(m, "gradient_checkpointing", False) for m in trainer.policy.model.modules())
+    for share, n in ((True, 2), (0.5, 1)):
+        trainer, curve = train(Torch(gradient_checkpointing=share), Lora(rank=2), samples, end=4)
+        assert_same(curve, expected, atol=1e-6)
+        assert sum(layer.gradient_checkpointing for layer in decoder_layers(trainer.policy.model)) == n
     trainer.close()
     assert not any(getattr(m, "gradient_checkpointing", False) for m in trainer.policy.model.modules())

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from rlhf.training.backends.master_weights import MasterAdamW
+from rlhf.training.backends import master_weights
+from rlhf.training.backends.master_weights import MasterAdamW, rounded_at_random
 from rlhf.training.backends.optimizer import AdamW
 
 N_UPDATES, N = 45, 2000
 
 
-def trained(dtype: torch.dtype, *, masters: bool = True, lr: float = 1e-6) -> tuple[Any, Any, torch.Tensor]:
+def trained(
+    dtype: torch.dtype, *, masters: bool = True, lr: float = 1e-6, kind: Any = None
+) -> tuple[Any, Any, torch.Tensor]:
     """Weights after some updates with noisy gradients of two passes each, and how far they, or their masters, moved."""
     rng = torch.Generator().manual_seed(0)
     start = (0.02 * torch.randn(N, generator=rng)).to(torch.bfloat16)
     weights = torch.nn.Parameter(start.to(dtype, copy=True))
-    optimizer = AdamW(lr=lr).build([weights], masters=masters)
+    optimizer = AdamW(lr=lr).build([weights], masters=masters, kind=kind)
     slope = torch.randn(N, generator=rng)
     for _ in range(N_UPDATES):
         for _ in range(2):
@@ -95,3 +99,51 @@ def test_mixed_formats_and_groups() -> None:
     assert torch.allclose(optimizer.state[backbone]["master"], torch.full((3,), 0.9), atol=1e-5)
     assert torch.allclose(head, torch.full((3,), 0.8), atol=1e-5)
     assert "master" not in optimizer.state[head] and not optimizer.state[still]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_moments_in_16_bits_move_weights_alike(dtype: torch.dtype) -> None:
+    exact = trained(dtype)[2]
+    _, optimizer, moved = trained(dtype, kind=partial(MasterAdamW, moments=torch.bfloat16))
+    [state] = optimizer.state.values()
+    assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.bfloat16
+    assert float((moved - exact).norm() / exact.norm()) < 0.02
+
+
+def test_what_is_offloaded_is_updated_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In runs of a few tensors; on a CPU they go nowhere."""
+    monkeypatch.setattr(master_weights, "_AT_A_TIME", 12)
+    shapes, found = ((3, 4), (5,), (20,), (2, 2)), []
+    for kind in (MasterAdamW, partial(MasterAdamW, offloads=True)):
+        rng = torch.Generator().manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(s, generator=rng, dtype=torch.bfloat16)) for s in shapes]
+        optimizer = AdamW(lr=0.1, weight_decay=0.1).build(weights, kind=kind)
+        for _ in range(3):
+            for p in weights[1:]:  # the first has no gradient
+                p.grad = torch.randn(p.shape, generator=rng)
+            optimizer.step()
+        found.append([*weights, *(v for p in weights[1:] for v in optimizer.state[p].values())])
+        assert not optimizer.state[weights[0]]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_rounding_at_random_is_right_on_average() -> None:
+    value = torch.tensor([1.001, -3.0007, 1e-12, 0.0, 7.0])
+    drawn = torch.stack([rounded_at_random(value, seed) for seed in range(4000)])
+    neighbours = [set(column.tolist()) for column in drawn.T]
+    assert [len(n) for n in neighbours] == [2, 2, 2, 1, 1]  # the two nearest, or the number itself
+    # Four standard errors of a number between two neighbours, which are 2^-7 apart.
+    assert torch.allclose(drawn.double().mean(0), value.double(), rtol=4 * 2**-8 / 4000**0.5, atol=0)
+    assert torch.equal(drawn[7], rounded_at_random(value, 7))
+
+
+def test_moments_in_16_bits_go_on_to_the_bit() -> None:
+    kind = partial(MasterAdamW, moments=torch.bfloat16)
+    weights, optimizer, _ = trained(torch.bfloat16, kind=kind)
+    again = torch.nn.Parameter(weights.detach().clone())
+    resumed = AdamW(lr=1e-6).build([again], kind=kind)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, both in ((weights, optimizer), (again, resumed)):
+        one.grad = torch.linspace(-1, 1, N)
+        both.step()
+    assert all(torch.equal(value, resumed.state[again][name]) for name, value in optimizer.state[weights].items())

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from rlhf.build.processes import sharded_load
 from rlhf.recipe import load
-from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch, layout_of
+from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.backends.sharded import full_state, shard_of
+from rlhf.training.backends.sharding import layout_of
 from rlhf.training.policy.model import Lora, Pretrained
 from rlhf.training.policy.sharded_load import SavedWeights, ShardedLoad, can_be_sharded, model_without_memory
 from tests.training import runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf.sinks import JsonlSink, LogLine
+from tests.commands import last_json, run
 from tests.evaluation.synthetic import make_run
 from tests.training import runs
 from tests.viewer.served import SECRET, Viewer, hostile_run, viewer
@@ -256,7 +258,34 @@ def test_a_real_run_is_shown_and_its_test_passes(tmp_path: Path) -> None:
         found = shown.get("run/run/trajectory", stage="0-policy_gradient", phase="train", step=2, row=0)
     assert found["has_tokenizer"] and found["turns"][0]["generations"][0]["tokens"]["advantage"]
     assert found["commands"]["play"] == f"rlhf play {done.folder} --from 0-policy_gradient:train:2:0"
+    passes(found["test"])
+
+
+def passes(text: str) -> None:
+    """A test that a page gives: it plays the attempt again and expects its outcome."""
     space: dict[str, Any] = {}
-    exec(found["test"], space)  # it plays the attempt again and expects its outcome
+    exec(text, space)
     [test] = [value for name, value in space.items() if name.startswith("test_attempt_is_")]
     test()
+
+
+def test_an_attempt_of_an_evaluation_is_played_again_in_its_part(tmp_path: Path) -> None:
+    suite = tmp_path / "two.yaml"
+    suite.write_text(
+        "tasks: {split: test, n: 2}\nparts:\n"
+        "  small: {environment: {kind: keyhole, rows: 3, columns: 3, loops: 4}}\n"
+        "  large: {environment: {kind: keyhole, rows: 4, columns: 4, loops: 4}}\n"
+    )
+    folder = tmp_path / "oracle"
+    assert run("evaluate", "oracle", "--suite", suite, "--out", folder).exit_code == 0
+    with viewer(folder) as shown:
+        found = shown.get("run/oracle/trajectory", stage="large", phase="eval", step=0, row=1)
+    passes(found["test"])
+    asked = shlex.split(found["commands"]["play"])[1:]
+    actions = [turn["action"] for turn in found["turns"]]
+    on = run(*asked, "--turns", "2", "--json", lines=actions[2:])
+    assert last_json(on)["actions"] == actions and last_json(on)["success"]
+    wrong = run("play", folder, "--from", "larg:eval:0:1")
+    assert wrong.exit_code == 2 and "no such part" in wrong.output and "large" in wrong.output
+    nowhere = run("play", tmp_path / "oracl", "--from", "large:eval:0:1")
+    assert nowhere.exit_code == 2 and "did you mean" in nowhere.output

@@ -20,6 +20,8 @@ from tests.evaluation.synthetic import make_run
 from tests.viewer.served import Viewer, hostile_run, viewer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+#: Where `make install-axe` puts it.
+AXE = Path(os.environ.get("AXE_JS", Path(__file__).parents[2] / ".venv/axe/node_modules/axe-core/axe.min.js"))
 sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 
@@ -95,13 +97,29 @@ def test_attempts_are_filtered_opened_and_walked_through_by_keys(page: Any, show
     assert "token 3 of" in page.locator(".readout").inner_text()
     assert page.locator(".t.current").count() == 1
     assert page.locator(".t.up, .t.down").count() > 0
-    page.locator("input[value=version]").check(force=True)
+    page.locator("label:has(input[value=version])").click()
     page.wait_for_selector(".t.v0")
     assert page.locator("input[value=entropy]").is_disabled()
     page.locator(".siblings select").select_option(index=1)
     page.wait_for_selector(".pair .pane >> nth=1")
     page.get_by_role("button", name="Find this task at other steps").click()
     page.wait_for_selector(".same:has-text('attempts at this task elsewhere.')")
+
+
+def test_tokens_are_coloured_by_what_was_stored_of_them(page: Any, shown: Viewer) -> None:
+    place = "stage=policy_gradient&phase=train&row=0"
+    page.goto(f"{shown.url}#/attempt/coin?{place}&step=11&colour=entropy")
+    page.wait_for_selector(".turns .t.sure")
+    page.locator("label:has(input[value=gap])").click()
+    page.wait_for_selector(".turns .t.down")
+    assert page.locator(".t.up").count() == 0  # every gap of these is below 0
+    page.locator(".t").first.hover()
+    assert {"entropy", "gap"} <= set(page.locator(".readout").inner_text().split())
+    page.goto(f"{shown.url}#/attempt/coin?{place}&step=12&colour=gap")
+    why = page.locator("label:has(input[value=gap]:disabled)")
+    why.wait_for()
+    assert page.locator(".turns .t.up, .turns .t.down").count() > 0
+    assert why.get_attribute("title").startswith("not recorded: the stage's key token_figures")
 
 
 def test_all_steps_are_searched_and_evaluations_compared(page: Any, shown: Viewer) -> None:
@@ -187,14 +205,45 @@ def test_ranks_and_a_pair_of_runs(page: Any, shown: Viewer) -> None:
 
 
 def test_nothing_keeps_a_screen_reader_out(page: Any, shown: Viewer) -> None:
-    axe = os.environ.get("AXE_JS", "")
-    if not Path(axe).is_file():
-        pytest.skip("AXE_JS names no axe.min.js: npm install axe-core")
-    for view in ("runs", "run/coin", "groups/coin", "evaluation/coin", "leaderboard"):
-        page.goto(f"{shown.url}#/{view}")
-        page.wait_for_selector("h1, .card")
-        page.wait_for_timeout(500)
-        page.evaluate(f"() => {{ {Path(axe).read_text()} }}")
+    if not AXE.is_file():
+        pytest.skip("no axe-core: make install-axe")
+    run, place = shown.library.get("coin"), "stage=policy_gradient&phase=train&step=11"
+    assert run is not None
+    views = {
+        "runs": ".chart canvas",
+        "run/coin?with=other": "table:has-text('coin against other')",
+        f"groups/coin?{place}&outcome=solved": "a.cell",
+        "groups/coin?all=1&text=pantry": "td.around",
+        f"attempt/coin?{place}&row=0&beside=1": ".pair .pane >> nth=1",
+        f"attempt/coin?{place}&row=0&colour=entropy": ".t.sure",
+        "evaluation/coin": "table.flips",
+        "leaderboard": ".board",
+    }
+    report = f"file://{write_report(run.folder)}"
+    pages = [(f"{shown.url}#/{view}", there) for view, there in views.items()]
+    for address, there in [*pages, (report, "figure.chart:visible canvas")]:
+        page.goto("about:blank")
+        page.goto(address)
+        page.wait_for_selector(there)
+        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        page.wait_for_timeout(300)
+        page.evaluate(f"() => {{ {AXE.read_text()} }}")
         found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
         assert len(found["passes"]) > 10
-        assert [v["id"] for v in found["violations"] if v["impact"] in ("serious", "critical")] == []
+        faults = [
+            (v["id"], v["nodes"][0]["html"]) for v in found["violations"] if v["impact"] in ("serious", "critical")
+        ]
+        assert not faults, address
+
+
+def test_a_page_is_small(browser: Any, shown: Viewer) -> None:
+    page, sizes = browser.new_page(), list[int]()
+    page.on("requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"]))
+    for view, there in (("run/coin", ".chart canvas"), ("groups/coin", "a.cell"), ("evaluation/coin", "table.flips")):
+        page.goto("about:blank")
+        sizes.clear()
+        page.goto(f"{shown.url}#/{view}")
+        page.wait_for_selector(there)
+        page.wait_for_timeout(200)
+        assert 50_000 < sum(sizes) < 600_000
+    page.close()

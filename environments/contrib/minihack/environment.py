@@ -1,9 +1,11 @@
-"""MiniHack's navigation levels told in words (Samvelyan et al., arXiv 2109.13202), played by NetHack itself.
+"""MiniHack's navigation levels and NetHack's own tasks told in words, played by NetHack itself.
 
     MiniHack(level="Room-Monster-5x5")
 
 An observation is what the game says, the map in NetHack's characters, the things on it by name and distance, and the
 hit points. The words are our own, so scores are not those of other wrappers in words.
+
+Sources: MiniHack, arXiv 2109.13202; the NetHack Learning Environment, arXiv 2006.13760, for the tasks `NetHack-...`.
 
 The package has no splits. Here a split is a range of seeds (`environments.core.seed_splits`). Small levels draw the
 same map for
@@ -30,6 +32,7 @@ from rlhf.errors import nearest
 from rlhf.settings import STRICT
 
 _STAIRS = "Go to the staircase down, which the map shows as >."
+_WHOLE = "This is the first level of the whole game."
 _MEMENTO = (
     "Kill the grid bug at the end of the right path; the wrong one ends at a board that squeaks. The monster that "
     "sleeps at the start tells which is right."
@@ -79,6 +82,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, int]]] = {
         | {f"MultiRoom-N{n}{kind}-OpenDoor": limit for n, limit in ((6, 240), (10, 360)) for kind in ("", "-Lava")}
         | dict.fromkeys(("MultiRoom-N10", "MultiRoom-N10-Lava"), 360),
     ),
+    "NetHack": (f"{_WHOLE} {_STAIRS}", {"NetHack-Staircase": 5000}),
+    "NetHackPet": (f"{_WHOLE} {_STAIRS} Your pet has to stand beside you then.", {"NetHack-StaircasePet": 5000}),
     "River": (
         f"Push boulders into the water to cross it. {_STAIRS}",
         dict.fromkeys(("River", "River-Lava", "River-Monster", "River-MonsterLava", "River-Narrow"), 350),
@@ -87,7 +92,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, int]]] = {
 #: All levels and the number of steps that the package allows.
 LEVELS: Mapping[str, int] = {name: limit for _, levels in FAMILIES.values() for name, limit in levels.items()}
 #: Families of which the oracle solves most levels.
-EXPLORED = frozenset({"Room", "Corridor", "ExploreMaze", "Labyrinth", "MazeWalk", "MultiRoom"})
+EXPLORED = frozenset({"Room", "Corridor", "ExploreMaze", "Labyrinth", "MazeWalk", "MultiRoom", "NetHack"})
 # Families in which an action may take for ever, so that a game has a worker process to itself.
 _HANGS = frozenset({"KeyRoom"})
 

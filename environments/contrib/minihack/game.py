@@ -165,6 +165,11 @@ class View:
         return "\n".join(filter(None, [self.message, self.seen.map(), f"You see: {things}.", points]))
 
 
+def name_of(level: str) -> str:
+    """Name of a level in the registry: of MiniHack, or of a task in whole NetHack, which NLE has."""
+    return f"{level.replace('-', '')}-v0" if level.startswith("NetHack-") else f"MiniHack-{level}-v0"
+
+
 class World:
     """Package world of a level, replayable from any seed, by one thread at a time."""
 
@@ -176,9 +181,7 @@ class World:
         make = _import("gymnasium").make
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the registry finds that levels of minigrid have newer versions
-            made = make(
-                f"MiniHack-{level}-v0", disable_env_checker=True, observation_keys=_OBSERVED, fix_moon_phase=True
-            )
+            made = make(name_of(level), disable_env_checker=True, observation_keys=_OBSERVED, fix_moon_phase=True)
         self._env: Any = made.unwrapped
         self._env._max_episode_steps = _NEVER  # the episode counts, and a game that is given up tells nothing more
         self._env.nethack._obs = tuple(

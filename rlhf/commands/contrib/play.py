@@ -52,7 +52,10 @@ def play(
         ),
     ] = "",
     origin: Annotated[
-        str, typer.Option("--from", metavar="STAGE:PHASE:STEP:ROW", help="Play on from a stored attempt of that run.")
+        str,
+        typer.Option(
+            "--from", metavar="STAGE:PHASE:STEP:ROW", help="Play on from a stored attempt of that run or evaluation."
+        ),
     ] = "",
     turns: Annotated[
         int | None, typer.Option(min=0, help="Of it that are played again first; all but the last if left out.")
@@ -97,29 +100,26 @@ def _read_whatever_comes() -> None:
 
 
 def _from(run: Path, origin: str, turns: int | None) -> tuple[Any, str, str, tuple[str, ...]]:
-    """Environment of a run, the task of an attempt there, a split that has it, and its first actions."""
+    """Environment of a run or an evaluation, the task of an attempt, a split that has it, and its first actions."""
     from environments.base import properties_of
-    from rlhf.evaluation.folder import RECIPE, no_run
     from rlhf.evaluation.rows import decode
-    from rlhf.recipe import load
+    from rlhf.recipe.played import environment_of
     from rlhf.rollout.tasks import tasks_of
     from rlhf.viewer.answers import place_of
     from rlhf.viewer.attempts import Attempts
 
-    if not (run / RECIPE).is_file():
-        raise no_run(run, "rlhf play --from")
     stage, phase, step, row = place_of(origin, "--from")
+    environment = environment_of(run, stage)
     attempts = Attempts(run / "trajectories")
     record = attempts.record(attempts.find(stage, phase, step), row)
     found = [] if record["is_failure"] else list(decode(record).trajectory.turns)
     n = max(len(found) - 1, 0) if turns is None else turns
     actions = tuple(part for turn in found[:n] if turn.action.error is None for part in turn.action.steps)
-    environment = load(run).environment
     for split in properties_of(environment).splits:
         if any(task.id == record["task_id"] for task in tasks_of(environment, split)):
             return environment, str(record["task_id"]), split, actions
     raise RecipeError(
-        "the environment of this run has no such task now",
+        "the environment has no such task now",
         where=f"--from {origin}",
         got=str(record["task_id"]),
         expected="a task of one of its splits",

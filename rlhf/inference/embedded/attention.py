@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,16 +22,13 @@ from torch import Tensor, nn
 
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.attention_variant import PLAIN, Variant, attend_by_products, band
-from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
+from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device, runs, similar
 from rlhf.inference.embedded.varlen import VarlenPlan, takes_varlen
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
 from rlhf.inference.role_adapters import number_of, role_adapters
 
 #: Name under which transformers knows the function.
 ATTENTION_NAME = "rlhf_packed"
-
-#: Squared tokens of padding that cost as much as one more kernel call; measured on one CPU core, 6 heads of 32.
-_CALL_COST = 8192
 
 #: Layers that can be packed.
 _KINDS = frozenset({"full_attention", "sliding_attention"})
@@ -69,12 +66,12 @@ class RowPlan(PackedRows):
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu", source: Ints | None = None) -> None:
         super().__init__(lengths, device, source)
-        self._groups: list[tuple[int, int, int]] = []  # rows, padded length, first padded place
+        self._groups: list[tuple[int, int]] = []  # rows, padded length
         self._masks: dict[tuple[int, int], Tensor] = {}  # by padded length and window, for all layers of the pass
         at, inverse = self._layout(self._starts)
         real = at >= 0
         shared = np.flatnonzero(real & ~self._own[at])
-        self._shared = _runs(shared, self._tokens[at[shared]])
+        self._shared = runs(shared, self._tokens[at[shared]])
         self._aligned = bool(real.all()) and bool((inverse == self._places).all()) and not len(shared)
         self._gather = on_device(np.where(real, self._tokens[at], 0), device)
         self._inverse = on_device(inverse[self._own], device)
@@ -84,7 +81,7 @@ class RowPlan(PackedRows):
         """Return padded place -> place (-1 at padding), and place -> padded place."""
         order = np.argsort(-self.lengths, kind="stable")
         gather, inverse, first = [], np.empty(self.n_tokens, np.int64), 0
-        for rows in _similar(order, self.lengths):
+        for rows in similar(order, self.lengths):
             width = int(self.lengths[rows[0]])
             offsets = np.arange(width)
             inside = offsets < self.lengths[rows, None]
@@ -92,7 +89,7 @@ class RowPlan(PackedRows):
             places = first + np.arange(tokens.size).reshape(tokens.shape)
             inverse[tokens[inside]] = places[inside]
             gather.append(tokens.reshape(-1))
-            self._groups.append((len(rows), width, first))
+            self._groups.append((len(rows), width))
             first += tokens.size
         return np.concatenate(gather), inverse
 
@@ -104,12 +101,13 @@ class RowPlan(PackedRows):
         if not self._aligned:
             query = _move(query, self._gather, self._inverse)
             key, value = (_move(x, self._gather, self._inverse, shared=self._shared) for x in (key, value))
+        # Split at once: the gradient of a slice would be a tensor of its own, as large as the whole.
+        sizes = [n_rows * width for n_rows, width in self._groups]
         outs = []
-        for n_rows, width, first in self._groups:
-            q, k, v = (
-                x[first : first + n_rows * width].view(n_rows, width, *x.shape[1:]).transpose(1, 2)
-                for x in (query, key, value)
-            )
+        for (n_rows, width), *parts in zip(
+            self._groups, *(torch.split(x, sizes) for x in (query, key, value)), strict=True
+        ):
+            q, k, v = (x.view(n_rows, width, *x.shape[1:]).transpose(1, 2) for x in parts)
             mask = self._mask(width, how, q.device)
             outs.append(_attend_rows(q, k, v, mask, how, scale, dropout).transpose(1, 2).flatten(0, 1))
         joined = torch.cat(outs) if len(outs) > 1 else outs[0]
@@ -155,24 +153,6 @@ def shared_prefixes(token_ids: Ints, lengths: Ints) -> Ints:
         if n >= SHORTEST_SHARED:
             source[starts[row] : starts[row] + n] = source[starts[before] : starts[before] + n]
     return source
-
-
-def _runs(places: Ints, tokens: Ints) -> list[tuple[int, int, int]]:
-    """Runs of places and tokens that both increase by one: (first place, first token, length)."""
-    cuts = np.flatnonzero((np.diff(places) != 1) | (np.diff(tokens) != 1)) + 1
-    runs = zip(np.split(places, cuts), np.split(tokens, cuts), strict=True)
-    return [(int(p[0]), int(t[0]), len(p)) for p, t in runs if len(p)]
-
-
-def _similar(order: Ints, lengths: Ints) -> list[Ints]:
-    """Split rows, longest first, wherever padding one more row would cost more than another kernel call."""
-    squares = lengths[order] ** 2
-    groups, begin = [], 0
-    for i in range(1, len(order) + 1):
-        if i == len(order) or squares[begin] - squares[i] > _CALL_COST:
-            groups.append(order[begin:i])
-            begin = i
-    return groups
 
 
 class _Move(torch.autograd.Function):
@@ -355,6 +335,36 @@ def packed_forward(
     if token_ids.is_meta:
         bare = RowPlan(lengths, token_ids.device)
         return planned_forward(model, token_ids, bare.position_ids, bare, select)
+    rows = plan_rows(model, token_ids, lengths, select, adapters, device)
+    ids = on_device(rows.token_ids, device)
+    return planned_forward(model, ids, rows.plan.position_ids, rows.plan, rows.select, rows.adapters)
+
+
+class PlannedRows(NamedTuple):
+    """What a pass over rows computes.
+
+    Attributes:
+        token_ids: `[n_computed]`, of the tokens that are computed.
+        plan: for attention.
+        select: `[N]` which of them are read, on the model's device; None for all.
+        adapters: `[n_computed]` number of the adapter that reads each; None where one reads all.
+    """
+
+    token_ids: Ints
+    plan: RowPlan | VarlenPlan
+    select: Tensor | None
+    adapters: Ints | None
+
+
+def plan_rows(
+    model: nn.Module,
+    token_ids: Tensor,
+    lengths: Sequence[int],
+    select: Tensor | None,
+    adapters: Sequence[str] | None,
+    device: torch.device,
+) -> PlannedRows:
+    """Plan a pass over rows that shares what they begin with; arguments are those of `packed_forward`."""
     numbers = _numbers(model, lengths, adapters)
     ids = token_ids.cpu().numpy()
     # One text read by two adapters is no common beginning.
@@ -366,8 +376,7 @@ def packed_forward(
         select = select if kept.all() else plan.token_of[select]
     elif not kept.all():
         select = plan.token_of
-    numbers = None if numbers is None else numbers[kept]
-    return planned_forward(model, on_device(ids[kept], device), plan.position_ids, plan, select, numbers)
+    return PlannedRows(ids[kept], plan, select, None if numbers is None else numbers[kept])
 
 
 def _numbers(model: nn.Module, lengths: Sequence[int], adapters: Sequence[str] | None) -> Ints | None:

@@ -4,9 +4,8 @@ Each step computes the newest token of every running request and the uncached pa
 pass without padding, samples, and lets the event loop run. A session keeps its keys and values between its calls, so a
 turn costs its new tokens only; prompts that begin alike are computed once.
 
-The module is the trainer's own: a step of the optimiser changes what the engine samples from. `load` is how the engine
-learns of it, and forgets what it has cached. The engine puts the module in eval mode before it computes; the trainer
-puts it back in train mode when it trains.
+The module is the trainer's own: a step of the optimiser changes what the engine samples from, and `load` tells the
+engine, which forgets its cache. It puts the module in eval mode to compute, the trainer back in train mode to train.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rlhf.errors import DeliveryError, EngineError, ModelError
 from rlhf.inference.embedded.attention import planned_forward, use_packed_attention
 from rlhf.inference.embedded.kv_cache import KVCache, SlotPlan
 from rlhf.inference.embedded.sampling import sample
-from rlhf.inference.embedded.scheduler import EngineStats, Request, Segments, SlotTable, own_session
+from rlhf.inference.embedded.scheduler import Copy, EngineStats, Request, Segments, SlotTable, own_session
 from rlhf.inference.engine import check_prompt
 from rlhf.inference.fingerprint import fingerprint
 from rlhf.inference.model_config import ModelConfig
@@ -89,8 +88,7 @@ class TransformersEngine:
         self._model, self._max_context = model, max_context
         self._max_sessions, self._max_batch_tokens = max_sessions, max_batch_tokens
         self._n_vocab = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-        self._version, self._fingerprint = version, ""
-        self._decode = decode
+        self._version, self._fingerprint, self._decode = version, "", decode
         limits = {"max_context": max_context, "max_sessions": max_sessions, "max_batch_tokens": max_batch_tokens}
         self.options: dict[str, Any] = {**limits, "decode": decode}
         self._cache = KVCache(max_sessions, max_context)
@@ -282,8 +280,7 @@ class TransformersEngine:
         begin, forward_s = time.perf_counter(), self.stats.forward_s
         for request, copy in self._table.admit(self._waiting):
             if copy is not None:
-                self._cache.reserve(request.slot + 1, copy.n_tokens)
-                self._cache.copy(copy.source, copy.target, copy.n_tokens)
+                self._take_over(request.slot, copy)
         self._waiting = [r for r in self._waiting if r.slot < 0]
         segments = self._table.segments(self._max_batch_tokens)
         try:
@@ -295,6 +292,11 @@ class TransformersEngine:
         except Exception as error:  # the model's fault becomes each request's error, and the loop goes on
             self._fail(segments.slots.tolist(), "the model failed", error)
         self.stats.other_s += time.perf_counter() - begin - (self.stats.forward_s - forward_s)
+
+    def _take_over(self, slot: int, copy: Copy) -> None:
+        """Copy the keys and values of a prefix that another session has computed."""
+        self._cache.reserve(slot + 1, copy.n_tokens)
+        self._cache.copy(copy.source, copy.target, copy.n_tokens)
 
     def _forward(self, segments: Segments) -> Tensor:
         """Logits after the segments that sample, `[n, V]`."""

@@ -47,6 +47,16 @@ class PausableEngine(TransformersEngine):
         return self._n_vocab
 
     @property
+    def n_running(self) -> int:
+        """Requests that are sampled."""
+        return sum(request is not None for request in self._table.requests)
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that there is no room for."""
+        return len(self._waiting)
+
+    @property
     def fingerprint(self) -> str:
         """Digest of the parameters that arrived in the last update."""
         return self._digest.hexdigest()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rlhf.device import present
 from rlhf.inference.embedded.attention_variant import PLAIN, Variant
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
@@ -26,7 +27,7 @@ _MAX_HEAD = 256
 
 
 def takes_varlen(model: nn.Module, device: torch.device) -> bool:
-    """True if the varlen kernel supports `model`: CUDA, 16 bits, no dropout, caps or sinks, heads up to 256."""
+    """True if the varlen kernel supports `model`: Ampere or later, 16 bits, no dropout, caps or sinks, heads to 256."""
     if device.type != "cuda":
         return False
     parameter = next(model.parameters())
@@ -35,7 +36,8 @@ def takes_varlen(model: nn.Module, device: torch.device) -> bool:
     drops = own.inner.training and bool(config.attention_dropout)  # an engine around a module does not say
     fits = config.head_width % 8 == 0 and config.head_width <= _MAX_HEAD
     fits = fits and not config.attn_logit_softcapping and config.model_type != "gpt_oss"
-    return parameter.dtype in (torch.bfloat16, torch.float16) and fits and not drops
+    fits = fits and parameter.dtype in (torch.bfloat16, torch.float16) and present().has_flash
+    return fits and not drops
 
 
 class VarlenPlan(PackedRows):

@@ -30,7 +30,7 @@ from rlhf.inference.fingerprint import Digest
 from rlhf.inference.seeds import stable_seed
 from rlhf.inference.transfer import PIECE_BYTES, Outbox, Packer, Slice, memory_folder, write_token
 from rlhf.inference.transfer_cuda import DeviceOutbox, gpu_of
-from rlhf.inference.vllm.instance import Adapter, Instance, InstanceDownError, PauseMode
+from rlhf.inference.vllm.instance import Adapter, Instance, InstanceDownError, NoInstanceError, PauseMode
 from rlhf.inference.vllm.receivers import Receivers
 
 AtUpdate = Literal["drain", "keep", "abort_and_resume"]
@@ -378,4 +378,5 @@ def delivery_error(error: BaseException, where: str, timeout_s: float) -> BaseEx
         return error
     got = str(error) if isinstance(error, RlhfError) else f"{type(error).__name__}: {error}"
     hint = "weights pass through memory (/dev/shm): free some, or lower engine.buffer_mb"
-    return DeliveryError("the delivery failed", where=where, got=got, hint=hint * isinstance(error, OSError))
+    kind = NoInstanceError if isinstance(error, InstanceDownError) else DeliveryError  # the last one has ended
+    return kind("the delivery failed", where=where, got=got, hint=hint * isinstance(error, OSError))

@@ -25,7 +25,14 @@ from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.engine import check_prompt
 from rlhf.inference.vllm.call import Call
 from rlhf.inference.vllm.delivery import PAUSE, AtUpdate, Deliverer, Way, delivery_error
-from rlhf.inference.vllm.instance import Adapter, Instance, InstanceDownError, InstanceStaleError, Sampled
+from rlhf.inference.vllm.instance import (
+    Adapter,
+    Instance,
+    InstanceDownError,
+    InstanceStaleError,
+    NoInstanceError,
+    Sampled,
+)
 from rlhf.inference.vllm.receivers import Receivers
 from rlhf.inference.vllm.replica_set import Replica, ReplicaSet
 
@@ -61,6 +68,7 @@ class VllmEngine:
         buffer_bytes: memory through which full weights pass.
         delivery: whether they pass through memory that both sides share, and which, or are sent.
         sleeps: whether `rest` gives the GPU's memory back.
+        return_s: most seconds that a delivery waits for instances that are started again, where all are lost.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class VllmEngine:
         delivery: Way = "auto",
         sleeps: bool = False,
         version: int = 0,
+        return_s: float = 0.0,
     ) -> None:
         self._deliverer = Deliverer(dtype, buffer_bytes, delivery)
         self._seats = ReplicaSet(instances, self._deliverer, delivery_timeout_s)
@@ -87,7 +96,7 @@ class VllmEngine:
         self._numbers = itertools.count(1)
         self._open, self._delivering = asyncio.Event(), asyncio.Lock()
         self._open.set()
-        self._n_updates = 0
+        self._n_updates, self._return_s = 0, return_s
         self._max_aborts: float = _MAX_ABORTS
         self._broken = ""
         self._sleeps, self._is_asleep = sleeps, False
@@ -129,6 +138,17 @@ class VllmEngine:
     def n_instances(self) -> int:
         """Instances in use."""
         return len(self._seats.in_use)
+
+    @property
+    def n_refused(self) -> int:
+        """Calls so far for which no instance was left."""
+        return self._seats.n_refused
+
+    async def needs_weights(self) -> bool:
+        """Return whether none of the instances has the weights of the last delivery any more."""
+        async with self._delivering:
+            await self._seats.judge(is_delivered=bool(self._fingerprint))
+            return not self._seats.in_use
 
     async def connect(self, *, shapes: Mapping[str, Any], n_vocab: int, max_context: int, lora_rank: int = 0) -> None:
         """Refuse instances that do not fit the policy, and learn what they can do.
@@ -217,6 +237,8 @@ class VllmEngine:
             )
         async with self._delivering:
             try:
+                is_delivered = bool(self._fingerprint)
+                await self._seats.look_after(self._max_context, is_delivered=is_delivered, wait_s=self._return_s)
                 async with asyncio.timeout(self._delivery_timeout_s):
                     await self._wake()
                     fingerprint = await self._deliver(weights, where)
@@ -340,10 +362,9 @@ class VllmEngine:
             self._users[adapter.name] = self._users.get(adapter.name, 0) + by
 
     async def _deliver(self, weights: PolicyWeights, where: str) -> str:
-        await self._seats.look_after(self._max_context, is_delivered=bool(self._fingerprint))
         to = self._seats.receivers()
         if not to.instances:
-            raise DeliveryError("no vLLM instance is left to deliver to", where=where, got=self._seats.faults)
+            raise NoInstanceError("no vLLM instance is left to deliver to", where=where, got=self._seats.faults)
         if self._form == "adapter":
             return await self._deliver_adapter(weights, to, where)
         self._open.clear()  # new calls wait from now on

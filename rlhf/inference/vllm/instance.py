@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rlhf.data import Finish, SamplingParams
-from rlhf.errors import EngineError
+from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.transfer import Slice
 
 PauseMode = Literal["wait", "keep", "abort"]
@@ -16,6 +16,10 @@ PauseMode = Literal["wait", "keep", "abort"]
 
 class InstanceDownError(EngineError):
     """An instance does not answer any more; what it was doing may be asked of another."""
+
+
+class NoInstanceError(DeliveryError):
+    """No instance is left that has the weights, or could be given them."""
 
 
 class InstanceStaleError(InstanceDownError):
@@ -46,6 +50,25 @@ class Sampled:
     logprobs: tuple[float, ...]
     finish: Finish
     spans: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load of an engine as it reports it.
+
+    Attributes:
+        name: of the instance.
+        running: requests that are sampled.
+        waiting: requests that there is no room for.
+        n_preempted: requests that had to give up their place, since it was started.
+        cache: share of the key/value cache in use.
+    """
+
+    name: str
+    running: int = 0
+    waiting: int = 0
+    n_preempted: int = 0
+    cache: float = 0.0
 
 
 class Instance(Protocol):

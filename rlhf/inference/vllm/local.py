@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,12 @@ class LocalInstance:
         adapter: Adapter | None,
     ) -> Sampled:
         """Sample once."""
-        from vllm import SamplingParams as VllmParams
-        from vllm import TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
-        options = VllmParams(**sampling_options(params, stop_ids), output_kind=RequestOutputKind.FINAL_ONLY)
+        new_params, new_input, final_only = _vllm_types()
+        options = new_params(**sampling_options(params, stop_ids), output_kind=final_only)
         last: Any = None
         with self._faults("generate"):
             outputs: AsyncIterator[Any] = self._engine.generate(
-                TokensPrompt(prompt_token_ids=list(ids)), options, request_id, lora_request=_lora_request(adapter)
+                new_input(list(ids)), options, request_id, lora_request=_lora_request(adapter)
             )
             async for output in outputs:
                 last = output
@@ -210,6 +208,17 @@ class LocalInstance:
                 where=f"{self.name}: {what}",
                 got=f"{type(cause).__name__}: {cause}",
             ) from error
+
+
+@cache
+def _vllm_types() -> tuple[Any, Any, Any]:
+    """What requests are made of; vLLM looks its own names up anew whenever they are imported."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    # An input that is rendered already is sent at once; ids as a prompt would go by way of a thread.
+    return SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
 
 
 def _lora_request(adapter: Adapter | None) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +12,11 @@ from typing import Any
 from rlhf.errors import EngineError
 from rlhf.inference.vllm.compatibility import check_fit, describe
 from rlhf.inference.vllm.delivery import Deliverer
-from rlhf.inference.vllm.instance import Instance, InstanceStaleError
+from rlhf.inference.vllm.instance import Instance, InstanceDownError, InstanceStaleError, NoInstanceError
 from rlhf.inference.vllm.receivers import Receivers
+
+#: Seconds between two looks at whether an instance is there again.
+_AGAIN_S = 0.5
 
 
 @dataclass(eq=False)
@@ -37,6 +42,7 @@ class ReplicaSet:
         self._deliverer, self._timeout_s = deliverer, timeout_s
         self._fit: tuple[Mapping[str, Any], int, int] = ({}, 0, 0)
         self._home: dict[str, Replica] = {}
+        self.n_refused = 0  # calls that no instance was left for
 
     @property
     def in_use(self) -> list[Replica]:
@@ -54,12 +60,13 @@ class ReplicaSet:
         return min([await self._fitting(seat.instance) for seat in self.all])
 
     def of(self, session: str) -> Replica:
-        """Instance of a session, else the least busy one. Raises EngineError where none is left."""
+        """Instance of a session, else the least busy one. Raises NoInstanceError where none is left."""
         home = self._home.get(session)
         if home is not None and not home.fault:
             return home
         if not self.in_use:
-            raise EngineError(
+            self.n_refused += 1
+            raise NoInstanceError(
                 "no vLLM instance is left",
                 where="VllmEngine.generate",
                 got=self.faults,
@@ -96,21 +103,44 @@ class ReplicaSet:
 
         return Receivers([seat.instance for seat in self.in_use], lose)
 
-    async def look_after(self, max_context: int, *, is_delivered: bool) -> None:
-        """Before a delivery: take back who answers again and still fits, leave out who is gone.
+    async def look_after(
+        self, max_context: int, *, is_delivered: bool, delivers: bool = True, wait_s: float = 0.0
+    ) -> None:
+        """Take back who answers again and still fits, leave out who is gone; where nobody is left, wait for one.
 
         Args:
             max_context: tokens that an instance must have room for.
             is_delivered: whether weights were delivered before, so that each must hold some of this sender.
+            delivers: whether a delivery follows; else only who has weights of this sender is taken back.
+            wait_s: most seconds to wait.
         """
+        deadline = time.monotonic() + wait_s
+        while True:
+            for seat, has_weights in await self.judge(is_delivered=is_delivered):
+                if seat.fault and (delivers or has_weights):
+                    await self._take_back(seat, max_context)
+            if self.in_use or time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def judge(self, *, is_delivered: bool) -> list[tuple[Replica, bool]]:
+        """Take out of use who is gone or was started again; return who answers, and whether it has this sender's."""
+        found = []
         for seat in self.all:
-            if not await seat.instance.is_up():
+            try:
+                is_up, name = await seat.instance.is_up(), ""
+                if is_up and is_delivered:
+                    name = await seat.instance.version()
+            except InstanceDownError:
+                is_up = False
+            if not is_up:
                 seat.fault = seat.fault or "it does not answer"
                 continue
-            if is_delivered and self._deliverer.version_of(await seat.instance.version()) is None:
+            has_weights = self._deliverer.version_of(name) is not None
+            if is_delivered and not has_weights:
                 seat.fault = seat.fault or "it was started again"
-            if seat.fault:
-                await self._take_back(seat, max_context)
+            found.append((seat, has_weights))
+        return found
 
     async def _take_back(self, seat: Replica, max_context: int) -> None:
         try:

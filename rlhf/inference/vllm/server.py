@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,7 @@ from rlhf.inference.vllm.instance import (
     Adapter,
     InstanceDownError,
     InstanceStaleError,
+    Load,
     PauseMode,
     Sampled,
     finish_of,
@@ -33,6 +35,9 @@ _GENERATE = "/inference/v1/generate"
 _NOT_FINITE = -9999.0
 #: Rounding may lift a log-prob this far.
 _MOST = 1e-4
+#: Lines of vLLM's metrics, in the text format of Prometheus, that tell the load; those of one name are added.
+_COUNTED = ("num_requests_running", "num_requests_waiting", "num_preemptions_total")
+_METRIC = re.compile(rf"^vllm:({'|'.join(_COUNTED)}|kv_cache_usage_perc)(?:{{[^}}]*}})? (\S+)$", re.M)
 #: Answers that say "not now": an overloaded or starting server.
 _BUSY = (429, 502, 503, 504)
 
@@ -166,6 +171,17 @@ class ServerInstance:
         with suppress(_NotFoundError):  # a server that was started again never had it
             await self._request("POST", "/v1/unload_lora_adapter", {"lora_name": adapter.name}, is_json=False)
 
+    async def load(self) -> Load | None:
+        """Return its load; None where it does not report any."""
+        text = await self._request("GET", "/metrics", is_json=False)
+        sums: dict[str, float] = {}
+        for name, value in _METRIC.findall(text):
+            sums[name] = sums.get(name, 0.0) + float(value)
+        if "num_requests_running" not in sums:
+            return None
+        running, waiting, n_preempted = (int(sums.get(name, 0)) for name in _COUNTED)
+        return Load(self.name, running, waiting, n_preempted, sums.get("kv_cache_usage_perc", 0.0))
+
     async def sleep(self) -> None:
         """Do nothing: a server's GPU is its own."""
 
@@ -219,7 +235,7 @@ class ServerInstance:
         if status >= 400:
             raise self._refused(path, status, text)
         try:
-            return json.loads(text) if text and is_json else None
+            return text if not is_json else json.loads(text) if text else None
         except ValueError as error:
             raise self._garbage(path, text) from error
 

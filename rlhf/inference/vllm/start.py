@@ -46,6 +46,8 @@ class StartOptions:
         kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_share`.
         eager: whether the model runs without CUDA graphs; None is without them on a CPU and with them on a GPU.
         compile: whether the model is compiled too, where it is not eager.
+        kv_cache_dtype: number format of keys and values; auto is `dtype`.
+        quantization: of weights, as vLLM names it; None for none.
         sleep: whether it can give the GPU's memory back for a while.
         texts: whether stop strings may be asked for, which takes the tokenizer; ids do without it, and start sooner.
     """
@@ -62,6 +64,8 @@ class StartOptions:
     tensor_parallel: int = 1
     eager: bool | None = None
     compile: bool = False
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
     sleep: bool = False
     texts: bool = True
     transfer: str = MEMORY
@@ -91,6 +95,10 @@ class StartOptions:
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
         }
+        if self.kv_cache_dtype != "auto":
+            found["kv_cache_dtype"] = self.kv_cache_dtype
+        if self.quantization is not None:
+            found["quantization"] = self.quantization
         if self.sleep:
             found["enable_sleep_mode"] = True
         if not self.texts:
@@ -118,6 +126,7 @@ class StartOptions:
 def server_arguments(options: StartOptions, *, host: str, port: int, name: str) -> list[str]:
     """The command line of vLLM's own server, with the routes that `ServerInstance` needs."""
     found = options.arguments()
+    del found["disable_log_stats"]  # whoever samples from it asks for its load
     for key in found.keys() & {"weight_transfer_config", "compilation_config"}:
         found[key] = json.dumps(found[key])
     arguments = ["--host", host, "--port", str(port), "--served-model-name", name, "--enable-scale-out"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,3 +51,8 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def recomputed_layers(n: int, share: float) -> list[bool]:
+    """Which of n layers compute their activations again, spread evenly: half of 5 is the second and the fourth."""
+    return [math.floor((i + 1) * share) > math.floor(i * share) for i in range(n)]

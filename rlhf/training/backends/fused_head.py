@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rlhf.device import present
+
 #: Bytes of logits that exist at a time, where not all are kept.
 PIECE_BYTES = 2**30
 
@@ -24,7 +26,7 @@ KEPT_SHARE = 0.05
 
 def has_kernels(device: torch.device) -> bool:
     """True if a device has the kernels: CUDA with Triton."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    return device.type == "cuda" and find_spec("triton") is not None and present().has_triton
 
 
 class FusedHead(torch.autograd.Function):

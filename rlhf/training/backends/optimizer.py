@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, Any, Literal
 
@@ -52,7 +52,7 @@ class AdamW:
         parameters: Iterable[torch.nn.Parameter],
         *,
         masters: bool = True,
-        kind: type[torch.optim.AdamW] | None = None,
+        kind: Callable[..., torch.optim.AdamW] | None = None,
     ) -> torch.optim.AdamW:
         """Optimiser over the parameters that require a gradient.
 

@@ -2,70 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass as plain_dataclass
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.capabilities import Capability, CapabilityView
-from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
+from rlhf.checking import CheckContext, Problem
 from rlhf.errors import TrainingError
 from rlhf.processes import current
 from rlhf.settings import STRICT, Precision
+from rlhf.training.backends.sharding import Sharding, row_problems, shared_problems
 
 if TYPE_CHECKING:
     from rlhf.training.backends.optimizer import AdamW
     from rlhf.training.backends.torch import TorchTrainer
     from rlhf.training.policy.model import Policy
-
-
-@plain_dataclass(frozen=True)
-class Sharding:
-    """Declares what a trainer shards over the processes instead of holding it in full in each.
-
-    Attributes:
-        processes: whether several processes may share a stage; the kind then has a `timeout_s`.
-        optimizer: moments, and weights in float32 beside those in 16 bits.
-        gradients: of the trained parameters.
-        parameters: the weights themselves, so that no engine can share the module.
-        min_numel: parameters of fewer numbers are held in full by every process.
-        bucket_bytes: gradients wait to be summed in so many; 0: those of a layer at a time.
-        keeps_full_weights: whether gathered weights stay gathered between the two passes.
-        has_master_weights: whether weights in float32 lie beside those that it shards; else it shards these, and they
-            are rounded when they are gathered.
-        formats: number formats that it computes in.
-        key: the recipe key that says so, for messages.
-    """
-
-    processes: bool = False
-    optimizer: bool = False
-    gradients: bool = False
-    parameters: bool = False
-    min_numel: int = 0
-    bucket_bytes: int = 0
-    keeps_full_weights: bool = False
-    has_master_weights: bool = True
-    formats: Collection[Precision] = ("float32", "bfloat16", "float16")
-    key: str = "kind"
-
-
-class _TrainerCapabilities(CapabilityView):
-    sharding = Capability(Sharding(), Sharding)
-    layout = Capability[Any](None)
-    """Layout of a policy that is loaded in shards; None where each process loads all of it."""
-
-
-def sharding_of(kind: object) -> Sharding:
-    """Sharding that a trainer declares; a plug-in without one works alone."""
-    return _TrainerCapabilities(kind).sharding
-
-
-def layout_of(kinds: Iterable[object]) -> Any:
-    """Return the layout that all of these trainers share, None where they have none or several."""
-    found = [_TrainerCapabilities(kind).layout for kind in kinds]
-    return found[0] if found and all(layout == found[0] for layout in found) else None
 
 
 @runtime_checkable
@@ -80,79 +32,8 @@ class TrainerKind(Protocol):
         ...
 
 
-def key_that_shards(trainer: Any, kind: str) -> str:
-    """Return key and value that say what a trainer of this kind spreads, such as `trainer.zero: 3`."""
-    key = sharding_of(trainer).key
-    return f"trainer.{key}: {kind if key == 'kind' else getattr(trainer, key)}"
-
-
-def _shared_problems(trainer: DeepSpeed | Fsdp, context: CheckContext) -> Iterator[Problem]:
-    """Yield what does not go with a trainer that several processes may share."""
-    from rlhf.training.policy.lora import no_base
-
-    sharding, path, stage = trainer.sharding, context.stage_path, context.stage
-    kind = context.kind_of("trainer", trainer)
-    said = key_that_shards(trainer, kind)
-    policy = context.recipe.policy
-    own = _PolicyCapabilities(policy).dtype
-    if context.learns and stage.critic is not None:
-        yield from _critic_problems(trainer, stage.critic, context)
-    if sharding.parameters and policy.lora and context.learns and stage.reference_reset is not None:
-        yield Problem(
-            "adapters in pieces cannot stand in for an older one",
-            where=f"{path}.reference_reset",
-            got=f"a reference that is renewed, with policy.lora and {said}",
-            expected=KEEPS_WHOLE,
-            do="use such a trainer, or remove reference_reset",
-        )
-    if own not in sharding.formats and trainer.precision is None:
-        yield Problem(
-            f"this trainer computes in {' and '.join(sharding.formats)} only",
-            where=context.at(sharding.key),
-            got=f"{said}, with policy.dtype: {own}",
-            expected="a number format that it has, in policy.dtype or trainer.precision",
-            do="deepspeed with zero: 1, 2 or 3 has all of them",
-        )
-    if policy.lora is not None and policy.lora.quantization is not None:
-        yield no_base(
-            "policy.lora.quantization", policy.lora.quantization, f"{kind} in {path}", "trainer: {kind: torch}"
-        )
-
-
-class _PolicyCapabilities(CapabilityView):
-    """Optional attributes of a policy's settings that trainers read."""
-
-    dtype = Capability("float32", str)
-    """Number format of its weights."""
-
-
-class _CriticCapabilities(CapabilityView):
-    """Optional attributes of a critic that trainers read."""
-
-    spans_processes = Capability(False, bool)
-    """True if it learns beside trainers of several processes."""
-
-
-def _critic_problems(trainer: DeepSpeed | Fsdp, critic: Any, context: CheckContext) -> Iterator[Problem]:
-    """Yield problems of a critic beside it."""
-    path, is_apart, kind = context.stage_path, trainer.sharding.parameters, context.kind_of("trainer", trainer)
-    if not _CriticCapabilities(critic).spans_processes:
-        yield Problem(
-            "this critic learns beside the plain trainer only",
-            where=f"{path}.critic.kind",
-            got=f"{context.kind_of('critic', critic)} with {path}.trainer.kind: {kind}",
-            expected="values",
-            do="use trainer: {kind: torch}, or an estimator for a critic of states: gae, turn_gae or bilevel_gae",
-        )
-    elif critic.backbone == "policy" and (critic.trains_backbone or is_apart):
-        moved = "the value loss would move weights that the trainer has a copy of"
-        yield Problem(
-            moved if critic.trains_backbone else "the critic would need weights that lie in pieces",
-            where=f"{path}.critic.backbone",
-            got=f"policy, with {path}.{key_that_shards(trainer, kind)}",
-            expected="own" if is_apart else "own, or gradient: head",
-            do="remove critic.backbone: the critic then has a transformer of its own, whole in each process",
-        )
+#: Whether activations are computed again, or for what share of the layers.
+Recomputed = bool | Annotated[float, Field(gt=0, lt=1, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -161,12 +42,18 @@ class Torch:
 
     sharding: ClassVar[Sharding] = Sharding()
 
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Recomputed = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory."""
+    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
     compile: bool | Literal["auto"] = "auto"
     """Compile layers by torch.compile, which takes up to a minute in the first step and then trains about twice as
     fast; auto: on a GPU, in 16 bits."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the optimiser's moments, the largest part of the memory; in bfloat16 they are rounded at random,
+    up or down, so that small changes add up."""
+    offload_moments: bool = False
+    """Keep moments, and weights in float32 beside those in 16 bits, in the memory of the CPU; they pass through the GPU
+    in an update, a few tensors at a time."""
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
@@ -181,6 +68,8 @@ class Torch:
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer. Raises TrainingError where several processes would each train a policy of their own."""
+        import torch
+
         from rlhf.training.backends.torch import TorchTrainer
 
         if current().n > 1:
@@ -192,7 +81,15 @@ class Torch:
                 hint="set trainer: {kind: deepspeed} in every stage, or start one process",
             )
         compiles = policy.compiles_well if self.compile == "auto" else self.compile
-        return TorchTrainer(policy, optimizer, total_updates, recomputes=self.gradient_checkpointing, compiles=compiles)
+        return TorchTrainer(
+            policy,
+            optimizer,
+            total_updates,
+            recomputes=self.gradient_checkpointing,
+            compiles=compiles,
+            moments=getattr(torch, self.moments),
+            offloads=self.offload_moments,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -213,14 +110,17 @@ class DeepSpeed:
     precision: Precision | None = None
     """Number format of weights and activations; null is the policy's. In bfloat16 and float16 the optimiser updates
     weights in float32 beside them; float16 scales the loss so that small gradients survive. ZeRO 0 has float32 only."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Recomputed = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory."""
+    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
     bucket_mb: Annotated[int, Field(ge=1)] = 200
     """Gradients are summed over the processes in pieces of about this many megabytes; ZeRO 3 gathers the weights of
     layers ahead of their use up to a tenth of it."""
     keep_whole_below: Annotated[int, Field(ge=0)] = 100_000
     """ZeRO 3 leaves parameters of fewer numbers whole in every process; they would cost more messages than memory."""
+    sequence_parallel: Annotated[int, Field(ge=1)] = 1
+    """Processes that share every micro-batch, for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each computes
+    an equal part of its tokens, and in attention of its heads. Divides the processes and the attention heads."""
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Longest that one process waits for another, such as for the end of its rollouts; then all stop."""
 
@@ -258,13 +158,24 @@ class DeepSpeed:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse critics, references, formats and bases that do not go with it."""
-        yield from _shared_problems(self, context)
+        yield from shared_problems(self, context)
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse to share rows unevenly."""
+        yield from row_problems(self, context, n)
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer, in this process's part. All processes must start it together."""
         from rlhf.training.backends.deepspeed import DeepSpeedTrainer
 
-        return DeepSpeedTrainer(policy, optimizer, total_updates, recomputes=self.gradient_checkpointing, kind=self)
+        return DeepSpeedTrainer(
+            policy,
+            optimizer,
+            total_updates,
+            recomputes=self.gradient_checkpointing,
+            n_per_row=self.sequence_parallel,
+            kind=self,
+        )
 
     def config(self, precision: Precision, max_grad_norm: float | None, *, on_gpu: bool) -> dict[str, Any]:
         """Return DeepSpeed's own configuration.
@@ -321,9 +232,12 @@ class Fsdp:
     reshard_after_forward: bool = True
     """Give gathered weights back after a layer's forward pass, and gather them again for its backward pass; false keeps
     the whole policy in between, which takes more memory and fewer messages."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Recomputed = False
     """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory."""
+    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
+    sequence_parallel: Annotated[int, Field(ge=1)] = 1
+    """Processes that share every micro-batch, for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each computes
+    an equal part of its tokens, and in attention of its heads. Divides the processes and the attention heads."""
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Longest that one process waits for another, such as for the end of its rollouts; then all stop."""
 
@@ -354,10 +268,21 @@ class Fsdp:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse critics, references, formats and bases that do not go with it."""
-        yield from _shared_problems(self, context)
+        yield from shared_problems(self, context)
+
+    def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
+        """Refuse to share rows unevenly."""
+        yield from row_problems(self, context, n)
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return the trainer, in this process's part. All processes must start it together."""
         from rlhf.training.backends.fsdp import FsdpTrainer
 
-        return FsdpTrainer(policy, optimizer, total_updates, recomputes=self.gradient_checkpointing, kind=self)
+        return FsdpTrainer(
+            policy,
+            optimizer,
+            total_updates,
+            recomputes=self.gradient_checkpointing,
+            n_per_row=self.sequence_parallel,
+            kind=self,
+        )

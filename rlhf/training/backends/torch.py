@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from rlhf.training.backends.compiled import CompiledLayers
 from rlhf.training.backends.master_weights import MasterAdamW, is_short
 from rlhf.training.backends.microbatch_stats import Compared, Computed, Plain, metrics_of, plain
 from rlhf.training.backends.optimizer import AdamW, Stepper
+from rlhf.training.backends.sequence_parallel import SequenceGroup
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.backends.token_stats import Figure, TokenStats, read, wanted_by
 from rlhf.training.policy.model import Policy
@@ -50,8 +52,11 @@ class TorchTrainer:
 
     Attributes:
         total_updates: updates the stage will make; the schedule's horizon.
-        recomputes: whether the backward pass computes activations again.
+        recomputes: whether the backward pass computes activations again, or for what share of the layers.
         compiles: whether layers are compiled.
+        moments: number format of the optimiser's moments.
+        offloads: whether these lie in the memory of the CPU.
+        sequence: processes that share each micro-batch with this one; None where it goes through all of it.
         optimizer: over the policy's trained parameters.
         meter: of what is trained on.
     """
@@ -59,12 +64,15 @@ class TorchTrainer:
     policy: Policy
     settings: AdamW
     total_updates: int
-    recomputes: bool = False
+    recomputes: bool | float = False
     compiles: bool = False
+    moments: torch.dtype = torch.float32
+    offloads: bool = False
+    sequence: SequenceGroup | None = None
 
     def __post_init__(self) -> None:
         if self.recomputes:
-            self.policy.recompute(True)
+            self.policy.recompute(self.recomputes)
         self.meter = Meter.of(self.policy.model)
         self._compiled = CompiledLayers(self.policy.model) if self.compiles else None
         self.optimizer: Any = self._optimizer()
@@ -72,7 +80,11 @@ class TorchTrainer:
         self._changes = Changes(self.policy.model)
 
     def _optimizer(self) -> Any:
-        return self.settings.build(self.policy.model.parameters())
+        parameters = self.policy.model.parameters()
+        if self.moments == torch.float32 and not self.offloads:
+            return self.settings.build(parameters)
+        kind = partial(MasterAdamW, moments=self.moments, offloads=self.offloads)
+        return self.settings.build(parameters, kind=kind)
 
     def _at_work(self) -> AbstractContextManager[None]:
         """Inside, layers run as compiled, where they are."""
@@ -129,6 +141,8 @@ class TorchTrainer:
     ) -> TokenStats:
         """Return statistics of the policy tokens under `model`, at `temperature`."""
         device = device_of(model)
+        if self.sequence is not None:
+            return self.sequence.read(model, batch, wanted, temperature, device)
         there = batch.to(device)
 
         def forward() -> torch.Tensor:

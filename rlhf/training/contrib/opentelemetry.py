@@ -3,16 +3,20 @@
     trackers:
       - {kind: opentelemetry, endpoint: "http://localhost:4318/v1/traces"}
 
-An episode is a span `invoke_agent` with a span for each turn, by the names of the conventions for generative AI where
-they have one. Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
+An episode is a span `invoke_agent` with a span for each turn, in which each call of a tool has a span `execute_tool`,
+by the names of the conventions for generative AI where they have one. Calls of one turn are not timed one by one: each
+has the time of its turn. Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, TextIO
 
 from pydantic.dataclasses import dataclass
 
+from agents.tool_calls import Call, Unreadable, read_calls
+from rlhf.checking import CheckContext
 from rlhf.data import Turn
 from rlhf.rollout.telemetry import EndedEpisode, listen
 from rlhf.settings import STRICT
@@ -22,6 +26,8 @@ from rlhf.training.trackers import LiveRun, TrackedRun
 #: Name of the file that spans are written to where there is no collector.
 SPANS = "spans.jsonl"
 _NS = 1_000_000_000
+#: Spans that wait for a slow collector before any is lost: those of 3,000 episodes of 20 turns.
+_QUEUE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -36,7 +42,12 @@ class OpenTelemetry:
     endpoint: str | None = None
     """Address of a collector for OTLP over HTTP; null writes `spans.jsonl` into the run's folder."""
     with_text: bool = False
-    """Whether spans of turns carry what the policy did and what it was answered."""
+    """Whether spans of turns and tools carry what the policy did and what it was answered."""
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Caution where attempts are made in processes that this one does not hear of."""
+        if context.recipe.cluster.is_on:
+            yield f"{context.path} has spans of steps and evaluations only: rollout workers make the attempts"
 
     def begin(self, run: TrackedRun) -> LiveRun:
         """Begin to hear of episodes."""
@@ -48,7 +59,7 @@ class OpenTelemetry:
             resource=Resource.create({"service.name": "rlhf", "rlhf.run": run.name, "rlhf.run.id": run.id})
         )
         file = None if self.endpoint is not None else (run.folder / SPANS).open("a", encoding="utf-8")
-        provider.add_span_processor(BatchSpanProcessor(_exporter(self.endpoint, file)))
+        provider.add_span_processor(BatchSpanProcessor(_exporter(self.endpoint, file), max_queue_size=_QUEUE))
         return _Spans(provider, self.with_text, file)
 
 
@@ -103,8 +114,10 @@ class _Spans:
             span.set_status(Status(StatusCode.ERROR, t.detail))
         at = episode.begun + episode.prepared_s
         for k, turn in enumerate(t.turns):
-            child = self._span(f"turn {k + 1}", at, span, self._of_turn(turn, k))
+            child, begun = self._span(f"turn {k + 1}", at, span, self._of_turn(turn, k)), at
             at += turn.duration_s if k >= max(t.n_given, t.n_shared) else 0.0
+            for call in _calls(turn):
+                self._span(f"execute_tool {call.name}", begun, child, self._of_call(call)).end(int(at * _NS))
             child.end(int(at * _NS))
         span.end(int((episode.begun + t.duration_s) * _NS))
 
@@ -117,8 +130,21 @@ class _Spans:
         }
         return told | ({"rlhf.action": turn.action.text, "rlhf.reply": turn.reply} if self._with_text else {})
 
+    def _of_call(self, call: Call) -> dict[str, Any]:
+        told = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
+        return told | ({"gen_ai.tool.call.arguments": call.json_arguments} if self._with_text else {})
+
     def _span(self, name: str, begun: float, parent: Any, attributes: dict[str, Any]) -> Any:
         from opentelemetry.trace import set_span_in_context
 
         context = None if parent is None else set_span_in_context(parent)
         return self._tracer.start_span(name, context=context, start_time=int(begun * _NS), attributes=attributes)
+
+
+def _calls(turn: Turn) -> Iterator[Call]:
+    """The calls of tools among what the environment was given in a turn."""
+    for step in turn.action.steps if turn.action.error is None else ():
+        try:
+            yield from read_calls(step, "json") if step.startswith("{") else ()
+        except Unreadable:
+            continue  # an action of another kind that begins with a brace

@@ -15,13 +15,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from rlhf.checking import CheckContext, Problem, no_model
-from rlhf.errors import ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.policy.lora import causal_of, no_base
 from rlhf.training.policy.model import Lora, Policy
-from rlhf.training.policy.model_files import load_folder
+from rlhf.training.policy.model_files import check_tokens, load_folder
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -76,16 +75,7 @@ class OwnModel:
     def _loaded(self, path: str, policy: Policy) -> Any:
         where = f"critic.path {path}"
         model, tokenizer = load_folder(path, dtype=_dtype(policy), where=where)
-        theirs, ours = tokenizer.get_vocab(), policy.tokenizer.get_vocab()
-        differing = [token for token, number in ours.items() if theirs.get(token) != number]
-        if differing:
-            raise ModelError(
-                "the critic's tokenizer is not the policy's: it would misread the policy's tokens",
-                where=where,
-                got=f"{len(differing)} tokens with another number or none, such as {differing[0]!r}",
-                expected=f"the {len(ours)} tokens of the policy, by the same numbers",
-                hint="use a model of the same family as the policy, or leave path out",
-            )
+        check_tokens(tokenizer, policy.tokenizer, where)
         return model
 
 

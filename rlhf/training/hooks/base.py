@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rlhf.batching.samples import Sample
-    from rlhf.data import ScoredGroup, Values
+    from rlhf.data import ScoredGroup, TokenFigures, Values
     from rlhf.losses.policy_loss import PolicyLoss
     from rlhf.rollout.opponent_engine import Players
     from rlhf.training.context import LiveStage, RunContext, StageKeys
@@ -39,6 +39,7 @@ class Step:
         metrics: what hooks log.
         cautions: for the user, by name; each name is told once in a run.
         state: fields of the run's state that change with this step.
+        figures: of the sampled tokens of `groups`, stored with them; None where nothing measured them.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Step:
     metrics: dict[str, float] = field(default_factory=dict)
     cautions: dict[str, str] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    figures: Sequence[TokenFigures] | None = None
 
 
 class StageHook:

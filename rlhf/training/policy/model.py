@@ -15,6 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem
+from rlhf.device import present
 from rlhf.errors import CheckpointError, ModelError
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.inference.embedded.model_probe import check_rows
@@ -22,6 +23,7 @@ from rlhf.inference.embedded.swapped_weights import having, held_by
 from rlhf.inference.role_adapters import adapter_names, adapter_of, role_adapters
 from rlhf.processes import current
 from rlhf.settings import STRICT
+from rlhf.training.backends.compiled import decoder_layers, recomputed_layers
 from rlhf.training.backends.master_weights import is_short
 from rlhf.training.backends.sharded import device_of, full_state, is_laid_out
 from rlhf.training.checkpoints.store import check_model, way_out_of
@@ -195,10 +197,14 @@ class Policy:
         """True if torch.compile speeds this model up: on a GPU, in 16 bits, one adapter."""
         first = next(self.model.parameters())
         is_plain = role_adapters(self.model) is None and getattr(self.model, "quantization_method", None) is None
-        return bool(first.is_cuda and is_short(first) and is_plain)
+        return bool(first.is_cuda and is_short(first) and is_plain and present().has_triton)
 
-    def recompute(self, on: bool) -> None:
-        """Have training compute activations again in its backward pass instead of keeping them, or not any more."""
+    def recompute(self, on: bool | float) -> None:
+        """Have training compute activations again in its backward pass instead of keeping them, or not any more.
+
+        Args:
+            on: whether, or for what share of the layers.
+        """
         model = self.model.get_base_model() if self.is_lora else self.model
         if not on:
             model.gradient_checkpointing_disable()
@@ -212,6 +218,9 @@ class Policy:
                 got=str(error).splitlines()[0],
                 expected="false",
             ) from error
+        layers: list[Any] = decoder_layers(model)
+        for layer, again in zip(layers, recomputed_layers(len(layers), float(on)), strict=True):
+            layer.gradient_checkpointing = again
 
     def keep_reference(self, folder: Path, *, adapter: bool = False) -> None:
         """Keep the policy of a checkpoint, frozen, for KL terms.

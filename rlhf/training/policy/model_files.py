@@ -41,6 +41,20 @@ def way_to(path: str) -> str:
     return NO_BASE if path == str(BASE_FOLDER) else _NO_FOLDER
 
 
+def check_tokens(theirs: Any, ours: Any, where: str) -> None:
+    """Raise ModelError unless a model's tokenizer `theirs` has all tokens of the policy's, `ours`, by their numbers."""
+    found, wanted = theirs.get_vocab(), ours.get_vocab()
+    differing = [token for token, number in wanted.items() if found.get(token) != number]
+    if differing:
+        raise ModelError(
+            "this model's tokenizer is not the policy's: it would misread the policy's tokens",
+            where=where,
+            got=f"{len(differing)} tokens with another number or none, such as {differing[0]!r}",
+            expected=f"the {len(wanted)} tokens of the policy, by the same numbers",
+            hint="use a model of the same family as the policy",
+        )
+
+
 def load_folder(
     path: str,
     *,

@@ -35,6 +35,7 @@ from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.contrib.self_certainty import SelfCertainty
+from rlhf.training.contrib.token_figures import StoredFigures
 from rlhf.training.critics.settings import CriticKind
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.shown import unplanned
@@ -118,6 +119,9 @@ class PolicyGradient:
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Split of the tasks."""
+    token_figures: StoredFigures | None = None
+    """Entropy and trainer-engine gap of every sampled token, stored with the attempts for the viewer; null stores
+    neither."""
     evaluate_every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
     patience: Annotated[int, Field(ge=1)] | None = None

@@ -5,9 +5,11 @@ import { hitRow } from "./groups.js";
 
 const COLOURS = { advantage: "Advantage", logprob: "Log-prob", entropy: "Entropy", gap: "Gap", version: "Version" };
 const HINTS = {
-  advantage: "blue: trained towards; red: trained away from", logprob: "darker: the policy was less sure", entropy: "", gap: "",
+  advantage: "blue: trained towards; red: trained away from", logprob: "darker: the policy was less sure", entropy: "darker: more was open to the policy", gap: "the trainer's log-prob less the engine's, before the update",
   version: "one colour for each version of the weights that sampled",
 };
+
+const ENDS = { advantage: ["against", "towards"], gap: ["engine surer", "trainer surer"] };
 
 export async function showAttempt(main, at) {
   const { stage, phase, step, row } = at.params;
@@ -48,7 +50,7 @@ function controls(own, colour, to) {
         const why = own.colours[name];
         return h("label", { class: why ? "off" : "", title: why || HINTS[name] }, h("input", { type: "radio", name: "colour", value: name, checked: name === colour, disabled: Boolean(why), onchange: () => { location.hash = to({ colour: name }); } }), h("span", null, title, why ? h("small", null, why.startsWith("not recorded") ? "not recorded" : "none") : null));
       })),
-    colour === "advantage" ? h("span", { class: "legend" }, "against", h("span", { class: "scale", "aria-hidden": "true" }), "towards") : h("span", { class: "legend" }, HINTS[colour]),
+    colour in ENDS ? h("span", { class: "legend", title: HINTS[colour] }, ENDS[colour][0], h("span", { class: "scale", "aria-hidden": "true" }), ENDS[colour][1]) : h("span", { class: "legend" }, HINTS[colour]),
     own.has_tokenizer ? null : h("span", { class: "soft" }, "No tokenizer is stored yet, so tokens are numbers."));
 }
 
@@ -60,7 +62,7 @@ function pane(own, colour, other) {
   const body = h("div", { class: "turns", tabIndex: 0, role: "group", ariaLabel: `Attempt ${own.attempt}: use the arrow keys to walk through the sampled tokens` });
   body.append(said("Opening", own.opening, ""));
   own.turns.forEach((turn, k) => body.append(turnOf(turn, k, own, colour, scale, tokens)));
-  body.append(h("div", { class: "turn" }, h("div", { class: "gutter" }, h("b", null, "End")), h("div", { class: "text" }, h("span", { class: `end ${outcomeClass(own.outcome)}` }, `${outcomeSign(own.outcome)} ${outcomeWords(own.outcome)}`), own.detail ? long(own.detail, "soft") : null)));
+  body.append(h("div", { class: "turn" }, h("div", { class: "gutter" }, h("b", null, "End")), h("div", { class: "text" }, h("span", { class: `end ${outcomeClass(own.outcome)}` }, `${outcomeSign(own.outcome)} ${outcomeWords(own.outcome)}`), own.detail ? [" ", long(own.detail, "soft")] : null)));
   walk(body, tokens, readout);
   box.append(body, readout);
   return box;
@@ -112,7 +114,7 @@ function generationOf(g, turn, k, colour, scale, tokens) {
   box.append(h("details", { class: "read" }, h("summary", null, `${g.n_read.toLocaleString("en")} tokens read`), h("bdi", null, g.read || "Without a tokenizer their text is not known.")));
   const line = h("div", { class: "tokens" });
   g.tokens.piece.forEach((piece, i) => {
-    const token = { piece, k, i, n: g.n_tokens, id: g.tokens.id[i], logprob: g.tokens.logprob[i], advantage: g.tokens.advantage ? g.tokens.advantage[i] : null, version: g.tokens.version[i], masked: g.is_masked };
+    const token = { piece, k, i, n: g.n_tokens, id: g.tokens.id[i], logprob: g.tokens.logprob[i], advantage: figure(g, "advantage", i), entropy: figure(g, "entropy", i), gap: figure(g, "gap", i), version: g.tokens.version[i], masked: g.is_masked };
     const element = h("span", { class: "t" }, piece);
     paint(element, token, colour, scale);
     token.element = element;
@@ -126,11 +128,14 @@ function generationOf(g, turn, k, colour, scale, tokens) {
   return box;
 }
 
+// A figure of a token; null where none was stored, or the trainer does not train on it.
+const figure = (g, name, i) => (g.tokens[name] ? g.tokens[name][i] : null);
+
 function scaleOf(attempts, colour) {
   let most = 0;
   const versions = new Set();
   for (const own of attempts.filter(Boolean)) for (const turn of own.turns) for (const g of turn.generations) {
-    for (const v of (colour === "advantage" ? g.tokens.advantage || [] : g.tokens.logprob)) if (v !== null) most = Math.max(most, Math.abs(v));
+    for (const v of g.tokens[colour] || []) if (v !== null) most = Math.max(most, Math.abs(v));
     for (const v of g.tokens.version) versions.add(v);
   }
   return { most: colour === "logprob" ? Math.min(most || 1, 4) : most || 1, versions: [...versions].sort((a, b) => a - b) };
@@ -138,12 +143,13 @@ function scaleOf(attempts, colour) {
 
 function paint(element, token, colour, scale) {
   if (token.masked) return;
-  if (colour === "advantage" && token.advantage) {
-    element.classList.add(token.advantage > 0 ? "up" : "down");
-    element.style.setProperty("--a", Math.max(0.08, Math.min(1, Math.abs(token.advantage) / scale.most)).toFixed(3));
-  } else if (colour === "logprob" && token.logprob !== null) {
+  const value = token[colour];
+  if (colour in ENDS && value) {
+    element.classList.add(value > 0 ? "up" : "down");
+    element.style.setProperty("--a", Math.max(0.08, Math.min(1, Math.abs(value) / scale.most)).toFixed(3));
+  } else if ((colour === "logprob" || colour === "entropy") && value !== null) {
     element.classList.add("sure");
-    element.style.setProperty("--a", Math.min(1, -token.logprob / scale.most).toFixed(3));
+    element.style.setProperty("--a", Math.min(1, Math.abs(value) / scale.most).toFixed(3));
   } else if (colour === "version") {
     element.classList.add(`v${scale.versions.indexOf(token.version) % 6}`);
   }
@@ -158,7 +164,7 @@ function walk(body, tokens, readout) {
     const token = tokens[current];
     if (!token) return;
     token.element.classList.add("current");
-    const words = [`token ${current + 1} of ${tokens.length}`, `turn ${token.k + 1}`, token.id === null ? "blacked out" : `id ${token.id}`, token.logprob === null ? null : `log-prob ${number(token.logprob)} (${number(100 * Math.exp(token.logprob))}%)`, `advantage ${token.advantage === null ? "not recorded" : signed(token.advantage)}`, token.version === -1 ? "demonstrated" : `version ${token.version}`, token.masked ? "not trained on" : null];
+    const words = [`token ${current + 1} of ${tokens.length}`, `turn ${token.k + 1}`, token.id === null ? "blacked out" : `id ${token.id}`, token.logprob === null ? null : `log-prob ${number(token.logprob)} (${number(100 * Math.exp(token.logprob))}%)`, `advantage ${token.advantage === null ? "not recorded" : signed(token.advantage)}`, token.entropy === null ? null : `entropy ${number(token.entropy)}`, token.gap === null ? null : `gap ${signed(token.gap)}`, token.version === -1 ? "demonstrated" : `version ${token.version}`, token.masked ? "not trained on" : null];
     put(readout, h("code", null, JSON.stringify(token.piece)), " ", words.filter(Boolean).join(" · "));
     return token;
   };

@@ -123,6 +123,19 @@ def test_a_server_answers_an_openai_client(pair: Pair) -> None:
         assert gaps(policy_like(), said, SamplingParams()).max() < TOLERANCE
 
 
+def test_a_server_tells_its_load(runner: asyncio.Runner, pair: Pair) -> None:
+    async def ask() -> Any:
+        instance = ServerInstance(pair.first.url)
+        try:
+            return await instance.load()
+        finally:
+            await instance.close()
+
+    found = runner.run(ask())
+    assert found is not None and (found.name, found.running, found.waiting) == (pair.first.url, 0, 0)
+    assert 0.0 <= found.cache <= 1.0 and found.n_preempted == 0
+
+
 def test_serving_what_cannot_be_served(pair: Pair, tmp_path: Path) -> None:
     used = serve(pair.recipe, "--port", pair.first.port)
     assert used.exit_code == 2 and "the server cannot listen there" in used.output

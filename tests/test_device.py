@@ -1,0 +1,76 @@
+"""Choices by hardware, on descriptions of devices that this machine need not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhf import device
+from rlhf.cli import app
+from rlhf.device import Device
+from rlhf.errors import RecipeError
+from rlhf.estimate.device_choice import budget_for, choices, refuse_for
+from rlhf.recipe import Recipe
+from tests import recipe_parts
+from tests.test_memory import SEVEN_B, recipe
+
+H100, A100 = Device("NVIDIA H100", 80 * 10**9, (9, 0)), Device("NVIDIA A100", 80 * 10**9, (8, 0))
+T4, P100 = Device("Tesla T4", 16 * 10**9, (7, 5)), Device("Tesla P100", 16 * 10**9, (6, 0))
+CPU = Device("cpu", 24 * 10**9)
+SHORT, VLLM = "policy.dtype=bfloat16", "engine={kind: vllm, kv_cache_gb: 8}"
+
+
+def made(tmp_path: Path, *overrides: str) -> Recipe:
+    return recipe(tmp_path, SEVEN_B, "limits.max_context=4096", *overrides, family="qwen2")
+
+
+def chosen(made: Recipe, on: Device) -> dict[str, str]:
+    return dict(choices(made, on))
+
+
+def test_what_is_chosen_follows_the_device(tmp_path: Path) -> None:
+    short, whole = made(tmp_path, SHORT, VLLM), made(tmp_path)
+    assert chosen(short, CPU).keys() == {"device"}
+    assert "flash" in chosen(short, H100)["attention"] and chosen(short, H100)["layers"].startswith("compiled")
+    assert "older than Ampere" in chosen(short, T4)["attention"] and chosen(short, T4)["layers"].startswith("compiled")
+    assert "slowly" in chosen(short, T4)["number format"] and "number format" not in chosen(short, A100)
+    assert chosen(short, P100)["layers"].startswith("not compiled")
+    assert "policy.dtype is float32" in chosen(whole, H100)["attention"]
+    assert "bfloat16" in chosen(whole, A100)["number format"] and "float16, with" in chosen(whole, T4)["number format"]
+    assert "CUDA graphs" in chosen(short, H100)["engine"] and "engine.kind=vllm" in chosen(whole, H100)["engine"]
+
+
+def test_what_a_gpu_lacks_is_refused(tmp_path: Path) -> None:
+    short = made(tmp_path, SHORT, VLLM)
+    for one in (CPU, A100, H100):
+        refuse_for(short, one)
+    with pytest.raises(RecipeError, match=r"engine\.dtype") as raised:
+        refuse_for(short, T4)
+    assert "float16" in (raised.value.hint or "")
+    for key in ("kv_cache_dtype", "quantization"):
+        eight = made(tmp_path, SHORT, f"engine={{kind: vllm, {key}: fp8}}")
+        refuse_for(eight, H100)
+        with pytest.raises(RecipeError, match="8-bit floats"):
+            refuse_for(eight, A100)
+
+
+def test_a_budget_that_fits_is_named(tmp_path: Path) -> None:
+    keys = ["policy.lora={}", "stages.0.max_tokens_per_microbatch=32768", "stages.0.group_size=64"]
+    fits = budget_for(made(tmp_path, SHORT, VLLM, *keys), H100)
+    assert fits is not None and "would fit" in fits
+    budget = fits.split("=")[1].split()[0]
+    again = budget_for(made(tmp_path, SHORT, VLLM, *keys[:1], f"stages.0.max_tokens_per_microbatch={budget}"), H100)
+    assert again is not None and "at the highest" in again
+    never = budget_for(made(tmp_path, SHORT, VLLM), T4)
+    assert never is not None and "most is" in never
+    assert budget_for(made(tmp_path), CPU) is None
+
+
+def test_show_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "present", lambda: H100)
+    shown = CliRunner().invoke(app, ["show", str(recipe_parts.write(tmp_path))])
+    assert shown.exit_code == 0, shown.output
+    assert "1 x NVIDIA H100, 80.00 GB, compute capability 9.0" in shown.output
+    assert "policy.dtype is float32" in shown.output and "on this GPU" in shown.output
