@@ -139,6 +139,22 @@ def test_many_stages(tmp_path: Path) -> None:
     assert_equal(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("changes", [{"lora": LORA}, {"dtype": "bfloat16"}], ids=["dropout", "masters"])
+def test_a_supervised_stage_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, changes: dict[str, Any]) -> None:
+    stage = SUPERVISED | {"epochs": 3, "checkpoint_every": 5}  # of three updates each
+    policy = runs.BASE["policy"] | changes
+    path = recipe(tmp_path, "grpo", None, policy=policy, stages=[stage], evaluation={"n_tasks": 6})
+    runs.run(path, tmp_path / "whole")
+    stopped = shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    shutil.rmtree(stopped / "checkpoints" / "0-supervised-000009")
+    (stopped / "result.json").unlink()
+    again = runs.run(path, stopped, resume=True)
+    assert "resuming from" in again.said and "0-supervised-000005" in again.said
+    for found in (runs.weights, lambda one: json.loads((one / "state.json").read_text()) | {"train_s": 0}):
+        assert found(runs.newest(stopped)) == found(runs.newest(tmp_path / "whole"))
+    assert runs.lines(stopped) == runs.lines(tmp_path / "whole")
+
+
 def test_ctrl_c_loses_no_finished_step(tmp_path: Path) -> None:
     path = recipe(tmp_path, "grpo", None)
     raw = path.read_text()

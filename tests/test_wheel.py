@@ -41,6 +41,7 @@ def test_all_that_commands_read_is_in_it(wheel: Path) -> None:
     read = [p for top in PARTS[:4] for p in (ROOT / top).rglob("*") if p.suffix in (".txt", ".html", ".css", ".js")]
     assert read and {str(p.relative_to(ROOT)) for p in read} <= names
     assert wheel.stat().st_size < 5_000_000
+    assert not any(name.endswith(".safetensors") for name in names), "the base model stays in the repository"
 
 
 def test_its_commands_run_without_a_checkout(wheel: Path, tmp_path: Path) -> None:

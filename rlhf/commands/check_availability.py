@@ -71,11 +71,11 @@ def refuse_absent_models(recipe: Recipe) -> None:
     from rewards.models.model_folder import ModelReward, stage_of
     from rlhf.checking import Problem, no_model
     from rlhf.training.policy.model import Pretrained
+    from rlhf.training.policy.model_files import way_to
 
     problems: list[Problem] = []
     if isinstance(recipe.policy, Pretrained):
-        hint = "give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B"
-        problems += no_model(recipe.policy.path, "policy.path", hint)
+        problems += no_model(recipe.policy.path, "policy.path", way_to(recipe.policy.path))
     hint = (
         "a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
         "checkpoints/NAME/policy"

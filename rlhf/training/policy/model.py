@@ -29,7 +29,7 @@ from rlhf.training.backends.sharded import device_of, full_state, is_laid_out
 from rlhf.training.checkpoints.store import check_model, way_out_of
 from rlhf.training.policy.lora import Lora as Lora
 from rlhf.training.policy.lora import load_adapters
-from rlhf.training.policy.model_files import Loader, first_line, load_folder
+from rlhf.training.policy.model_files import Loader, base_or, first_line, load_folder
 from rlhf.training.policy.tokenizer import train_tokenizer
 
 
@@ -53,10 +53,14 @@ class FromScratch:
     """Key-value heads, which divide `n_heads`; None is as many as `n_heads`."""
     vocab_size: Annotated[int, Field(ge=300)] = 2048
     """Most tokens the tokenizer may learn."""
+    split_digits: bool = False
+    """Make each digit a token of its own, for worlds in which numbers are computed with."""
     max_context: Annotated[int, Field(ge=16)] = 1024
     """Positions the model is made for: most tokens of prompt and generation together."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
     """Standard deviation of the initial weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights, which are drawn in float32; the optimizer keeps masters in float32."""
     lora: Lora | None = None
     """Train adapters instead of all weights."""
 
@@ -87,7 +91,9 @@ class FromScratch:
         """Train the tokenizer on `texts` and draw the weights from `seed`."""
         from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-        tokenizer = train_tokenizer(texts, vocab_size=self.vocab_size, max_context=self.max_context)
+        tokenizer = train_tokenizer(
+            texts, vocab_size=self.vocab_size, max_context=self.max_context, split_digits=self.split_digits
+        )
         common: dict[str, Any] = {
             "vocab_size": len(tokenizer),
             "hidden_size": self.hidden_size,
@@ -106,6 +112,8 @@ class FromScratch:
         config = Qwen3Config(**common) if self.family == "qwen3" else LlamaConfig(**common)
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        for parameter in model.parameters():  # and no buffer: a model that is loaded has those in float32
+            parameter.data = parameter.data.to(getattr(torch, self.dtype))
         base = copy.deepcopy(model) if self.lora is not None else None
         policy = Policy.of(model, tokenizer, self.lora)
         policy.base = base
@@ -117,7 +125,8 @@ class Pretrained:
     """Any causal language model in Hugging Face format: a local folder, or a name on a hub."""
 
     path: str
-    """Folder of a saved model, or its name on a hub, such as Qwen/Qwen3-0.6B."""
+    """Folder of a saved model, or its name on a hub, such as Qwen/Qwen3-0.6B; `base` is the small model that comes
+    along."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights."""
     template: Path | None = None
@@ -127,6 +136,10 @@ class Pretrained:
     """Passed to the tokenizer's chat template, e.g. {enable_thinking: false}."""
     lora: Lora | None = None
     """Train adapters instead of all weights."""
+
+    def __post_init__(self) -> None:
+        """Find the model that comes along."""
+        object.__setattr__(self, "path", base_or(self.path))
 
     @property
     def needs_texts(self) -> bool:
@@ -277,7 +290,7 @@ def restore(
         ModelError: the base under an adapter cannot be read.
     """
     template = settings.chat_template_kwargs if isinstance(settings, Pretrained) else {}
-    dtype = settings.dtype if isinstance(settings, Pretrained) else "float32"
+    dtype = settings.dtype
     is_lora = (saved / "adapter_config.json").is_file()
     if is_lora:
         check_model(saved)

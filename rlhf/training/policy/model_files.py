@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import rlhf
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.model_probe import without_dropout
 from rlhf.training.checkpoints.store import check_model
@@ -17,8 +18,27 @@ from rlhf.training.policy.templates import give_template
 #: Files of which a tokenizer has at least one.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
+#: Name of the small model that comes along, and its folder in a checkout; wheels leave it out.
+BASE = "base"
+BASE_FOLDER = Path(rlhf.__file__).parent / "shipped" / BASE
+NO_BASE = (
+    "the base model lies in the repository and not in the wheel: take its folder base/ from there, and give its path; "
+    "or make it with `rlhf train base/pretrain`"
+)
+_NO_FOLDER = "give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B"
+
 #: Loads a source in a number format with further options: model, tokenizer, and names of what the files do not hold.
 Loader = Callable[[str, torch.dtype, dict[str, Any]], tuple[Any, Any, list[str]]]
+
+
+def base_or(path: str) -> str:
+    """Return the folder of the base model where `path` is its name and no model lies there, else `path`."""
+    return str(BASE_FOLDER) if path == BASE and not (Path(path) / "config.json").is_file() else path
+
+
+def way_to(path: str) -> str:
+    """Return what to do where a policy's `path` holds no model."""
+    return NO_BASE if path == str(BASE_FOLDER) else _NO_FOLDER
 
 
 def check_tokens(theirs: Any, ours: Any, where: str) -> None:
@@ -61,7 +81,7 @@ def load_folder(
             where=where,
             got=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder",
             expected="a folder with config.json, tokenizer.json and *.safetensors, as save_pretrained writes it",
-            hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
+            hint=way_to(path),
         )
     if local and not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ModelError(

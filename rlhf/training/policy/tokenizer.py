@@ -24,8 +24,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_context: int) -> Any:
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_context: int, split_digits: bool = False) -> Any:
     """Train on `texts`; any other text still encodes, byte by byte.
+
+    Args:
+        texts: what it is to read.
+        vocab_size: most tokens.
+        max_context: of the model.
+        split_digits: whether each digit is a token of its own.
 
     Returns:
         a PreTrainedTokenizerFast with a chat template and END as its end-of-sequence token.
@@ -34,7 +40,9 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_context: int) 
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, pieces]) if split_digits else pieces
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

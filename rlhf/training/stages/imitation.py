@@ -17,13 +17,14 @@ from rlhf.errors import TrainingError
 from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.changed_share import Stillness
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.context import RunContext
+from rlhf.training.checkpoints import store
+from rlhf.training.context import RunContext, is_due
 from rlhf.training.stages.demonstrations import render
 from rlhf.training.stages.supervised import Supervised
 
 
 async def imitate(run: RunContext, stage: Supervised) -> None:
-    """Train on the stage's demonstrations. An interrupted stage starts again from its first checkpoint."""
+    """Train on the stage's demonstrations. An interrupted stage starts again from its last checkpoint."""
     found: Any = run.demonstrations[run.state.stage]
     held_out: Sequence[Sample] = ()
     if stage.data is None:
@@ -32,13 +33,14 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
     else:
         rows, held_out = found.learnt, found.held_out
     n_batches = -(-len(rows) // stage.batch_size)
-    trainer = stage.trainer.start(run.policy, stage.optimizer, stage.epochs * n_batches)
+    n_updates, first = stage.epochs * n_batches, run.state.step
+    trainer = stage.trainer.start(run.policy, stage.optimizer, n_updates)
     run.note_trainer(trainer)
-    run.save(optimizer=trainer.optimizer)
-    run.progress.stage("supervised", stage.epochs * n_batches, 0)
-    updates = updates_of(run, stage, trainer, rows)
+    _begin(run, trainer)
+    run.progress.stage("supervised", n_updates, first)
+    updates = updates_of(run, stage, trainer, rows, n_done=first)
     losses = [_loss(trainer, stage, held_out)] if held_out else []
-    for step in range(stage.epochs * n_batches):
+    for step in range(first, n_updates):
         with run.profiled(step):
             begun = time.perf_counter()
             values = next(updates)
@@ -49,13 +51,26 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
                 values["supervised/held_out_loss"] = losses[-1]
             run.log(step + 1, values, delivered=False)
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+            if is_due(stage.checkpoint_every, step + 1, n_updates):
+                run.advance(step=step + 1, n_updates=trainer.n_updates)
+                run.save(optimizer=trainer.optimizer)
             await run.check_stop()
     if losses:
         told = " to ".join(f"{loss:.3f}" for loss in (losses[0], losses[-1]))
         run.progress.say(f"the loss on {len(held_out)} rows that were not learnt went from {told}")
     trainer.close()
-    run.advance(step=stage.epochs * n_batches, n_updates=trainer.n_updates, finished=True)
+    run.advance(step=n_updates, n_updates=trainer.n_updates, finished=True)
     await run.publish()
+
+
+def _begin(run: RunContext, trainer: TorchTrainer) -> None:
+    """Write the first checkpoint of the stage, or give the trainer the state of the one it goes on from."""
+    if not run.state.step:
+        run.save(optimizer=trainer.optimizer)
+        return
+    trainer.n_updates = run.state.n_updates
+    names = [name for name, p in run.policy.model.named_parameters() if p.requires_grad]
+    store.load_trainer(run.folder / "checkpoints" / run.state.folder_name, trainer.optimizer, names=names)
 
 
 def _fitting(run: RunContext, rows: Sequence[list[Sample]]) -> list[list[Sample]]:
@@ -87,7 +102,12 @@ def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> f
 
 
 def updates_of(
-    run: RunContext, stage: Supervised, trainer: TorchTrainer, rows: Sequence[Sequence[Sample]], first_epoch: int = 0
+    run: RunContext,
+    stage: Supervised,
+    trainer: TorchTrainer,
+    rows: Sequence[Sequence[Sample]],
+    first_epoch: int = 0,
+    n_done: int = 0,
 ) -> Iterator[dict[str, float]]:
     """Make the updates of all epochs over the demonstrations' rows; yields metrics of each.
 
@@ -97,14 +117,18 @@ def updates_of(
         trainer: of the policy.
         rows: of each demonstration.
         first_epoch: epochs of the stage before these; each has an order and a dropout of its own.
+        n_done: updates that are made already; the generators stand where the last of them left them.
     """
     reduction, stillness = Reduction(kind="token_mean"), Stillness()
     peak, in_place = stage.optimizer.lr, trainer.rounds_in_place
-    for epoch in range(first_epoch, first_epoch + stage.epochs):
-        run.reseed(epoch)
+    n_batches = -(-len(rows) // stage.batch_size)
+    for epoch in range(first_epoch + n_done // n_batches, first_epoch + stage.epochs):
+        n_skipped = max(n_done - (epoch - first_epoch) * n_batches, 0)
+        if not n_skipped:
+            run.reseed(epoch)
         order = list(range(len(rows)))
         random.Random(f"{run.seed}/supervised/{epoch}").shuffle(order)
-        for i in range(0, len(rows), stage.batch_size):
+        for i in range(n_skipped * stage.batch_size, len(rows), stage.batch_size):
             batch = [sample for j in order[i : i + stage.batch_size] for sample in rows[j]]
             budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
             [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)

@@ -54,6 +54,9 @@ class Supervised:
     """Optimizer of the policy."""
     trainer: TrainerKind = Field(default_factory=Torch)
     """Trainer of the updates, in one process or in several: plain torch is for one."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    """Updates between checkpoints from which a stopped run goes on; 0 writes none, and the stage begins again. Rounds
+    of `attempts` have their own."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
@@ -73,7 +76,7 @@ class Supervised:
         if other:
             why = f"{context.at(other)} takes the place of demonstrations"
             keys: tuple[str, ...] = ("n_demonstrations", "random_share", "unsolved_share")
-            keys += ("data",) if other == "attempts" else ("split",) if self.reads_file else ()
+            keys += ("data", "checkpoint_every") if other == "attempts" else ("split",) if self.reads_file else ()
             yield from unused(self, keys, context.path, why, f"remove the key, or {other}")
             return
         environment = context.kind_of("environment", context.recipe.environment)

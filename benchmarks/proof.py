@@ -1,0 +1,283 @@
+"""Proof of learning: every suite by chance, its oracle, the untrained base, imitation, and reinforcement from the base.
+
+    OMP_NUM_THREADS=1 python benchmarks/proof.py                                  # all that is left: days of two cores
+    python benchmarks/proof.py --suites keyhole --arms untrained rl --seeds 0     # one suite, two arms, one seed
+    python benchmarks/proof.py --list                                             # what is left, and nothing is run
+    python benchmarks/proof.py --page docs/proof.md                               # write the table into the page
+
+A row is a suite, an arm and a seed. It is appended to --rows with the commit, the time and the number of tasks once it
+is measured, and is not measured again but with more tasks (--n), so the command may be stopped and given again for
+days. Runs and evaluations lie under --out; one that was interrupted goes on.
+
+All arms with a policy have one agent, without a system message and without lists of actions, and differ in the stage
+alone: `untrained` has none, `imitated` imitates oracles, `rl` plays. Settings are those of `settings_of`, by what kind
+of world it is and never by its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf.build.evaluate import evaluate
+from rlhf.errors import RlhfError
+from rlhf.recipe.builder import plain_part
+from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.model import plain_rewards
+from rlhf.recipe.suites import Suite, list_suites, load_suite
+from rlhf.training.checkpoints.store import latest
+
+ARMS = ("random", "oracle", "untrained", "imitated", "rl")
+#: Arms that draw nothing but what the suite draws: one row is all there is.
+ONCE = ("random", "oracle", "untrained")
+MARK = "<!-- proof -->"
+#: Turns that are long: fewer attempts, and a shorter memory, so that episodes fit into the context of the base.
+LONG = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one arm came to on one suite.
+
+    Attributes:
+        each: most tasks of a part; None where all were asked for.
+        n: tasks, of all parts.
+        success, low, high: share of tasks solved, with its 95% interval.
+        score: mean of the suite's rewards; success again where these are the outcome.
+        parts: success of each part.
+        seconds: that training took, 0 where there was none, and the evaluation.
+        base: first digits of the SHA-256 of the base's weights; empty where there is no base.
+    """
+
+    suite: str
+    arm: str
+    seed: int
+    each: int | None
+    n: int
+    success: float
+    low: float
+    high: float
+    score: float
+    parts: Mapping[str, float]
+    seconds: float
+    commit: str
+    base: str
+    at: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What is not measured twice."""
+        return self.suite, self.arm, self.seed
+
+
+def settings_of(suite: Suite) -> dict[str, Any]:
+    """Agent and limits of the base in a suite, by the length of its episodes and whether its actions are listed."""
+    turns = max(part.limits.max_turns for part in suite.parts)
+    listed = all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
+    own: Any = suite.parts[0].agent
+    memory = {"memory": {"kind": "window", "turns": 4}} if turns > LONG else {}
+    formats = {} if own.format == "plain" else {"format": own.format}
+    return {
+        "agent": {"kind": "chat", "system": "", "max_action_chars": own.max_action_chars, **formats, **memory},
+        "limits": {
+            "max_turns": turns,
+            "max_tokens": 32 if listed else min(part.limits.max_tokens for part in suite.parts),
+            "max_concurrent": 64 if turns <= LONG else 32,
+        },
+    }
+
+
+def recipe_of(suite: Suite, arm: str, seed: int, steps: int) -> dict[str, Any]:
+    """The recipe of an arm: the parts of a suite as the levels of one environment."""
+    parts = [plain_part("environment", part.environment) for part in suite.parts]
+    supervised = {
+        "kind": "supervised",
+        "n_demonstrations": 600,
+        "epochs": 2,
+        "batch_size": 8,
+        "optimizer": {"lr": 1.0e-3, "schedule": "linear", "warmup_steps": 10},
+    }
+    played = {
+        "kind": "policy_gradient",
+        "steps": steps,
+        "tasks_per_step": 16,
+        "group_size": 8,
+        "minibatches": 2,
+        "advantage": {"kind": "gigpo"},
+        "checkpoint_every": 10,
+        "optimizer": {"lr": 5.0e-4, "schedule": "linear"},
+    }
+    return {
+        "name": f"proof-{suite.name}-{arm}",
+        "seed": seed,
+        "policy": {"kind": "pretrained", "path": "base"},
+        "environment": parts[0] if len(parts) == 1 else {"kind": "graded", "levels": parts},
+        "rewards": plain_rewards(suite.parts[0].rewards),
+        "evaluation": {"n_tasks": 8},
+        **settings_of(suite),
+        "stages": [supervised if arm == "imitated" else played],
+    }
+
+
+def measured(suite: Suite, arm: str, seed: int, asked: argparse.Namespace) -> Row:
+    """Train where the arm is trained, evaluate, and return the row. Raises RlhfError, or CalledProcessError."""
+    begun, name = time.monotonic(), f"{suite.name}-{arm}-seed{seed}"
+    out: Path = asked.out
+    target, checkpoint, weights = arm, None, ""
+    if arm not in ("random", "oracle"):
+        path = out / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(recipe_of(suite, arm, seed, asked.steps), sort_keys=False))
+        target, weights = str(path), base_digest()
+        if arm != "untrained":
+            checkpoint = str(trained(path, out / name))
+    of = EvaluationRequest(target=target, checkpoint=checkpoint, suite=suite.name, n=asked.n)
+    found = evaluate(of, out=out / f"{name}-evaluation-{asked.n or 'all'}")
+    own = found["success"]
+    return Row(
+        suite=suite.name,
+        arm=arm,
+        seed=seed,
+        each=asked.n,
+        n=found["n_tasks"],
+        success=round(own["value"], 4),
+        low=round(own["low"], 4),
+        high=round(own["high"], 4),
+        score=round(found["score"]["value"], 4),
+        parts={part: round(figures["success"]["value"], 4) for part, figures in found["parts"].items()},
+        seconds=round(time.monotonic() - begun, 1),
+        commit=commit(asked.rows),
+        base=weights,
+        at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+    )
+
+
+def trained(recipe: Path, run: Path) -> Path:
+    """The last checkpoint of a run, begun, gone on with, or there."""
+    if not (run / "result.json").is_file():
+        words = ["--resume", str(run)] if (run / "recipe.yaml").is_file() else [str(recipe), "--out", str(run)]
+        with run.with_suffix(".log").open("ab") as log:
+            subprocess.run([sys.executable, "-m", "rlhf.cli", "train", *words], stdout=log, stderr=log, check=True)
+    found = latest(run / "checkpoints")
+    assert found is not None
+    return found
+
+
+def base_digest() -> str:
+    """First digits of the SHA-256 of the base's weights."""
+    import hashlib
+
+    from rlhf.training.policy.model_files import base_or
+
+    return hashlib.sha256((Path(base_or("base")) / "model.safetensors").read_bytes()).hexdigest()[:12]
+
+
+def commit(rows: Path) -> str:
+    """Short name of the commit, with a + where more than the rows differs from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!docs/{rows.name}")
+    return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+
+
+def read(path: Path) -> list[Row]:
+    """Rows that are measured, oldest first."""
+    return [Row(**values) for values in json.loads(path.read_text("utf-8"))] if path.is_file() else []
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Write all rows, a line each, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    partial.write_text(f"[\n{lines}\n]\n", "utf-8")
+    partial.rename(path)
+
+
+def left(asked: argparse.Namespace, rows: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
+    """Suite, arm and seed of what is not measured yet; cheap arms first."""
+    there = {row.key for row in rows if row.each is None or (asked.n is not None and row.each >= asked.n)}
+    for arm in (arm for arm in ARMS if arm in asked.arms):
+        for seed in asked.seeds[:1] if arm in ONCE else asked.seeds:
+            yield from ((name, arm, seed) for name in asked.suites if (name, arm, seed) not in there)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown: a line for each suite, a column for each arm."""
+    lines = ["| suite | " + " | ".join(ARMS) + " | learnt |", "|---|" + "---|" * (len(ARMS) + 1)]
+    for name in dict.fromkeys(row.suite for row in sorted(rows, key=lambda row: row.suite)):
+        of_arm = {arm: [row for row in rows if (row.suite, row.arm) == (name, arm)] for arm in ARMS}
+        cells = [cell(found) for found in of_arm.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} | {learnt(of_arm)} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(rows: Sequence[Row]) -> str:
+    """Success of an arm with its interval, over the tasks of all seeds."""
+    if not rows:
+        return "not measured"
+    mean, low, high = pooled(rows)
+    seeds = f", {len(rows)} seeds" if len(rows) > 1 else ""
+    return f"{mean:.1%} ({low:.1%} to {high:.1%}; {rows[0].n} tasks{seeds})"
+
+
+def pooled(rows: Sequence[Row]) -> tuple[float, float, float]:
+    """Mean success, and the lowest low and the highest high that a seed had: seeds share their tasks."""
+    return statistics.mean(row.success for row in rows), min(r.low for r in rows), max(r.high for r in rows)
+
+
+def learnt(of_arm: Mapping[str, Sequence[Row]]) -> str:
+    """Whether reinforcement is above chance and above the untrained base, intervals apart, on three seeds."""
+    if not of_arm["rl"] or not of_arm["random"] or not of_arm["untrained"]:
+        return ""
+    bar = max(pooled(of_arm[arm])[2] for arm in ("random", "untrained"))
+    n = sum(row.low > bar for row in of_arm["rl"])
+    return f"{'yes' if n == len(of_arm['rl']) >= 3 else 'no'}, {n} of {len(of_arm['rl'])} seeds"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [one.name for one in list_suites()]
+    parser.add_argument("--suites", nargs="+", default=known, choices=known)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=30, help="of reinforcement")
+    parser.add_argument("--n", type=int, help="at most so many tasks of each part; all of them where nothing is said")
+    parser.add_argument("--out", type=Path, default=Path("runs") / "proof")
+    parser.add_argument("--rows", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "proof.json")
+    parser.add_argument("--list", action="store_true", help="say what is left, and run nothing")
+    parser.add_argument("--page", type=Path, help=f"write the table between the two lines {MARK} of this page")
+    asked = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.page is not None:
+        before, _, after = asked.page.read_text("utf-8").split(MARK)
+        asked.page.write_text(f"{before}{MARK}\n{table(read(asked.rows))}{MARK}{after}", "utf-8")
+        return
+    for name, arm, seed in list(left(asked, read(asked.rows))):
+        print(name, arm, seed, flush=True)
+        if asked.list:
+            continue
+        try:
+            row = measured(load_suite(name), arm, seed, asked)
+        except (RlhfError, subprocess.CalledProcessError) as error:
+            print(f"{name} {arm} {seed}: {error}", file=sys.stderr, flush=True)
+            continue
+        write(asked.rows, [*(one for one in read(asked.rows) if one.key != row.key), row])
+        print(f"  {row.success:.1%} ({row.low:.1%} to {row.high:.1%}), {row.seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
