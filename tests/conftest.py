@@ -46,6 +46,7 @@ ALONE = {
     "training/test_nodes.py": "processes",
     "training/test_publish_zero3.py": "processes",
     "training/test_resume_elsewhere.py": "processes",
+    "training/test_sequence_parallel.py": "processes",
     "training/test_sharded_load.py": "processes",
     "test_kills.py": "processes",
     "test_memory.py": "processes",

@@ -17,7 +17,7 @@ from tests.rollout.small_world import tokenizer
 ADVANTAGE = "stages.1.advantage="
 SEARCH, TOOLS, CALLS = "environment={kind: search_qa}", "environment={kind: tools}", "agent={kind: tools}"
 MIXED = "environment={kind: mixed, parts: {a: {environment: {kind: tools}}, b: {environment: {kind: wordle}}}}"
-FORM = "rewards.form={kind: format, then: {'': [think], think: [answer], answer: []}, replies: false}"
+FORM = "rewards.form={kind: format, transitions: {'': [think], think: [answer], answer: []}, replies: false}"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def echo(tmp_path: Path) -> Path:
             "tools in wordle (environment[1])",
         ),
         (["environment={kind: processes, environment: {kind: sokoban}}", CALLS], "agent.kind", "in sokoban"),
-        ([SEARCH, FORM], "rewards.form.then", "agent.think: require"),
+        ([SEARCH, FORM], "rewards.form.transitions", "agent.think: require"),
         ([SEARCH, "rewards.t={kind: combine, parts: {a: {reward: {kind: tool_use}}}}"],
          "rewards.t.parts.a.reward.tools", "write tools: [search]"),
     ],

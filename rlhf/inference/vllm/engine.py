@@ -147,7 +147,10 @@ class VllmEngine:
     async def needs_weights(self) -> bool:
         """Return whether none of the instances has the weights of the last delivery any more."""
         async with self._delivering:
-            await self._seats.judge(is_delivered=bool(self._fingerprint))
+            try:
+                await self._seats.judge(is_delivered=bool(self._fingerprint), limit_s=self._delivery_timeout_s)
+            except TimeoutError:
+                return True  # the delivery that follows names who hangs
             return not self._seats.in_use
 
     async def connect(self, *, shapes: Mapping[str, Any], n_vocab: int, max_context: int, lora_rank: int = 0) -> None:
@@ -238,7 +241,12 @@ class VllmEngine:
         async with self._delivering:
             try:
                 is_delivered = bool(self._fingerprint)
-                await self._seats.look_after(self._max_context, is_delivered=is_delivered, wait_s=self._return_s)
+                await self._seats.look_after(
+                    self._max_context,
+                    is_delivered=is_delivered,
+                    limit_s=self._delivery_timeout_s,
+                    wait_s=self._return_s,
+                )
                 async with asyncio.timeout(self._delivery_timeout_s):
                     await self._wake()
                     fingerprint = await self._deliver(weights, where)

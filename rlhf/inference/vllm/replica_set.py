@@ -104,33 +104,42 @@ class ReplicaSet:
         return Receivers([seat.instance for seat in self.in_use], lose)
 
     async def look_after(
-        self, max_context: int, *, is_delivered: bool, delivers: bool = True, wait_s: float = 0.0
+        self, max_context: int, *, is_delivered: bool, limit_s: float, delivers: bool = True, wait_s: float = 0.0
     ) -> None:
         """Take back who answers again and still fits, leave out who is gone; where nobody is left, wait for one.
 
         Args:
             max_context: tokens that an instance must have room for.
             is_delivered: whether weights were delivered before, so that each must hold some of this sender.
+            limit_s: most seconds in which an instance says that it is up and what it holds.
             delivers: whether a delivery follows; else only who has weights of this sender is taken back.
             wait_s: most seconds to wait.
+
+        Raises:
+            TimeoutError: an instance hangs.
         """
         deadline = time.monotonic() + wait_s
         while True:
-            for seat, has_weights in await self.judge(is_delivered=is_delivered):
+            for seat, has_weights in await self.judge(is_delivered=is_delivered, limit_s=limit_s):
                 if seat.fault and (delivers or has_weights):
                     await self._take_back(seat, max_context)
             if self.in_use or time.monotonic() >= deadline:
                 return
             await asyncio.sleep(_AGAIN_S)
 
-    async def judge(self, *, is_delivered: bool) -> list[tuple[Replica, bool]]:
-        """Take out of use who is gone or was started again; return who answers, and whether it has this sender's."""
+    async def judge(self, *, is_delivered: bool, limit_s: float) -> list[tuple[Replica, bool]]:
+        """Take out of use who is gone or was started again; return who answers, and whether it has this sender's.
+
+        Raises:
+            TimeoutError: an instance did not answer within `limit_s` seconds.
+        """
         found = []
         for seat in self.all:
             try:
-                is_up, name = await seat.instance.is_up(), ""
-                if is_up and is_delivered:
-                    name = await seat.instance.version()
+                async with asyncio.timeout(limit_s):
+                    is_up, name = await seat.instance.is_up(), ""
+                    if is_up and is_delivered:
+                        name = await seat.instance.version()
             except InstanceDownError:
                 is_up = False
             if not is_up:

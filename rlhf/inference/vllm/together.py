@@ -47,11 +47,19 @@ class FollowingEngine(VllmEngine):
     async def follow(self, sender: str, version: int, fingerprint: str) -> None:
         """Sample from weights that `sender` has delivered. Servers that were lost and have them now are taken back."""
         self._deliverer.sender, self._fingerprint = sender, fingerprint
-        await self._seats.look_after(self._max_context, is_delivered=True, delivers=False)
+        await self._seats.look_after(
+            self._max_context, is_delivered=True, limit_s=self._delivery_timeout_s, delivers=False
+        )
         self._begin(version)
 
     async def found(self, wait_s: float) -> None:
         """Return once a server has the weights that this follows. Raises NoInstanceError after `wait_s`."""
         if self._fingerprint and not self._seats.in_use:
-            await self._seats.look_after(self._max_context, is_delivered=True, delivers=False, wait_s=wait_s)
+            await self._seats.look_after(
+                self._max_context,
+                is_delivered=True,
+                limit_s=self._delivery_timeout_s,
+                delivers=False,
+                wait_s=wait_s,
+            )
             self._seats.of("")
