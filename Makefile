@@ -42,7 +42,7 @@ $(VENV)/.installed-vllm: $(VENV)/.installed pyproject.toml
 
 install-dev: $(VENV)/.installed-dev
 $(VENV)/.installed-dev: $(VENV)/.installed $(VENV)/.installed-vllm pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,scienceworld,minihack,miniwob,toytext,reasoning-gym,textarena,servers,mcp,openenv,deepspeed,ray,trl,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[twx,babyai,scienceworld,minihack,miniwob,toytext,reasoning-gym,textarena,servers,mcp,openenv,deepspeed,quantized,ray,trl,dev]'
 	$(BIN)/python -m pip install --quiet --no-deps $(BARE)
 	touch $@
 

@@ -109,6 +109,8 @@ class Capabilities(CapabilityView):
     """Roles that its calls can have; empty where it does not say."""
     plays_seats = Capability(False, bool)
     """It plays several seats of one game."""
+    is_outermost = Capability(False, bool)
+    """It stands in no other agent, because it is given something that only the outermost one is."""
     is_outside = Capability(False, bool)
     """It speaks for a program that its environment starts, and acts in no other."""
     write = Capability[Callable[..., Any] | None](None, Callable)

@@ -13,8 +13,9 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.base import History, PolicyHandle
+from agents.base import Agent, Capabilities, History, PolicyHandle
 from agents.chat import ChatAgent
+from agents.composition import refuse_outermost, since, view_of, written
 from agents.memory.base import Exchange, Shown
 from agents.memory.subgoals import SUBGOAL, Subgoals
 from agents.parsing import split_thoughts
@@ -57,8 +58,9 @@ class PlannerExecutor:
     The calls that name subgoals have the role `plan`, which `advantage: {kind: two_level}` goes by.
     """
 
-    executor: ChatAgent = Field(default_factory=ChatAgent)
-    """Executor of subgoals: the keys of an agent of kind `chat`, with any memory but `subgoals`."""
+    executor: Agent = Field(default_factory=ChatAgent)
+    """Executor of subgoals: an agent of any kind that names none itself; by default `chat`. One that is not of that
+    kind acts as in an episode that began when the subgoal was named."""
     plan_system: str = "You plan for an agent in a text environment. Name the next subgoal, on one line."
     """Instruction of the planner. Empty: no system message at all."""
     ask: str = "Next subgoal:"
@@ -78,33 +80,37 @@ class PlannerExecutor:
 
     def __post_init__(self) -> None:
         """Refuse a second voice that names subgoals."""
-        if isinstance(self.executor.memory, Subgoals):
+        refuse_outermost("executor", self.executor)
+        if isinstance(self.executor, ChatAgent) and isinstance(self.executor.memory, Subgoals):
             raise ValueError(
                 "executor.memory is of kind subgoals, expected another: here the planner names them, and the executor "
                 "is shown the turns of the present one"
             )
+        if "subgoal" in Capabilities(self.executor).needs:
+            raise ValueError(f"executor is {type(self.executor).__name__}, which names subgoals too; expected another")
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of turns that may need more calls than the limits allow."""
+        """Caution about turns that may need more calls than the limits allow."""
         n, allowed = self.max_plans_per_turn, context.recipe.limits.max_calls
         most = 2 * n + 1  # an executor that says done, then a plan and a word of the executor for each
-        if context.holder is None and most > allowed:
+        if context.parent is None and most > allowed:
             yield f"agent.max_plans_per_turn {n} may take {most} calls in a turn, limits.max_calls is {allowed}"
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Inputs of a demonstration besides actions."""
-        return tuple(dict.fromkeys(("subgoal", *self.executor.needs)))
+        return tuple(dict.fromkeys(("subgoal", *Capabilities(self.executor).needs)))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles that its calls can have."""
-        return (PLAN, *self.executor.roles)
+        """Roles that its calls can have; none where the executor does not say its own."""
+        inner = tuple(Capabilities(self.executor).roles)
+        return (PLAN, *inner) if inner else ()
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Name a subgoal where there is none, then choose an action towards it."""
         pursued = self.pursued(history)
-        past = self.executor.past(history)
+        past = view_of(self.executor).past(history)
         generations: list[Generation] = []
         named: list[str] = []
         ended: list[str] = []
@@ -148,7 +154,7 @@ class PlannerExecutor:
         if shown.role == PLAN:
             return shown.subgoal or "go on"
         is_reached = bool(shown.before) and shown.subgoal != shown.before and not shown.n_calls
-        return self.executor.write(replace(shown, action=self.done) if is_reached else shown)
+        return written("executor", self.executor, replace(shown, action=self.done) if is_reached else shown)
 
     async def _plan(
         self, history: History, pursued: Sequence[Pursued], past: Sequence[Exchange], policy: PolicyHandle
@@ -174,6 +180,8 @@ class PlannerExecutor:
         text, said = (
             "\n".join([*opening, f"Subgoal: {pursued.subgoal}", now]) for now in (first.observation, first.said)
         )
+        if not isinstance(self.executor, ChatAgent):
+            return await self.executor.act(since(history, pursued.first, said), policy)
         shown = (Exchange(text, said, first.reply, first.action, first.notes), *past[pursued.first + 1 :])
         return await self.executor.act_on(shown, history, policy)
 

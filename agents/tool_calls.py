@@ -16,7 +16,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +31,15 @@ _OPENING = re.compile(r"[\[{]")
 _FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
 _PARAMETER = re.compile(r"<parameter=([^<>\s]+)\s*>")
 _LLAMA_TAG = "<|python_tag|>"
+#: What stands in a call, also in a broken one, and hardly in an answer.
+_MARKS: dict[str, tuple[str, ...]] = {
+    "hermes": ("<tool_call>",),
+    "llama": (_LLAMA_TAG,),
+    "mistral": ("[TOOL_CALLS]",),
+    "xml": ("<tool_call>", "<function="),
+}
+#: Keys of a call in JSON without a tag. An answer may well have one of them, so it takes two, or one and a tool's name.
+_KEYS = ('"name"', '"tool"', '"arguments"', '"parameters"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,16 @@ def read_calls(text: str, style: Style) -> list[Call]:
     if not calls:
         raise Unreadable(f"your reply has no call of a tool. {how_to_call(style)}")
     return calls
+
+
+def is_attempt(text: str, style: Style, names: Collection[str]) -> bool:
+    """True for a malformed call: a text with the marks of one, or of one of these names, in which no call is read."""
+    if style == "python":
+        return any(f"{name}(" in text for name in names)
+    if any(mark in text for mark in _MARKS.get(style, ())):
+        return True
+    n_keys = sum(key in text for key in _KEYS)
+    return style in ("json", "llama") and (n_keys > 1 or (n_keys == 1 and any(f'"{name}"' in text for name in names)))
 
 
 def write_calls(calls: Sequence[Call], style: Style) -> str:

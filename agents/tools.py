@@ -13,13 +13,15 @@ from agents.base import History
 from agents.chat import ChatAgent
 from agents.memory.base import Exchange
 from agents.parsing import Parsed
-from agents.tool_calls import Call, Style, Unreadable, how_to_call, read_calls, write_calls
+from agents.tool_calls import Call, Style, Unreadable, how_to_call, is_attempt, read_calls, write_calls
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role
 from rlhf.settings import STRICT
 
 #: Name in `Task.info` of the tools of a task: OpenAI's definitions of functions, as JSON values.
 TOOLS = "tools"
+#: Name in `Task.info` of what says that a reply without a call is the answer.
+PLAIN = "plain_answer"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -32,7 +34,8 @@ class ToolAgent(ChatAgent):
     environment is then not stepped.
 
     An environment says in `Task.info["tools"]` which tools a task has, as a list of JSON schemas of functions. Where it
-    does not, its observations have to, and any name is passed on. Of the environments that come along those with an
+    does not, its observations have to, and any name is passed on. With `Task.info["plain_answer"]` a reply that has no
+    call is the answer, and is passed on as it is. Of the environments that come along those with an
     attribute `offers_tools` take calls, and a recipe with any other is refused.
     """
 
@@ -98,10 +101,17 @@ class ToolAgent(ChatAgent):
             calls = read_calls(answer, self.style)
             self._check(calls, history)
         except Unreadable as error:
+            if self._is_answer(answer, history):
+                return Parsed(answer.strip())
             cut = "your reply was cut off: " if was_cut else ""
             return Parsed("", f"No tool was called: {cut}{error}")
         texts = tuple(call.text for call in calls)
         return Parsed("\n".join(texts), parts=texts if len(texts) > 1 else ())
+
+    def _is_answer(self, answer: str, history: History) -> bool:
+        """True if a reply whose call cannot be read is no call, in a task that takes such replies."""
+        names = [str(_function(tool).get("name")) for tool in self.tools(history)]
+        return bool(history.task.info.get(PLAIN) and answer.strip()) and not is_attempt(answer, self.style, names)
 
     def written(self, action: str) -> str:
         """Action as the policy writes it; one that is no call stays as it is."""

@@ -230,14 +230,23 @@ def recipe_of(
     return {**task, "name": name, "seed": seed, "policy": policy, "evaluation": evaluation, "stages": [stage]}
 
 
-def policy_of(name: str, seed: int, out: Path, agent: Mapping[str, Any] = TASK["agent"]) -> Path:
-    """Return the folder of the weak policy that every run of `seed` starts from, or of its teacher; made once."""
+def policy_of(
+    name: str,
+    seed: int,
+    out: Path,
+    agent: Mapping[str, Any] = TASK["agent"],
+    world: Mapping[str, Any] | None = None,
+) -> Path:
+    """Return the folder of the weak policy that every run of `seed` starts from, or of its teacher; made once.
+
+    `world` has keys of its recipe in the place of those of `TASK` and `SUPERVISED`.
+    """
     folder = out / (f"{name}-seed{seed}" if agent == TASK["agent"] else f"{name}-{agent['kind']}-seed{seed}")
     if not (folder / "result.json").is_file():
         policy = MODEL if name == "start" else {"kind": "pretrained", "path": str(policy_of("start", seed, out))}
         stage = SUPERVISED if name == "start" else TEACHER
         values = {"name": name, "seed": seed, "policy": policy, "stages": [stage]}
-        process = begin({**TASK, "agent": agent, **values}, folder)
+        process = begin({**TASK, "agent": agent, **values, **(world or {})}, folder)
         process.join()
         if process.exitcode:
             raise SystemExit(f"{folder} could not be made; see {folder.with_suffix('.log')}")

@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 import yaml
+from charts import Band, Series, line_chart
 
-from rlhf.evaluation.figures import Band, Series, line_chart
 from rlhf.evaluation.statistics import Estimate, mean_interval
 from rlhf.sinks import read_metrics
 

@@ -28,6 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import shapes
 import torch
 from rollout import save_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -73,10 +74,18 @@ def change(tensors: Iterable[torch.Tensor]) -> None:
 def copy_s(tensors: list[torch.Tensor]) -> float:
     """Seconds to copy the tensors from memory to memory that has been touched before."""
     targets = [torch.zeros_like(t) for t in tensors]
+    settle()
     begin = time.perf_counter()
     for target, tensor in zip(targets, tensors, strict=True):
         target.copy_(tensor)
+    settle()
     return time.perf_counter() - begin
+
+
+def settle() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def full(model: Any, folder: str, repeats: int, way: str) -> dict[str, float]:
@@ -86,7 +95,7 @@ def full(model: Any, folder: str, repeats: int, way: str) -> dict[str, float]:
         change(model.parameters())
         return PolicyWeights(version, "", lambda: parameters(model))
 
-    seconds = deliver(folder, "full", make, repeats, way)
+    seconds = deliver(folder, "full", make, repeats, way, model.dtype)
     return summary(seconds, [p.detach() for _, p in parameters(model)], repeats)
 
 
@@ -101,22 +110,22 @@ def adapter(model: Any, folder: str, repeats: int, way: str) -> dict[str, float]
         change(own)
         return PolicyWeights(version, "", lambda: adapter_parameters(wrapped), adapter_config(wrapped))
 
-    seconds = deliver(folder, "adapter", make, repeats, way)
+    seconds = deliver(folder, "adapter", make, repeats, way, model.dtype)
     wrapped.unload()  # the model is as it was
     return summary(seconds, [p.detach() for p in own], repeats)
 
 
-def deliver(folder: str, form: Any, make: Any, repeats: int, way: str) -> list[float]:
+def deliver(folder: str, form: Any, make: Any, repeats: int, way: str, dtype: torch.dtype) -> list[float]:
     """Start an engine and load what `make` gives for version 1, 2, ...; the first is not counted."""
-    options = StartOptions(
-        folder, MAX_CONTEXT, "float32", 16, 2048, kv_cache_bytes=2**28, lora_rank=RANK if form == "adapter" else 0
-    )
+    name, rank = str(dtype).removeprefix("torch."), RANK if form == "adapter" else 0
+    options = StartOptions(folder, MAX_CONTEXT, name, 16, 2048, kv_cache_bytes=2**28, lora_rank=rank)
     seconds = []
     with running(options, way) as (make_instance, delivery), asyncio.Runner() as runner:
-        engine = VllmEngine([make_instance()], form=form, delivery=delivery)
+        engine = VllmEngine([make_instance()], form=form, delivery=delivery, dtype=dtype)
         runner.run(engine.connect(shapes={}, n_vocab=16, max_context=MAX_CONTEXT))
         for version in range(repeats + 1):
             weights = make(version)
+            settle()
             begin = time.perf_counter()
             runner.run(engine.load(weights))
             seconds.append(time.perf_counter() - begin)
@@ -127,8 +136,8 @@ def deliver(folder: str, form: Any, make: Any, repeats: int, way: str) -> list[f
 @contextmanager
 def running(options: StartOptions, way: str) -> Iterator[tuple[Callable[[], Any], Any]]:
     """An engine's client factory, and the way of delivery."""
-    if way == "memory":
-        yield lambda: LocalInstance.start(options), "auto"
+    if way != "http":
+        yield lambda: LocalInstance.start(options), "auto" if way == "memory" else way
         return
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -166,24 +175,32 @@ def summary(delivery: list[float], tensors: list[torch.Tensor], repeats: int) ->
     return {"delivery_s": ours, "copy_s": plain, "ratio": ours / plain, "n_bytes": n_bytes}
 
 
+FORMS = {"full": full, "adapter": adapter}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 100], choices=sorted(SHAPES))
+    parser.add_argument("--model", nargs="+", default=[], choices=shapes.SHAPES, help="in the place of --sizes")
+    parser.add_argument("--device", choices=shapes.DEVICES, default=shapes.here(), help="of --model")
+    parser.add_argument("--ways", nargs="+", default=["memory", "http"], choices=["memory", "broadcast", "http"])
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     args = parser.parse_args()
     found: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
-    for millions in args.sizes:
-        model = make_model(millions)
+    for size in args.model or args.sizes:
+        model = shapes.make_model(size, args.device).eval() if args.model else make_model(size)
         n = sum(p.numel() for p in model.parameters())
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             save_tokenizer(Path(folder))
-            for (name, measure), way in product((("full", full), ("adapter", adapter)), ("memory", "http")):
-                row = found[f"{millions}M_{name}_{way}"] = measure(model, folder, args.repeats, way)
+            for name, way in product(args.forms, args.ways):
+                label = f"{size if args.model else f'{size}M'}_{name}_{way}"
+                row = found[label] = FORMS[name](model, folder, args.repeats, way)
                 if not args.json:
                     print(
-                        f"{n / 1e6:6.1f} M parameters, {name:8s}{way:7s} {row['n_bytes'] / 1e6:6.1f} MB in "
+                        f"{n / 1e6:6.1f} M parameters, {name:8s}{way:10s} {row['n_bytes'] / 1e6:6.1f} MB in "
                         f"{row['delivery_s'] * 1e3:7.1f} ms, a copy in memory {row['copy_s'] * 1e3:7.2f} ms: "
                         f"{row['ratio']:.1f} x",
                         flush=True,

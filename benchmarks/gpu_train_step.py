@@ -30,15 +30,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from shapes import SHAPES, make_model
 
-GROUP, MAX_LENGTH, VOCABULARY = 8, 8192, 151_936
-#: Hidden size, feed-forward size, layers, query heads, key-value heads.
-SHAPES = {
-    "tiny": (64, 192, 2, 4, 2),
-    "0.6b": (1024, 3072, 28, 16, 8),
-    "1.7b": (2048, 6144, 28, 16, 8),
-    "4b": (2560, 9728, 36, 32, 8),
-}
+GROUP, MAX_LENGTH = 8, 8192
 ARMS = ("rlhf", "eager", "lora", "compiled", "bare")
 
 
@@ -58,20 +52,6 @@ def make_rows(n_groups: int, mean: int) -> list[dict[str, Any]]:
             reward = float(rng.random() < 0.4) + 0.01 * attempt
             rows.append({"ids": ids[:last], "mask": mask[:last], "reward": reward, "group": group})
     return rows
-
-
-def make_model(name: str, device: str) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    hidden, inner, layers, heads, groups = SHAPES[name]
-    config = Qwen3Config(
-        vocab_size=VOCABULARY if name != "tiny" else 30_000, hidden_size=hidden, intermediate_size=inner,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups, head_dim=128,
-        tie_word_embeddings=name != "4b", max_position_embeddings=32_768, bos_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    with torch.device(device):
-        return Qwen3ForCausalLM(config).to(torch.bfloat16)
 
 
 def flops(model: Any, rows: list[dict[str, Any]]) -> float:

@@ -185,8 +185,8 @@ def of_shares(draws: int, rng: np.random.Generator) -> None:
             least = min(covered.min(), exact_share(n, near, ends)[0].min())
             cells += [f"{covered.mean():.1%}", f"{least:.1%}", f"{wide.mean():.3f}"]
         rows.append((str(n), *cells))
-    head = ("episodes", "mean", "least", "width", "Wilson: mean", "least", "width")
-    table("Intervals of a share of independent episodes, over all p, exact", head, rows)
+    head = ("episodes", "mean", "minimum", "width", "Wilson: mean", "minimum", "width")
+    table("Intervals of a proportion over independent episodes, over all p, exact", head, rows)
 
 
 def of_differences(draws: int, rng: np.random.Generator) -> None:
@@ -197,8 +197,8 @@ def of_differences(draws: int, rng: np.random.Generator) -> None:
             covered, wide = exact_difference(n, chances, ends)
             cells += [f"{covered.mean():.1%}", f"{covered.min():.1%}", f"{wide.mean():.3f}"]
         rows.append((str(n), *cells))
-    head = ("tasks", "mean", "least", "width", "Student's t: mean", "least", "width")
-    table(f"Intervals of the difference of two policies, at {len(chances)} pairs of chances, exact", head, rows)
+    head = ("tasks", "mean", "minimum", "width", "Student's t: mean", "minimum", "width")
+    table(f"Intervals of the difference of two policies, at {len(chances)} pairs of probabilities, exact", head, rows)
 
 
 def of_passes(draws: int, rng: np.random.Generator) -> None:
@@ -222,7 +222,7 @@ def of_scores(draws: int, rng: np.random.Generator) -> None:
             cells.append(f"{sum(low <= truth <= high for low, high in ends) / draws:.1%}")
             cells.append(f"{sum(high - low for low, high in ends) / draws:.3f}")
         rows.append((name, str(tasks), *cells))
-    head = ("scores", "tasks", "covers", "width", "Student's t: covers", "width")
+    head = ("scores", "tasks", "coverage", "width", "Student's t: coverage", "width")
     table("Coverage of the 95% interval of a mean score within [0, 1]", head, rows)
 
 

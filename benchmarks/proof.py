@@ -1,4 +1,4 @@
-"""Proof of learning: every suite by chance, its oracle, the untrained base, imitation, and reinforcement from the base.
+"""Proof of learning: every suite by chance, its oracle, the untrained base, imitation, and reinforcement after it.
 
     OMP_NUM_THREADS=1 python benchmarks/proof.py                                  # all that is left: days of two cores
     python benchmarks/proof.py --suites keyhole --arms untrained rl --seeds 0     # one suite, two arms, one seed
@@ -6,12 +6,13 @@
     python benchmarks/proof.py --page docs/proof.md                               # write the table into the page
 
 A row is a suite, an arm and a seed. It is appended to --rows with the commit, the time and the number of tasks once it
-is measured, and is not measured again but with more tasks (--n), so the command may be stopped and given again for
-days. Runs and evaluations lie under --out; one that was interrupted goes on.
+is measured, and is not measured again but with more tasks (--n) or for another base, so the command may be stopped and
+given again for days. Runs and evaluations lie under --out; one that was interrupted goes on.
 
-All arms with a policy have one agent, without a system message and without lists of actions, and differ in the stage
-alone: `untrained` has none, `imitated` imitates oracles, `rl` plays. Settings are those of `settings_of`, by what kind
-of world it is and never by its name.
+All arms with a policy have one agent, without a system message and without lists of actions. Stages are those of the
+recipe `base/learn`: `untrained` has none, `imitated` the first, which imitates oracles, and `rl` goes on from there
+with the second, which plays. Agent and limits are those of `settings_of`, by what kind of world it is and never by its
+name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,19 @@ from rlhf.build.evaluate import evaluate
 from rlhf.errors import RlhfError
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
-from rlhf.recipe.model import plain_rewards
+from rlhf.recipe.rewards import plain_rewards
 from rlhf.recipe.suites import Suite, list_suites, load_suite
 from rlhf.training.checkpoints.store import latest
 
 ARMS = ("random", "oracle", "untrained", "imitated", "rl")
 #: Arms that draw nothing but what the suite draws: one row is all there is.
 ONCE = ("random", "oracle", "untrained")
-MARK = "<!-- proof -->"
+WITHOUT_BASE = ("random", "oracle")
+MARKS = "<!-- proof: written by benchmarks/proof.py -->", "<!-- end of proof -->"
+#: Mark of a suite that was measured with an earlier edition of the base.
+EARLIER = " †"
+#: Demonstrations, then reinforcement, with settings that no world has of its own.
+LEARN = Path(__file__).resolve().parent.parent / "recipes" / "base" / "learn.yaml"
 #: Turns that are long: fewer attempts, and a shorter memory, so that episodes fit into the context of the base.
 LONG = 40
 
@@ -56,7 +62,7 @@ class Row:
         success, low, high: share of tasks solved, with its 95% interval.
         score: mean of the suite's rewards; success again where these are the outcome.
         parts: success of each part.
-        seconds: that training took, 0 where there was none, and the evaluation.
+        seconds: of what was still to be done: training, and the evaluation.
         base: first digits of the SHA-256 of the base's weights; empty where there is no base.
     """
 
@@ -98,30 +104,14 @@ def settings_of(suite: Suite) -> dict[str, Any]:
     }
 
 
-def recipe_of(suite: Suite, arm: str, seed: int, steps: int) -> dict[str, Any]:
-    """The recipe of an arm: the parts of a suite as the levels of one environment."""
+def recipe_of(suite: Suite, arm: str, seed: int, policy: str = "base") -> dict[str, Any]:
+    """The recipe of an arm: the parts of a suite as the levels of one environment, and a stage of `base/learn`."""
     parts = [plain_part("environment", part.environment) for part in suite.parts]
-    supervised = {
-        "kind": "supervised",
-        "n_demonstrations": 600,
-        "epochs": 2,
-        "batch_size": 8,
-        "optimizer": {"lr": 1.0e-3, "schedule": "linear", "warmup_steps": 10},
-    }
-    played = {
-        "kind": "policy_gradient",
-        "steps": steps,
-        "tasks_per_step": 16,
-        "group_size": 8,
-        "minibatches": 2,
-        "advantage": {"kind": "gigpo"},
-        "checkpoint_every": 10,
-        "optimizer": {"lr": 5.0e-4, "schedule": "linear"},
-    }
+    supervised, played = yaml.safe_load(LEARN.read_text("utf-8"))["stages"]
     return {
         "name": f"proof-{suite.name}-{arm}",
         "seed": seed,
-        "policy": {"kind": "pretrained", "path": "base"},
+        "policy": {"kind": "pretrained", "path": policy},
         "environment": parts[0] if len(parts) == 1 else {"kind": "graded", "levels": parts},
         "rewards": plain_rewards(suite.parts[0].rewards),
         "evaluation": {"n_tasks": 8},
@@ -132,15 +122,13 @@ def recipe_of(suite: Suite, arm: str, seed: int, steps: int) -> dict[str, Any]:
 
 def measured(suite: Suite, arm: str, seed: int, asked: argparse.Namespace) -> Row:
     """Train where the arm is trained, evaluate, and return the row. Raises RlhfError, or CalledProcessError."""
-    begun, name = time.monotonic(), f"{suite.name}-{arm}-seed{seed}"
+    begun = time.monotonic()
+    weights = "" if arm in WITHOUT_BASE else base_digest()
     out: Path = asked.out
-    target, checkpoint, weights = arm, None, ""
-    if arm not in ("random", "oracle"):
-        path = out / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(recipe_of(suite, arm, seed, asked.steps), sort_keys=False))
-        target, weights = str(path), base_digest()
-        if arm != "untrained":
-            checkpoint = str(trained(path, out / name))
+    name = "-".join([suite.name, arm, f"seed{seed}", *([weights] if weights else [])])
+    target, checkpoint = arm, None
+    if weights:
+        target, checkpoint = prepared(suite, arm, seed, out)
     of = EvaluationRequest(target=target, checkpoint=checkpoint, suite=suite.name, n=asked.n)
     found = evaluate(of, out=out / f"{name}-evaluation-{asked.n or 'all'}")
     own = found["success"]
@@ -162,15 +150,21 @@ def measured(suite: Suite, arm: str, seed: int, asked: argparse.Namespace) -> Ro
     )
 
 
-def trained(recipe: Path, run: Path) -> Path:
-    """The last checkpoint of a run, begun, gone on with, or there."""
+def prepared(suite: Suite, arm: str, seed: int, out: Path) -> tuple[str, str | None]:
+    """Recipe of an arm, and the checkpoint that it is trained to: begun, gone on with, or there; None if untrained."""
+    policy = "base"
+    if arm == "rl":
+        policy = str(Path(prepared(suite, "imitated", seed, out)[1] or "") / "policy")
+    run = (out / f"{suite.name}-{arm}-seed{seed}-{base_digest()}").resolve()
+    recipe = run.with_suffix(".yaml")
+    recipe.write_text(yaml.safe_dump(recipe_of(suite, arm, seed, policy), sort_keys=False))
+    if arm == "untrained":
+        return str(recipe), None
     if not (run / "result.json").is_file():
         words = ["--resume", str(run)] if (run / "recipe.yaml").is_file() else [str(recipe), "--out", str(run)]
         with run.with_suffix(".log").open("ab") as log:
             subprocess.run([sys.executable, "-m", "rlhf.cli", "train", *words], stdout=log, stderr=log, check=True)
-    found = latest(run / "checkpoints")
-    assert found is not None
-    return found
+    return str(recipe), str(latest(run / "checkpoints"))
 
 
 def base_digest() -> str:
@@ -206,8 +200,23 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     partial.rename(path)
 
 
+def of_present_base(rows: Sequence[Row]) -> list[Row]:
+    """Rows without a base, and those of the one that lies here."""
+    weights = base_digest()
+    return [row for row in rows if row.base in ("", weights)]
+
+
+def of_newest_base(rows: Sequence[Row], weights: str) -> list[Row]:
+    """Rows of the base that lies here; of a suite that has none, those of the base before it, its name marked."""
+    there = {row.suite for row in rows if row.base == weights}
+    found = [row for row in rows if row.base in ("", weights) or row.suite not in there]
+    old = {row.suite for row in found if row.base not in ("", weights)}
+    return [replace(row, suite=row.suite + EARLIER) if row.suite in old else row for row in found]
+
+
 def left(asked: argparse.Namespace, rows: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
     """Suite, arm and seed of what is not measured yet; cheap arms first."""
+    rows = of_present_base(rows)
     there = {row.key for row in rows if row.each is None or (asked.n is not None and row.each >= asked.n)}
     for arm in (arm for arm in ARMS if arm in asked.arms):
         for seed in asked.seeds[:1] if arm in ONCE else asked.seeds:
@@ -253,18 +262,19 @@ def main() -> None:
     parser.add_argument("--suites", nargs="+", default=known, choices=known)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=30, help="of reinforcement")
     parser.add_argument("--n", type=int, help="at most so many tasks of each part; all of them where nothing is said")
     parser.add_argument("--out", type=Path, default=Path("runs") / "proof")
     parser.add_argument("--rows", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "proof.json")
     parser.add_argument("--list", action="store_true", help="say what is left, and run nothing")
-    parser.add_argument("--page", type=Path, help=f"write the table between the two lines {MARK} of this page")
+    parser.add_argument("--page", type=Path, help=f"write the table after the line {MARKS[0]} of this page")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.page is not None:
-        before, _, after = asked.page.read_text("utf-8").split(MARK)
-        asked.page.write_text(f"{before}{MARK}\n{table(read(asked.rows))}{MARK}{after}", "utf-8")
+        before, _, rest = asked.page.read_text("utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        written = table(of_newest_base(read(asked.rows), base_digest()))
+        asked.page.write_text(f"{before}{MARKS[0]}\n{written}{MARKS[1]}{after}", "utf-8")
         return
     for name, arm, seed in list(left(asked, read(asked.rows))):
         print(name, arm, seed, flush=True)

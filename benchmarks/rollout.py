@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shapes
 import torch
 from rollout_transformers import N_EPISODES, N_NEW, N_OBSERVATION, N_PROMPT, N_VOCAB, generate, make_model
 
@@ -87,13 +88,18 @@ async def play(engine: RolloutEngine, load: Load) -> None:
     await asyncio.gather(*(episode(i) for i in range(N_EPISODES)))
 
 
-def raw_vllm(pipe: Any, folder: str) -> None:
+def start_options(folder: str, dtype: str) -> StartOptions:
+    """How both vLLMs are started; on a GPU there is room for larger keys and values."""
+    n_bytes = KV_BYTES * (16 if torch.cuda.is_available() else 1)
+    return StartOptions(folder, MAX_CONTEXT, dtype, N_EPISODES, 8192, kv_cache_bytes=n_bytes)
+
+
+def raw_vllm(pipe: Any, folder: str, dtype: str) -> None:
     """Process of (b): an offline engine that plays a load whenever one arrives, and answers with the seconds."""
     os.environ.update(engine_environment())
     from vllm import LLM, SamplingParams, TokensPrompt
 
-    options = StartOptions(folder, MAX_CONTEXT, "float32", N_EPISODES, 8192, kv_cache_bytes=KV_BYTES)
-    arguments = options.arguments()
+    arguments = start_options(folder, dtype).arguments()
     for ours in ("worker_extension_cls", "weight_transfer_config"):
         arguments.pop(ours)
     llm = LLM(**arguments)
@@ -201,24 +207,24 @@ def episode_overhead(turns: int) -> float:
     return asyncio.run(run()) / (N_EPISODES * turns) * 1e6
 
 
-def measure(turns: int, repeats: int) -> dict[str, Any]:
+def measure(turns: int, repeats: int, name: str | None, device: str) -> dict[str, Any]:
     """Tokens per second of every engine under every load: medians over the repeats."""
     loads = {"equal": make_load(turns, varied=False), "varied": make_load(turns, varied=True)}
     rates: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        plain, packed = make_model("sdpa"), make_model("sdpa")
+        plain, packed = (shapes.make_model(name, device).eval() if name else make_model("sdpa") for _ in range(2))
+        dtype = str(plain.dtype).removeprefix("torch.")
         plain.save_pretrained(folder)
         save_tokenizer(Path(folder))
         context = multiprocessing.get_context("spawn")
         pipe, theirs = context.Pipe()
-        process = context.Process(target=raw_vllm, args=(theirs, folder), daemon=True)
+        process = context.Process(target=raw_vllm, args=(theirs, folder, dtype), daemon=True)
         process.start()
         pipe.recv()
-        options = StartOptions(folder, MAX_CONTEXT, "float32", N_EPISODES, 8192, kv_cache_bytes=KV_BYTES)
         with asyncio.Runner() as runner:
-            instance = LocalInstance.start(options)
-            ours = VllmEngine([instance])
-            runner.run(ours.connect(shapes={}, n_vocab=N_VOCAB, max_context=MAX_CONTEXT))
+            instance = LocalInstance.start(start_options(folder, dtype))
+            ours = VllmEngine([instance], dtype=plain.dtype)
+            runner.run(ours.connect(shapes={}, n_vocab=plain.config.vocab_size, max_context=MAX_CONTEXT))
             embedded = TransformersEngine(packed, max_context=MAX_CONTEXT, max_sessions=N_EPISODES)
 
             def record(load: str, name: str, seconds: float) -> None:
@@ -274,8 +280,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--model", choices=shapes.SHAPES, help="in the place of one of 2.4 million parameters")
+    parser.add_argument("--device", choices=shapes.DEVICES, default=shapes.here(), help="of --model")
     args = parser.parse_args()
-    found = {f"{k}_us": v for k, v in overheads(args.turns).items()} | measure(args.turns, args.repeats)
+    found = {f"{k}_us": v for k, v in overheads(args.turns).items()}
+    found |= measure(args.turns, args.repeats, args.model, args.device)
     if args.json:
         about = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "torch": torch.__version__}
         print(json.dumps(about | found))

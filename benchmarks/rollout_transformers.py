@@ -96,8 +96,8 @@ def generate(model: Any, said: Any) -> None:
         for context, episode in zip(contexts, said, strict=True):
             context.extend(episode[turn])
         width = max(map(len, contexts))
-        ids = torch.tensor([[0] * (width - len(c)) + c for c in contexts])
-        mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts])
+        ids = torch.tensor([[0] * (width - len(c)) + c for c in contexts], device=model.device)
+        mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts], device=model.device)
         out = model.generate(
             ids, attention_mask=mask, max_new_tokens=N_NEW, do_sample=True, top_k=0, top_p=1.0, pad_token_id=0
         )

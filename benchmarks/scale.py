@@ -96,6 +96,9 @@ class Echo:
     async def ready(self) -> None:
         """Return at once."""
 
+    async def alive(self) -> None:
+        """Return at once."""
+
     async def play(self, job: Any, weights: Delivered) -> Any:
         """Return a group of the version that is asked for, and its tokens."""
         group = self._answers[weights.version]

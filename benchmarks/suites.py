@@ -33,7 +33,7 @@ from rlhf.evaluation.contrib.leaderboard import COLUMNS, boards, cells, title_of
 from rlhf.recipe import list_recipes
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
-from rlhf.recipe.model import plain_rewards
+from rlhf.recipe.rewards import plain_rewards
 from rlhf.recipe.suites import Suite, list_suites, load_suite
 
 POLICIES = ("random", "oracle", "untrained", "trained")

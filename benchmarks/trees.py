@@ -2,12 +2,15 @@
 
     python benchmarks/trees.py                          # one seed, in minutes
     python benchmarks/trees.py --seeds 0 1 2 --write    # the table of docs/strategies.md
+    python benchmarks/trees.py --task late --seeds 0 1 2    # where attempts are alike until their last turn
+    python benchmarks/trees.py --task early --seeds 0 1 2   # and where their first turn decides
 
 Houses of 3 x 3 rooms of `environments/games/key_door.py`, as in `benchmarks/algorithms.py`: all runs of a seed start
 from one
 policy, which imitated spoilt demonstrations, and are stopped once they have sampled their budget of tokens. What
 several attempts share was sampled once and counts once. Success is measured on fixed tasks that no run trains on. Every
-run leaves a file under `--out` and is not repeated.
+run leaves a file under `--out` and is not repeated. `late` and `early` are corridors of
+`benchmarks/mechanism_worlds.py` whose start knows all turns but one.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms import POLICY_GRADIENT, begin, between, policy_of, recipe_of, until_spent
+from algorithms import POLICY_GRADIENT, TASK, begin, between, policy_of, recipe_of, until_spent
 from credit import Curve, points, share
 
 from rlhf.evaluation.statistics import mean_interval
@@ -28,7 +31,8 @@ from rlhf.sinks import read_metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "strategies.md"
 #: Sampled tokens of training that each run has.
-BUDGET = 10_000
+BUDGETS: Mapping[str, int] = {"keyhole": 10_000, "late": 20_000, "early": 20_000}
+WORLDS = Path(__file__).resolve().with_name("mechanism_worlds.py")
 #: Two trees of four attempts, or of eight: each attempt branches off in the first or in an earlier one.
 _FOUR: Mapping[str, Any] = {"kind": "tree", "branches_per_round": 3}
 _DEEP: Mapping[str, Any] = {"kind": "tree", "branches_per_round": 1, "continuations": 1, "rounds": 7}
@@ -43,16 +47,50 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     },
     "1 tree of 8, `tree_grpo`": {"rollout": _DEEP, "advantage": {"kind": "tree_grpo"}},
 }
+#: All branches of a tree leave where the policy was least sure.
+_BY_SURPRISAL: Mapping[str, Any] = {
+    "kind": "tree", "branches_per_round": 1, "continuations": 3, "choose": "surprisal",
+}  # fmt: skip
+#: The same in corridors.
+CORRIDOR_ARMS: Mapping[str, Mapping[str, Any]] = {
+    "independent, `grpo`": {"advantage": {"kind": "grpo"}},
+    "2 trees of 4 at random, `tree_grpo`": {"rollout": _FOUR, "advantage": {"kind": "tree_grpo"}},
+    "2 trees of 4 by surprisal, `tree_grpo`": {"rollout": _BY_SURPRISAL, "advantage": {"kind": "tree_grpo"}},
+    "2 trees of 4 by surprisal, `treerl`": {"rollout": _BY_SURPRISAL, "advantage": {"kind": "treerl"}},
+}
+#: What a start imitates there: all turns but one, whose colour demonstrations draw.
+SHOWN: Mapping[str, Any] = {
+    "kind": "supervised", "n_demonstrations": 256, "epochs": 6, "batch_size": 8, "optimizer": {"lr": 3e-3},
+}  # fmt: skip
 
 
-def run(label: str, seed: int, out: Path) -> dict[str, Any]:
+def corridor(task: str, **keys: Any) -> Mapping[str, Any]:
+    """Return the keys of a recipe that say what a corridor is."""
+    return {
+        **TASK,
+        "environment": {"kind": f"{WORLDS}:Corridor", "asks": task, **keys},
+        "rewards": {"success": {"kind": "outcome"}},
+        "limits": {**TASK["limits"], "max_tokens": 4},
+    }
+
+
+def arms_of(task: str) -> Mapping[str, Mapping[str, Any]]:
+    return ARMS if task == "keyhole" else CORRIDOR_ARMS
+
+
+def run(task: str, label: str, seed: int, out: Path) -> dict[str, Any]:
     """Train one arm with one seed until its budget is spent, unless that is done already."""
-    folder = out / f"arm{list(ARMS).index(label)}-seed{seed}"
+    folder = out / f"arm{list(arms_of(task)).index(label)}-seed{seed}"
     result = folder.with_suffix(".json")
     if not result.is_file():
-        stage = {**POLICY_GRADIENT, "evaluate_every": 2, **ARMS[label]}
-        recipe = recipe_of("trees", seed, policy_of("start", seed, out), stage)
-        found = until_spent(begin(recipe, folder), folder, read, lambda found: found["tokens"], BUDGET)
+        stage = {**POLICY_GRADIENT, "evaluate_every": 2, **arms_of(task)[label]}
+        stage |= {} if task == "keyhole" else {"optimizer": {"lr": 1e-3}}
+        if task == "keyhole":
+            recipe = recipe_of("trees", seed, policy_of("start", seed, out), stage)
+        else:
+            start = policy_of("start", seed, out, world={**corridor(task, any_colour=True), "stages": [SHOWN]})
+            recipe = recipe_of("trees", seed, start, stage, corridor(task))
+        found = until_spent(begin(recipe, folder), folder, read, lambda found: found["tokens"], BUDGETS[task])
         result.write_text(json.dumps(found))
         shutil.rmtree(folder)
         print(f"{label}, seed {seed}: {found['leaves'][-1]:.0f} leaves", file=sys.stderr, flush=True)
@@ -84,7 +122,7 @@ def read(folder: Path) -> dict[str, Any]:
     }
 
 
-def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def table(found: Mapping[str, Sequence[Mapping[str, Any]]], budget: int) -> str:
     """Return the table in Markdown."""
     lines = [
         "| rollout, estimator | leaves per 1,000 tokens | turns replayed | mean success over the budget | less that of "
@@ -96,13 +134,13 @@ def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         leaves, replayed, area, last = (
             [f(r) for r in runs]
             for f in (
-                lambda r: 1000 * Curve(r["tokens"], r["leaves"]).at([BUDGET])[0] / BUDGET,
+                lambda r: 1000 * Curve(r["tokens"], r["leaves"]).at([budget])[0] / budget,
                 lambda r: r["replayed"],
-                lambda r: r["curve"].area(BUDGET),
-                lambda r: r["curve"].at([BUDGET])[0],
+                lambda r: r["curve"].area(budget),
+                lambda r: r["curve"].at([budget])[0],
             )
         )
-        pairs = zip(area, (r["curve"].area(BUDGET) for r in first), strict=True)
+        pairs = zip(area, (r["curve"].area(budget) for r in first), strict=True)
         more = "" if runs is first else points(mean_interval([a - b for a, b in pairs]))
         of_leaves = mean_interval(leaves)
         lines.append(
@@ -117,17 +155,19 @@ def main() -> None:
     """Run every arm with every seed, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/trees"))
-    parser.add_argument("--write", action="store_true", help="put the table into docs/strategies.md")
+    parser.add_argument("--task", choices=["keyhole", "late", "early"], default="keyhole")
+    parser.add_argument("--out", type=Path, help="runs/trees, or runs/trees-TASK")
+    parser.add_argument("--write", action="store_true", help="put the table of keyhole into docs/strategies.md")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, Any]]] = {label: [] for label in ARMS}
+    out = given.out or Path("runs/trees" if given.task == "keyhole" else f"runs/trees-{given.task}")
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[dict[str, Any]]] = {label: [] for label in arms_of(given.task)}
     for seed in given.seeds:
-        for label in ARMS:
-            found[label].append(run(label, seed, given.out))
-    written = table(found)
+        for label, runs in found.items():
+            runs.append(run(given.task, label, seed, out))
+    written = table(found, BUDGETS[given.task])
     print(written)
-    if given.write:
+    if given.write and given.task == "keyhole":
         PAGE.write_text(between(PAGE.read_text("utf-8"), written))
 
 

@@ -1,7 +1,7 @@
 """Rows and menu entries of algorithms that say on their own page where they belong.
 
     ---
-    menu: Advantage, of turns
+    menu: Advantage, turn-level
     task: rewards come on the way
     because: what was earned before is no merit of a turn
     watch: groups of two

@@ -1,10 +1,10 @@
-"""Write into the pages what is declared elsewhere: recipe keys, the quickstart's recipe, places of algorithms.
+"""Write into the pages what is declared elsewhere: recipe keys, the Python API, a recipe, places of algorithms.
 
     python docs/recipe_reference.py
 
 The tables of `docs/recipes.md` come from the classes that declare the keys, the recipe of `README.md` from its file,
 and rows of `docs/algorithms/index.md` from the pages that describe their place (`docs/algorithm_pages.py`). A test
-compares the pages with what this writes.
+compares the pages with what this writes. `python_api.md` is made of docstrings (`docs/python_reference.py`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from rlhf.training.stages.pairs import Pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
+PYTHON = ROOT / "docs" / "python_api.md"
 GUIDE = ROOT / "docs" / "algorithms" / "index.md"
 BEGIN, END = "<!-- keys: written by docs/recipe_reference.py -->", "<!-- end of keys -->"
 
@@ -193,13 +194,26 @@ def _first_sentence(text: str) -> str:
 
 def guide_with(text: str) -> str:
     """Return the guide to algorithms `text` with the rows of pages that describe their place."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    found: str = importlib.import_module("algorithm_pages").guide_with(text)
-    sys.path.pop(0)
+    found: str = _beside("algorithm_pages").guide_with(text)
     return found
+
+
+def python_api() -> str:
+    """Return the page of the Python API."""
+    found: str = _beside("python_reference").page()
+    return found
+
+
+def _beside(name: str) -> Any:
+    """Module of a file in this folder."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    module = importlib.import_module(name)
+    sys.path.pop(0)
+    return module
 
 
 if __name__ == "__main__":
     GUIDE.write_text(guide_with(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
+    PYTHON.write_text(python_api(), encoding="utf-8")
     PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), reference()), encoding="utf-8")
     README.write_text(readme_with(README.read_text("utf-8"), QUICKSTART.read_text("utf-8")), encoding="utf-8")

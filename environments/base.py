@@ -138,7 +138,7 @@ class Oracle(Protocol):
 
 @runtime_checkable
 class Scribe(Protocol):
-    """An environment that can say what is worth remembering, for demonstrations to agents that forget."""
+    """An environment that summarises past observations, for demonstrations to agents with memory."""
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
         """Bounded summary of observations up to `taken` that later actions may need."""
@@ -147,7 +147,7 @@ class Scribe(Protocol):
 
 @runtime_checkable
 class Guide(Protocol):
-    """An environment that can say what its oracle is about, for demonstrations to agents that plan."""
+    """An environment that names the subgoals of its oracle, for demonstrations to agents that plan."""
 
     def subgoal(self, task: Task, taken: Sequence[str]) -> str:
         """Subgoal of the oracle's next action after `taken`; the same words until it is reached."""
@@ -220,7 +220,7 @@ class Capabilities(CapabilityView):
     tools = Capability[object](())
     """Descriptions of its tools."""
     opponent = Capability[object](())
-    """Holder of the other seat; an empty tuple where there is no such key."""
+    """Opponent in a game for two; an empty tuple where there is no such key."""
     members = Capability[Callable[[], Sequence[Any]] | None](None, Callable)
     """Gives the environments that it is made of."""
     environment = Capability[object](None)

@@ -26,7 +26,7 @@ class Entry:
 
 CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "policy": {
-        "from_scratch": Entry("rlhf.training.policy.model:FromScratch", "a small model and tokenizer made on the spot"),
+        "from_scratch": Entry("rlhf.training.policy.model:FromScratch", "a small model and tokenizer from scratch"),
         "pretrained": Entry("rlhf.training.policy.model:Pretrained", "any Hugging Face causal LM, by folder or hub"),
     },
     "environment": {
@@ -35,15 +35,15 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "eight text games in one Java process",
             extra="twx",
         ),
-        "babyai": Entry("environments.babyai.environment:BabyAI", "BabyAI grid worlds told in words", extra="babyai"),
-        "keyhole": Entry("environments.games.key_door:Keyhole", "find the key, open the door, in houses drawn by seed"),
+        "babyai": Entry("environments.babyai.environment:BabyAI", "BabyAI grid worlds as text", extra="babyai"),
+        "keyhole": Entry("environments.games.key_door:Keyhole", "find the key, open the door, in generated houses"),
         "textworld": Entry(
             "environments.contrib.textworld.environment:TextWorld",
             "cooking, coins, treasure: games by TextWorld",
             extra="textworld",
         ),
         "scienceworld": Entry(
-            "environments.contrib.scienceworld.environment:ScienceWorld", "30 tasks of science", extra="scienceworld"
+            "environments.contrib.scienceworld.environment:ScienceWorld", "30 science tasks", extra="scienceworld"
         ),
         "bfcl": Entry(
             "environments.contrib.bfcl.environment:BFCL",
@@ -51,15 +51,17 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             extra="bfcl",
         ),
         "alfworld": Entry(
-            "environments.contrib.alfworld.environment:ALFWorld", "household tasks in ALFWorld's form", extra="alfworld"
+            "environments.contrib.alfworld.environment:ALFWorld",
+            "household tasks in ALFWorld's format",
+            extra="alfworld",
         ),
         "miniwob": Entry(
             "environments.contrib.miniwob.environment:MiniWoB", "small web pages in a real browser", extra="miniwob"
         ),
         "minihack": Entry(
-            "environments.contrib.minihack.environment:MiniHack", "NetHack's small levels in words", extra="minihack"
+            "environments.contrib.minihack.environment:MiniHack", "small NetHack levels as text", extra="minihack"
         ),
-        "sokoban": Entry("environments.games.sokoban:Sokoban", "push boxes onto goals, in rooms carved by seed"),
+        "sokoban": Entry("environments.games.sokoban:Sokoban", "push boxes onto goals, in generated rooms"),
         "countdown": Entry("environments.games.countdown:Countdown", "make a target out of numbers by arithmetic"),
         "sat": Entry("environments.contrib.sat:Sat", "truth values that satisfy a formula of clauses"),
         "knights_and_knaves": Entry(
@@ -68,11 +70,11 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "wordle": Entry("environments.contrib.wordle:Wordle", "a word of five letters, by guesses answered in marks"),
         "twenty_questions": Entry(
             "environments.contrib.twenty_questions:TwentyQuestions",
-            "the thing that is meant, by questions with yes or no",
+            "identify a thing by yes-no questions",
         ),
         "guess_my_city": Entry(
             "environments.contrib.guess_my_city:GuessMyCity",
-            "the town that is meant, by questions about what it is like",
+            "identify a town by questions about it",
         ),
         "bandit": Entry("environments.contrib.bandit:Bandit", "levers that pay at random; regret is the score"),
         "matrix_game": Entry(
@@ -89,9 +91,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "reasoning_gym": Entry(
             "environments.contrib.reasoning_gym:ReasoningGym", "105 generators of problems", extra="reasoning-gym"
         ),
-        "dataset": Entry("environments.tasks.dataset:Dataset", "questions of a file of one's own, one reply each"),
-        "mixed": Entry("environments.wrappers.mixed:Mixed", "several environments in given shares"),
-        "graded": Entry("environments.wrappers.difficulty_levels:Graded", "several environments as the levels of one"),
+        "dataset": Entry("environments.tasks.dataset:Dataset", "questions of your own file, one reply each"),
+        "mixed": Entry("environments.wrappers.mixed:Mixed", "a mixture of environments with weights"),
+        "graded": Entry("environments.wrappers.difficulty_levels:Graded", "environments as levels of difficulty"),
         "long_memory": Entry(
             "environments.contrib.long_memory:LongMemory", "facts that change, and are asked for later"
         ),
@@ -105,22 +107,24 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "collaborate": Entry(
             "environments.contrib.collaborate:Collaborate", "ask a partner what is wanted, then submit"
         ),
+        "colleague": Entry("environments.contrib.colleague:Colleague", "write a program, by asking for its spec"),
         "table_questions": Entry(
             "environments.contrib.questions.table_questions:TableQuestions", "questions about tables that are shown"
         ),
-        "hierarchy": Entry("environments.contrib.hierarchy:Hierarchy", "questions about who is above whom"),
+        "hierarchy": Entry("environments.contrib.hierarchy:Hierarchy", "questions about hierarchies"),
         "routing": Entry("environments.contrib.questions.routing:Routing", "which of several experts to ask, and pay"),
-        "arc": Entry("environments.contrib.arc:Arc", "grids with a rule to find, and one to edit by it"),
-        "repair": Entry("environments.contrib.repair:Repair", "a module with a bug to mend by its tests"),
-        "ml_task": Entry("environments.contrib.ml_task:MlTask", "a program that learns from a table, and predicts"),
+        "arc": Entry("environments.contrib.arc:Arc", "ARC grids: find the rule and apply it"),
+        "repair": Entry("environments.contrib.repair:Repair", "repair a module with a bug, by its tests"),
+        "ml_task": Entry("environments.contrib.ml_task:MlTask", "write a program that learns from a table"),
         "conversations": Entry(
             "environments.contrib.questions.conversations:Conversations",
             "LoCoMo's or MemoryAgentBench's files, read in pieces",
         ),
         "next_segment": Entry(
-            "environments.contrib.questions.next_segment:NextSegment", "the next sentence of a text of one's own"
+            "environments.contrib.questions.next_segment:NextSegment", "next sentence of your own text"
         ),
         "verdicts": Entry("environments.contrib.questions.verdicts:Verdicts", "which reply is better; trains judges"),
+        "self_made": Entry("environments.contrib.questions.self_made:SelfMade", "write a problem, then answer it"),
         "mcp": Entry("environments.contrib.remote.mcp_tools:McpTools", "tools of an MCP server", extra="mcp"),
         "openenv": Entry(
             "environments.contrib.remote.openenv:OpenEnv",
@@ -129,7 +133,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         ),
         "external": Entry(
             "rlhf.gateway.environment:External",
-            "attempts by a program outside, through the gateway",
+            "attempts by an external program, through the gateway",
         ),
         "processes": Entry("environments.workers.pool:Processes", "another environment, in worker processes"),
     },
@@ -138,35 +142,34 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "tools": Entry("agents.tools:ToolAgent", "replies are calls of tools, as model families write them"),
         "planner": Entry("agents.planner:PlannerExecutor", "names subgoals, then acts towards each"),
         "self_play": Entry("agents.contrib.self_play:SelfPlay", "one policy in all seats of a game"),
-        "critic": Entry("agents.contrib.critic:ActorCritic", "proposes, and has a critic accept it or send it back"),
-        "rafa": Entry("agents.contrib.rafa:ReasonForFuture", "imagines what could come, then takes one step"),
-        "external": Entry("rlhf.gateway.agent:ExternalAgent", "a program outside, through the gateway"),
-        "remembering": Entry("agents.stores.remembering:Remembering", "shown what earlier episodes have left"),
+        "critic": Entry("agents.contrib.critic:ActorCritic", "proposes actions; a critic accepts or rejects them"),
+        "rafa": Entry("agents.contrib.rafa:ReasonForFuture", "plans by simulation, then takes one step (RAFA)"),
+        "team": Entry("agents.contrib.team:Team", "grows a graph of roles, which advise it (MasHost)"),
+        "external": Entry("rlhf.gateway.agent:ExternalAgent", "an external program, through the gateway"),
+        "remembering": Entry("agents.stores.remembering:Remembering", "another agent with a store across episodes"),
     },
     "store": {
-        "cases": Entry("agents.stores.cases:Cases", "attempts at other tasks, chosen by what helps (Memento)"),
+        "cases": Entry("agents.stores.cases:Cases", "case memory of attempts, with learnt retrieval (Memento)"),
         "notes": Entry("agents.stores.contrib.notes:Notes", "notes with links that evolve (A-MEM)", extra="search"),
-        "graph": Entry(
-            "agents.stores.contrib.graph:Graph", "facts of a world and what is around them (AriGraph)", extra="search"
-        ),
-        "typed": Entry("agents.stores.contrib.typed:Typed", "core, episodes, facts and how-tos", extra="search"),
+        "graph": Entry("agents.stores.contrib.graph:Graph", "knowledge graph of facts (AriGraph)", extra="search"),
+        "typed": Entry("agents.stores.contrib.typed:Typed", "core, episodic, semantic, procedural", extra="search"),
         "reflection": Entry(
             "agents.stores.contrib.reflection:Reflection", "summaries re-ranked by use (RMM)", extra="search"
         ),
     },
     "extractor": {
-        "pattern": Entry("agents.stores.contrib.facts:Pattern", "facts that regular expressions find"),
+        "pattern": Entry("agents.stores.contrib.facts:Pattern", "facts extracted by regular expressions"),
     },
     "memory": {
         "full": Entry("agents.memory.full:FullHistory", "the whole conversation"),
         "window": Entry("agents.memory.window:Window", "the opening and the last turns"),
-        "budget": Entry("agents.memory.budget:TokenBudget", "as many observations as fit into a number of tokens"),
-        "diff": Entry("agents.memory.contrib.diff:DiffHistory", "what has changed from observation to observation"),
+        "budget": Entry("agents.memory.budget:TokenBudget", "as many observations as fit a token budget"),
+        "diff": Entry("agents.memory.contrib.diff:DiffHistory", "differences between observations"),
         "summary": Entry("agents.memory.summary:Summary", "a summary by the policy, and the turns since"),
-        "constant": Entry("agents.memory.contrib.constant:ConstantMemory", "only what the last reply carries (MEM1)"),
+        "constant": Entry("agents.memory.contrib.constant:ConstantMemory", "only the last reply and its state (MEM1)"),
         "subgoals": Entry("agents.memory.subgoals:Subgoals", "finished subgoals as summaries (HiAgent)"),
         "managed": Entry(
-            "agents.memory.contrib.managed:Managed", "a bank that a manager keeps (Memory-R1)", extra="search"
+            "agents.memory.contrib.managed:Managed", "a memory bank kept by a manager (Memory-R1)", extra="search"
         ),
     },
     "reward": {
@@ -175,23 +178,27 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "invalid_action": Entry(
             "rewards.shaping.penalties:InvalidActionPenalty", "minus a set amount per invalid action"
         ),
+        "team_cost": Entry("rewards.contrib.team_cost:TeamCost", "minus a cost for each role and link of a team"),
         "turn_cost": Entry("rewards.shaping.penalties:TurnCost", "minus a set amount per turn"),
-        "overlong": Entry("rewards.shaping.penalties:Overlong", "falls to -1 towards a number of sampled tokens"),
+        "overlong": Entry("rewards.shaping.penalties:Overlong", "soft penalty down to -1 near a token limit"),
         "exact_match": Entry("rewards.answers.exact:ExactMatch", "1 if the last action equals the task's reference"),
         "unit_tests": Entry("rewards.code.unit_tests:UnitTests", "the share of a task's tests that a program passes"),
         "subtask": Entry("rewards.contrib.subtasks:Subtask", "F-score of the files, functions, lines or edits named"),
-        "reward_model": Entry("rewards.models.reward_model:RewardModelScore", "what a model trained on pairs says"),
-        "outcome_model": Entry("rewards.models.reward_model:OutcomeModelScore", "P(right) by a model"),
-        "process_model": Entry("rewards.models.reward_model:ProcessModelScore", "change in P(right) of each turn"),
+        "reward_model": Entry("rewards.models.reward_model:RewardModelScore", "score of a pairwise reward model"),
+        "outcome_model": Entry("rewards.models.reward_model:OutcomeModelScore", "P(correct) by a model"),
+        "process_model": Entry("rewards.models.reward_model:ProcessModelScore", "per-turn change of P(success)"),
         "judge": Entry("rewards.judges.judge:Judge", "a language model compares the attempts, in both orders"),
         "grade": Entry("rewards.judges.judge:Grade", "a language model gives points, or says yes or no"),
         "principles": Entry("rewards.judges.judge:Principles", "log p(Yes) - log p(No) of a model, on each principle"),
         "subgoals": Entry("rewards.contrib.guides:Subgoals", "subgoals named by a language model, paid when reached"),
-        "feedback": Entry("rewards.contrib.guides:Feedback", "new replies that a language model takes for progress"),
+        "feedback": Entry("rewards.contrib.guides:Feedback", "replies that a language model rates as progress"),
         "episodic_memory": Entry(
-            "rewards.contrib.episodic_memory:EpisodicMemory", "like past successes, unlike failures"
+            "rewards.contrib.episodic_memory:EpisodicMemory", "similarity to past successes, not failures"
         ),
-        "majority": Entry("rewards.judges.majority:Majority", "1 for the group's commonest answer; no labels"),
+        "found_subgoals": Entry(
+            "rewards.contrib.found_subgoals:FoundSubgoals", "subgoals discovered from successes and failures"
+        ),
+        "majority": Entry("rewards.judges.majority:Majority", "majority vote: 1 for the group's most common answer"),
         "math": Entry("rewards.answers.maths:Maths", "1 if mathematically equal to the reference", extra="rewards"),
         "numeric": Entry("rewards.answers.numeric:Numeric", "1 if the answer is the right number within a tolerance"),
         "multiple_choice": Entry("rewards.answers.choice:MultipleChoice", "1 if the answer is the right letter"),
@@ -202,49 +209,54 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "bleu": Entry("rewards.contrib.overlap:Bleu", "BLEU of the answer against the reference", extra="rewards"),
         "similarity": Entry("rewards.contrib.similarity:Similarity", "share of characters in common, in order"),
         "patch_similarity": Entry(
-            "rewards.contrib.similarity:PatchSimilarity", "how alike edits of files are to right ones"
+            "rewards.contrib.similarity:PatchSimilarity", "similarity of file edits to the reference edits"
         ),
         "json_schema": Entry(
             "rewards.contrib.json_schema:JsonSchema", "1 if an action is JSON of a schema", extra="rewards"
         ),
         "pattern": Entry("rewards.answers.pattern:Pattern", "1 if a regular expression matches"),
-        "format": Entry("rewards.answers.tags:Format", "1 if what was said keeps to an order of tags"),
+        "format": Entry("rewards.answers.tags:Format", "1 if the tags are in the required order"),
         "format_outcome": Entry("rewards.answers.tags:FormatOutcome", "exact match, softened by format"),
-        "search_efficiency": Entry("rewards.contrib.search:SearchEfficiency", "right, with as few searches as can be"),
+        "search_efficiency": Entry("rewards.contrib.search:SearchEfficiency", "correct, with few searches"),
+        "called": Entry("rewards.contrib.search:Called", "1 if a tool was called at all"),
         "tool_use": Entry("rewards.contrib.search:ToolUse", "F1 of the answer, and a bonus for using all tools"),
         "cost_aware": Entry("rewards.contrib.search:CostAware", "right, and cheap"),
-        "page_action": Entry("rewards.contrib.page_action:PageAction", "part marks for a shop action", extra="rewards"),
+        "page_action": Entry("rewards.contrib.page_action:PageAction", "partial credit, shop action", extra="rewards"),
         "concise": Entry("rewards.shaping.length:Concise", "correct, and shorter than the group's other correct ones"),
         "budget": Entry("rewards.shaping.length:Budget", "minus the share by which a budget is exceeded"),
-        "repetition": Entry("rewards.contrib.fluency:Repetition", "minus the share of words said before"),
+        "repetition": Entry("rewards.contrib.fluency:Repetition", "minus the share of repeated n-grams"),
         "language": Entry("rewards.contrib.fluency:LanguageConsistency", "share of letters in the script asked for"),
         "combine": Entry("rewards.combinators.combine:Combine", "several rewards, with schedules, gates and caps"),
-        "of_part": Entry("rewards.combinators.of_part:OfPart", "another reward, for one part of a mixture alone"),
-        "improvement": Entry("rewards.contrib.improvement:Improvement", "the difference that another try makes"),
+        "of_part": Entry("rewards.combinators.of_part:OfPart", "another reward, for one part of a mixture"),
+        "improvement": Entry("rewards.contrib.improvement:Improvement", "improvement of a retry over the previous try"),
         "key_steps": Entry("rewards.contrib.key_steps:KeySteps", "the share of a task's key steps that were said"),
-        "step_reference": Entry(
-            "rewards.contrib.key_steps:StepReference", "how like each turn's call is to that of a reference"
+        "intermediate_answers": Entry(
+            "rewards.contrib.interleaved:IntermediateAnswers", "intermediate answers before a correct one"
         ),
-        "budgeted": Entry("rewards.contrib.budgeted:Budgeted", "right, within the tokens that the attempt was told"),
-        "ranked": Entry("rewards.contrib.ranked:Ranked", "the first signal that tells two attempts apart decides"),
+        "proxy_answer": Entry("rewards.contrib.proxy_answer:ProxyAnswer", "a model answers from the long answer alone"),
+        "step_reference": Entry(
+            "rewards.contrib.key_steps:StepReference", "similarity of each turn's call to a reference call"
+        ),
+        "budgeted": Entry("rewards.contrib.budgeted:Budgeted", "correct within the token budget of the attempt"),
+        "ranked": Entry("rewards.contrib.ranked:Ranked", "the first signal in which two attempts differ decides"),
     },
     "engine": {
-        "transformers": Entry("rlhf.inference.settings:TransformersSettings", "in this process, on torch; no server"),
+        "transformers": Entry("rlhf.inference.settings:TransformersSettings", "embedded: in process, no server"),
         "guided": Entry(
-            "rlhf.inference.settings:GuidedSettings", "the same, with what training did to a small model added"
+            "rlhf.inference.settings:GuidedSettings", "embedded, plus the logit change of a small model (RAST)"
         ),
-        "vllm": Entry("rlhf.inference.settings:VllmSettings", "vLLM: an engine of its own, or running servers"),
+        "vllm": Entry("rlhf.inference.settings:VllmSettings", "vLLM: a local engine, or running servers"),
     },
     "stage": {
         "supervised": Entry(
-            "rlhf.training.stages.supervised:Supervised", "imitate the oracle, or own attempts that succeeded"
+            "rlhf.training.stages.supervised:Supervised", "SFT on oracle demonstrations or own successes"
         ),
         "preference": Entry(
-            "rlhf.training.stages.preference:Preference", "DPO on pairs of attempts, of actions, or of a file"
+            "rlhf.training.stages.preference:Preference", "DPO, IPO or KTO on attempts, actions, or a file"
         ),
         "reward_model": Entry("rlhf.training.stages.reward_model:RewardModel", "a reward model, by TRL"),
         "policy_gradient": Entry(
-            "rlhf.training.stages.policy_gradient:PolicyGradient", "reinforcement learning on rollouts"
+            "rlhf.training.stages.policy_gradient:PolicyGradient", "RL with policy gradients on rollouts"
         ),
     },
     "trainer": {
@@ -253,26 +265,25 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         "fsdp": Entry("rlhf.training.backends.settings:Fsdp", "PyTorch's FSDP2 in one or several processes"),
     },
     "rollout": {
-        "independent": Entry("rlhf.rollout.group_structure:Independent", "every attempt begins where its task does"),
-        "tree": Entry("rlhf.rollout.group_structure:Tree", "attempts branch off others, and share what led there"),
-        "value_tree": Entry(
-            "rlhf.rollout.contrib.value_tree:ValueTree", "a tree that grows where a judge or the policy sees most"
-        ),
-        "retry": Entry("rlhf.rollout.group_structure:Retry", "attempts again, each shown the ones before it"),
-        "budgets": Entry("rlhf.rollout.contrib.budgets:Budgets", "attempts told how many tokens they have"),
+        "independent": Entry("rlhf.rollout.group_structure:Independent", "independent attempts from the task's start"),
+        "tree": Entry("rlhf.rollout.group_structure:Tree", "tree rollouts: attempts share prefixes"),
+        "value_tree": Entry("rlhf.rollout.contrib.value_tree:ValueTree", "value-guided tree, by a judge or log-probs"),
+        "retry": Entry("rlhf.rollout.group_structure:Retry", "retries, each shown the previous attempts"),
+        "budgets": Entry("rlhf.rollout.contrib.budgets:Budgets", "attempts with token budgets in their prompts"),
+        "shuffled_events": Entry("rlhf.rollout.contrib.shuffled_events:ShuffledEvents", "some see events shuffled"),
     },
     "strategy": {
         "best_of_n": Entry(
             "rlhf.rollout.contrib.strategies:BestOfN", "the best of several attempts, by a judge or log-probs"
         ),
-        "self_consistency": Entry("rlhf.rollout.contrib.strategies:SelfConsistency", "commonest of several answers"),
-        "tree_search": Entry("rlhf.rollout.contrib.strategies:TreeSearch", "the best leaf of attempts that branch"),
+        "self_consistency": Entry("rlhf.rollout.contrib.strategies:SelfConsistency", "majority vote over answers"),
+        "tree_search": Entry("rlhf.rollout.contrib.strategies:TreeSearch", "best leaf of tree rollouts"),
         "reflect_and_retry": Entry(
-            "rlhf.rollout.contrib.strategies:ReflectAndRetry", "try again, shown what was tried"
+            "rlhf.rollout.contrib.strategies:ReflectAndRetry", "retry, shown the previous attempts"
         ),
     },
     "sampler": {
-        "shuffled": Entry("rlhf.tasks.shuffled:Shuffled", "every task once, in an order of its own each time"),
+        "shuffled": Entry("rlhf.tasks.shuffled:Shuffled", "every task once per epoch, reshuffled"),
         "reverse_curriculum": Entry(
             "rlhf.tasks.contrib.start_states.reverse_curriculum:ReverseCurriculum",
             "starts along demonstrations, the goal within reach",
@@ -284,86 +295,83 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     },
     "selection": {
         "all": Entry("rlhf.tasks.selection:All", "every group of one round"),
-        "dynamic": Entry("rlhf.tasks.dynamic:Dynamic", "groups whose attempts differ, drawn until they are enough"),
-        "uncertain": Entry("rlhf.tasks.contrib.uncertain:Uncertain", "the groups whose attempts differ most"),
+        "dynamic": Entry("rlhf.tasks.dynamic:Dynamic", "dynamic sampling: groups with non-zero variance"),
+        "uncertain": Entry("rlhf.tasks.contrib.uncertain:Uncertain", "the groups with the highest variance"),
     },
     "advantage": {
-        "grpo": Entry("rlhf.credit.grpo:GRPO", "reward minus group mean, over the group's deviation"),
+        "grpo": Entry("rlhf.credit.grpo:GRPO", "reward minus group mean, divided by the group std"),
         "dr_grpo": Entry("rlhf.credit.dr_grpo:DrGRPO", "reward minus group mean"),
         "rloo": Entry("rlhf.credit.rloo:RLOO", "reward minus the mean of the others in the group"),
-        "turn_rloo": Entry("rlhf.credit.contrib.turn_rloo:TurnRLOO", "RLOO of what is still to come, turn by turn"),
+        "turn_rloo": Entry("rlhf.credit.contrib.turn_rloo:TurnRLOO", "turn-level RLOO on reward-to-go"),
         "gigpo": Entry("rlhf.credit.gigpo:GiGPO", "GRPO per episode, plus the same among equal states"),
         "reinforce_pp": Entry("rlhf.credit.reinforce_pp:ReinforcePP", "return of a token, whitened over the step"),
         "reinforce_pp_baseline": Entry(
             "rlhf.credit.reinforce_pp_baseline:ReinforcePPBaseline", "reward minus group mean, whitened over the step"
         ),
-        "lite_ppo": Entry("rlhf.credit.contrib.lite_ppo:LitePPO", "reward minus group mean, over the step's deviation"),
-        "hgpo": Entry("rlhf.credit.contrib.hgpo:HGPO", "compares turns of equal state and equal recent history"),
-        "step_grpo": Entry("rlhf.credit.contrib.step_grpo:StepGRPO", "GRPO of each turn's own reward, turn by turn"),
-        "progress": Entry("rlhf.credit.contrib.progress:Progress", "what each turn contributed, over all turns"),
-        "hrpo": Entry("rlhf.credit.contrib.hrpo:HRPO", "GRPO, plus a reward of each turn as it stands"),
-        "stratified": Entry("rlhf.credit.contrib.stratified:Stratified", "GRPO among attempts with as many calls"),
+        "lite_ppo": Entry("rlhf.credit.contrib.lite_ppo:LitePPO", "reward minus group mean, divided by the batch std"),
+        "hgpo": Entry("rlhf.credit.contrib.hgpo:HGPO", "groups turns by state and recent history"),
+        "step_grpo": Entry("rlhf.credit.contrib.step_grpo:StepGRPO", "GRPO on turn-level rewards, per turn index"),
+        "progress": Entry("rlhf.credit.contrib.progress:Progress", "turn contributions, over all turns"),
+        "hrpo": Entry("rlhf.credit.contrib.hrpo:HRPO", "GRPO, plus a turn-level reward term"),
+        "stratified": Entry("rlhf.credit.contrib.stratified:Stratified", "GRPO in strata of equal calls"),
         "loop": Entry("rlhf.credit.contrib.loop:LOOP", "RLOO, negligible advantages set to 0"),
-        "oreal": Entry("rlhf.credit.contrib.oreal:OREAL", "one right attempt cloned, one wrong one pushed away"),
+        "oreal": Entry("rlhf.credit.contrib.oreal:OREAL", "cloning of correct attempts, penalty on wrong ones"),
         "lightning": Entry("rlhf.credit.contrib.lightning:Lightning", "GRPO for agents whose calls are single samples"),
         "grpo_lead": Entry("rlhf.credit.contrib.grpo_lead:GRPOLead", "GRPO with weights for length and difficulty"),
-        "gae": Entry("rlhf.credit.gae:GAE", "what followed each token, against a critic's values"),
-        "turn_gae": Entry("rlhf.credit.turn_gae:TurnGAE", "what followed each turn, against a critic's values"),
+        "gae": Entry("rlhf.credit.gae:GAE", "token-level GAE with a critic"),
+        "turn_gae": Entry("rlhf.credit.turn_gae:TurnGAE", "turn-level GAE with a critic"),
         "bilevel_gae": Entry("rlhf.credit.contrib.bilevel_gae:BiLevelGAE", "GAE over turns, then within each turn"),
         "archer": Entry("rlhf.credit.contrib.archer:ArCHer", "Q-value minus state value of each turn, off-policy"),
-        "sweet": Entry("rlhf.credit.contrib.sweet:SWEET", "what a critic that knows the answer says of each turn"),
-        "tree_grpo": Entry("rlhf.credit.contrib.tree_grpo:TreeGRPO", "GRPO within and across shared beginnings"),
-        "treerl": Entry("rlhf.credit.contrib.treerl:TreeRL", "what became of the attempts that took each step"),
-        "guided": Entry(
-            "rlhf.credit.contrib.with_demonstrations:Guided", "reward minus mean, demonstrations counted in it or not"
-        ),
+        "sweet": Entry("rlhf.credit.contrib.sweet:SWEET", "turn advantages by a privileged critic"),
+        "tree_grpo": Entry("rlhf.credit.contrib.tree_grpo:TreeGRPO", "GRPO within and across trees"),
+        "treerl": Entry("rlhf.credit.contrib.treerl:TreeRL", "value differences along tree segments"),
+        "guided": Entry("rlhf.credit.contrib.with_demonstrations:Guided", "GRPO with demonstrations in the group"),
         "task_normalised": Entry(
-            "rlhf.credit.contrib.task_normalised:TaskNormalised", "another one, whitened per task type"
+            "rlhf.credit.contrib.task_normalised:TaskNormalised", "wraps another: whitened per task type"
         ),
         "duration_aware": Entry(
-            "rlhf.credit.contrib.duration_aware:DurationAware", "another one, times the seconds of a turn"
+            "rlhf.credit.contrib.duration_aware:DurationAware", "wraps another: weighted by turn duration"
         ),
-        "two_level": Entry("rlhf.credit.contrib.two_level:TwoLevel", "one estimator for subgoals, one for actions"),
-        "seats": Entry("rlhf.credit.contrib.self_play:Seats", "another one, for each seat of a game alone"),
+        "two_level": Entry("rlhf.credit.contrib.two_level:TwoLevel", "wraps two: one for subgoals, one for actions"),
+        "seats": Entry("rlhf.credit.contrib.self_play:Seats", "wraps another: per seat of a game"),
         "reviews": Entry(
             "rlhf.credit.contrib.actor_critic_agents:Reviews",
-            "another one, and a critic of proposals paid for being right",
+            "wraps another: rewards correct reviews of a critic",
         ),
-        "hicra": Entry("rlhf.credit.contrib.hicra:HICRA", "another one, raised on planning tokens"),
-        "ktae": Entry("rlhf.credit.contrib.ktae:KTAE", "another one, plus a value of each kind of token"),
+        "event_order": Entry("rlhf.credit.contrib.event_order:EventOrder", "wraps another: event-order bonus"),
+        "hicra": Entry("rlhf.credit.contrib.hicra:HICRA", "wraps another: raised on planning tokens"),
+        "ktae": Entry("rlhf.credit.contrib.ktae:KTAE", "wraps another: plus a key-token value"),
     },
     "critic": {
-        "values": Entry("rlhf.training.critics.values:Critic", "the value of each state, from the present step"),
+        "values": Entry("rlhf.training.critics.values:Critic", "state values, trained on the current step"),
         "archer": Entry(
-            "rlhf.training.contrib.critics.archer:ArcherCritic", "values of turns and states, from a buffer of steps"
+            "rlhf.training.contrib.critics.archer:ArcherCritic", "Q-values and state values, off-policy from a buffer"
         ),
         "contributions": Entry(
-            "rlhf.training.contrib.critics.contributions:Contributions", "how much of the score each turn earned"
+            "rlhf.training.contrib.critics.contributions:Contributions", "contribution of each turn to the score"
         ),
         "token_rewards": Entry(
-            "rlhf.training.contrib.critics.token_rewards:TokenRewards", "which tokens tell how an attempt comes out"
+            "rlhf.training.contrib.critics.token_rewards:TokenRewards", "token rewards that predict the outcome"
         ),
-        "sweet": Entry(
-            "rlhf.training.contrib.critics.sweet:SweetCritic", "which turns made the better attempt, told the answer"
-        ),
+        "sweet": Entry("rlhf.training.contrib.critics.sweet:SweetCritic", "privileged critic of turns, by pairs"),
     },
     "loss": {
         "ppo_clip": Entry("rlhf.losses.ppo_clip:PPOClip", "clipped ratio, with clip-higher and dual clip"),
         "reinforce": Entry("rlhf.losses.reinforce:Reinforce", "log-prob times advantage"),
-        "cispo": Entry("rlhf.losses.cispo:CISPO", "log-prob times advantage, by a clipped ratio"),
-        "gspo": Entry("rlhf.losses.gspo:GSPO", "clipped ratio of a whole trajectory"),
+        "cispo": Entry("rlhf.losses.cispo:CISPO", "log-prob times advantage, weighted by a clipped ratio"),
+        "gspo": Entry("rlhf.losses.gspo:GSPO", "sequence-level clipped ratio"),
         "cpgd": Entry("rlhf.losses.contrib.cpgd:CPGD", "clipped log-ratio, with a drift term"),
         "stable_reinforce": Entry(
             "rlhf.losses.contrib.stable_reinforce:StableReinforce", "clipped ratio, bounded log-ratio"
         ),
-        "rebel": Entry("rlhf.losses.contrib.rebel:REBEL", "regress differences of log-ratios on those of rewards"),
-        "a_lol": Entry("rlhf.losses.contrib.a_lol:ALoL", "imitate what was better than expected"),
-        "nft": Entry("rlhf.losses.contrib.nft:NFT", "imitate right attempts, unlearn the implied wrong ones"),
-        "shiq": Entry("rlhf.losses.contrib.shiq:ShiQ", "logits are Q-values that agree along each trajectory"),
-        "rover": Entry("rlhf.losses.contrib.rover:ROVER", "log-ratios are Q-values of the random policy"),
-        "kdrl": Entry("rlhf.losses.contrib.kdrl:KDRL", "clipped ratio, and a teacher's log-probs on the samples"),
-        "luffy": Entry("rlhf.losses.contrib.luffy:LUFFY", "plain ratio; demonstrations by a shaped probability"),
-        "min_entropy": Entry("rlhf.losses.contrib.min_entropy:MinEntropy", "more certainty, whatever the reward"),
+        "rebel": Entry("rlhf.losses.contrib.rebel:REBEL", "regression of log-ratio on reward differences"),
+        "a_lol": Entry("rlhf.losses.contrib.a_lol:ALoL", "imitate attempts with positive advantage"),
+        "nft": Entry("rlhf.losses.contrib.nft:NFT", "imitate correct attempts, unlearn wrong ones"),
+        "shiq": Entry("rlhf.losses.contrib.shiq:ShiQ", "logits as Q-values, with Bellman consistency"),
+        "rover": Entry("rlhf.losses.contrib.rover:ROVER", "log-ratios as Q-values of the random policy"),
+        "kdrl": Entry("rlhf.losses.contrib.kdrl:KDRL", "clipped ratio plus on-policy distillation"),
+        "luffy": Entry("rlhf.losses.contrib.luffy:LUFFY", "off-policy demonstrations with policy shaping"),
+        "min_entropy": Entry("rlhf.losses.contrib.min_entropy:MinEntropy", "entropy minimisation, without reward"),
     },
     "sandbox": {
         "container": Entry("rewards.sandbox.container:Container", "a container of Docker or Podman for each program"),
@@ -378,13 +386,11 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
         ),
     },
     "correction": {
-        "truncated": Entry("rlhf.losses.importance_correction:Truncated", "importance weight, at most C"),
-        "clipped": Entry("rlhf.losses.importance_correction:Clipped", "importance weight, brought between two bounds"),
-        "masked": Entry("rlhf.losses.importance_correction:Masked", "importance weight, 0 outside two bounds (IcePop)"),
-        "rejection": Entry(
-            "rlhf.losses.importance_correction:Rejection", "leave out what engine and trainer disagree on"
-        ),
-        "bypass": Entry("rlhf.losses.importance_correction:Bypass", "the engine's log-probs are the old ones"),
+        "truncated": Entry("rlhf.losses.importance_correction:Truncated", "truncated importance sampling (TIS)"),
+        "clipped": Entry("rlhf.losses.importance_correction:Clipped", "clipped importance weight"),
+        "masked": Entry("rlhf.losses.importance_correction:Masked", "masked importance sampling (IcePop)"),
+        "rejection": Entry("rlhf.losses.importance_correction:Rejection", "rejection by trainer/engine mismatch"),
+        "bypass": Entry("rlhf.losses.importance_correction:Bypass", "no correction: engine log-probs as old log-probs"),
     },
 }
 

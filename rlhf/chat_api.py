@@ -134,7 +134,7 @@ class ChatServer:
             where=self.where,
             got=f"{address.scheme}://{address.hostname}:{port}: {problem}, for {limit_s:g} s",
             expected="a server of an OpenAI-compatible interface",
-            hint="start the server, or mend host and port",
+            hint="start the server, or correct host and port",
         )
 
     async def close(self) -> None:

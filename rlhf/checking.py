@@ -12,6 +12,7 @@ and a method `cautions` that yields sentences about what is legal and probably n
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ class CheckContext:
     Attributes:
         path: YAML path of the part.
         recipe: all parts.
-        holder: the part that holds this one in a key; None of those that the recipe or a stage itself names.
+        parent: the part that has this one as a key; None for those that the recipe or a stage itself names.
         stage: the stage it belongs to; None outside of stages.
         stage_path: YAML path of that.
         reward: name of the reward it belongs to; empty outside of rewards.
@@ -138,11 +139,17 @@ class CheckContext:
 
     path: str
     recipe: RecipeView
-    holder: Any = None
+    parent: Any = None
     stage: Any = None
     stage_path: str = ""
     reward: str = ""
     is_trained: bool = False
+
+    @property
+    def holder(self) -> Any:
+        """The `parent`, under its name of before, for one release."""
+        warnings.warn("CheckContext.holder is now CheckContext.parent", FutureWarning, stacklevel=2)
+        return self.parent
 
     def at(self, key: str) -> str:
         """YAML path of a key of the part."""

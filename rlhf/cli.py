@@ -10,7 +10,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rlhf.commands import check, compare, environments, evaluate, export, gateway, new, serve, show, stop, train, view
+from rlhf.commands import (
+    check,
+    compare,
+    environments,
+    evaluate,
+    export,
+    gateway,
+    new,
+    serve,
+    show,
+    stop,
+    train,
+    tune,
+    view,
+)
 from rlhf.commands.contrib import browse, extrapolate, memory_store, play, score
 from rlhf.commands.output import STATE, report
 from rlhf.commands.usage import usage_error
@@ -28,23 +42,23 @@ class _Group(TyperGroup):
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
         if not args:  # the help is wanted
             return super().parse_args(ctx, args)
-        with self._told():
+        with self._told(ctx):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with self._told():
+        with self._told(ctx):
             return super().invoke(ctx)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self, ctx: Any) -> Iterator[None]:
         """Say in the project's own form what of the options and arguments cannot be read."""
         try:
             yield
         except Exception as error:
             if not hasattr(error, "format_message"):
                 raise
-            raise typer.Exit(report(usage_error(error, self), as_json=self.as_json)) from error
+            raise typer.Exit(report(usage_error(error, self, ctx.invoked_subcommand), as_json=self.as_json)) from error
 
 
 app = typer.Typer(
@@ -59,12 +73,13 @@ app = typer.Typer(
 
 
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False) -> None:
+def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of errors.")] = False) -> None:
     """Post-train language-model agents with reinforcement learning, from a recipe."""
     STATE.debug = debug
 
 
 app.command("train")(train.train)
+app.command("tune")(tune.tune)
 app.command("stop")(stop.stop)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)

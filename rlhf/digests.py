@@ -61,7 +61,7 @@ def _unsealed(text: str | bytes) -> dict[str, Any]:
     """The values of JSON text whose `seal` fits them. Raises ValueError."""
     values = json.loads(text)
     if not isinstance(values, dict) or values.pop("seal", None) != _seal(values):
-        raise ValueError("its seal does not fit what it says")
+        raise ValueError("its own digest does not match its content")
     return values
 
 

@@ -37,7 +37,8 @@ def find(kind: str, where: str) -> Any:
             where=where,
             got=kind,
             expected="a program that gives it again",
-            hint=nearest(name, parts) or f"from Python: rlhf.train(resume=RUN, {_argument(name)})",
+            hint=nearest(name, parts)
+            or f"from Python: rlhf.train(resume=RUN, {_argument(name)}), or rlhf.evaluate(RUN, {_argument(name)})",
         )
     return parts[name]
 

@@ -164,7 +164,7 @@ class Processes:
             return ProcessError(f"process {rank} has failed: {reason}", where=f"process {self.rank}, {what}")
         is_late = waited >= 0.9 * self.timeout_s
         return ProcessError(
-            "another process did not come in time" if is_late else "another process has ended without a word",
+            "another process did not arrive in time" if is_late else "another process exited without an error message",
             where=f"process {self.rank}, {what}",
             got=f"nothing in {waited:.0f} s ({text.splitlines()[0][:200]})",
             expected=f"an answer within {self.timeout_s:g} s",

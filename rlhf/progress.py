@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from rlhf.terminal import CleanConsole
+
+_STDERR = 2
 
 #: Seconds without a line after which one says what is waited for, where there is no bar.
 _SILENCE_S = 30.0
@@ -81,6 +86,24 @@ class RichProgress:
             self._bars.update(self._task, waiting=text)
         if not self.console.is_terminal and time.monotonic() - self._said_at > _SILENCE_S:
             self.say(f"{self._name} {self._done}/{self._total}  {text}" if self._name else text)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Write to the present standard error, wherever this process's own is led inside."""
+        try:
+            is_standard = self.console.file.fileno() == _STDERR
+        except (OSError, ValueError):  # no file of the system's
+            is_standard = False
+        if not is_standard:
+            yield
+            return
+        before = self.console.file
+        with os.fdopen(os.dup(_STDERR), "w", encoding="utf-8") as kept:
+            self.console.file = kept
+            try:
+                yield
+            finally:
+                self.console.file = before
 
     def rollout(self, counts: Any) -> None:
         """Progress of the episodes now running."""

@@ -27,11 +27,12 @@ WITH_MECHANISM: Mapping[str, Keys] = {
     "treerl": {**_TREE, "advantage": {"kind": "treerl"}},
     "guided": {"expert": {}, "advantage": {"kind": "guided"}, "loss": {"kind": "luffy"}},
 }
-#: Those that are about seats and roles, which this world has not: where they learn.
+#: Those that are about seats, roles and stories, which this world has not: where they learn.
 ELSEWHERE: Mapping[str, str] = {
     "seats": "tests/test_self_play.py::test_self_play_learns_to_beat_chance",
     "two_level": "tests/test_roles_learn.py::test_a_planner_and_an_executor_learn",
     "reviews": "tests/test_roles_learn.py::test_an_actor_and_a_critic_learn",
+    "event_order": "tests/test_event_order_learns.py::test_where_a_story_ends_is_learnt_in_order",
 }
 #: Those that compare with the values of a critic: the keys a stage needs to learn with each.
 WITH_CRITIC: Mapping[str, Keys] = {"gae": {}, "turn_gae": {}, "bilevel_gae": {}}
@@ -116,6 +117,7 @@ ACTS: Mapping[str, Proof] = {
     "seats": ("credit/n_sides", 0.0),
     "reviews": ("credit/n_reviews", 0.0),
     "hicra": ("credit/n_planning_tokens", 0.0),
+    "event_order": ("credit/n_order_helped", 0.0),
 }
 #: The same of the losses. Those that regress or imitate have no case in which they do not act: there the policy moved
 #: away from the one that sampled.

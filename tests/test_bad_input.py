@@ -384,7 +384,7 @@ def test_a_resumed_run_keeps_the_kinds_of_its_parts(echo: Path, tmp_path: Path, 
     made = load(echo, ["agent={kind: remembering, store: {kind: cases, alpha: 0.5}}"])
     (run / "recipe.yaml").write_text(dump(made))
     message = refused("train", "--resume", str(run), asked)
-    assert "error agent.store.kind: a run goes on with the recipe it began with" in message
+    assert "error agent.store.kind: a run resumes with its own recipe" in message
     assert "got:      notes" in message and "expected: cases" in message
     assert f"rlhf train --resume {run}, or start a new run" in message
     # A trainer may be of another kind, and only what differs is told.

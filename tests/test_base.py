@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import random
+import re
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Loads a script of `benchmarks/` by name."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    """Loads a script of `benchmarks/` or `benchmarks/base/` by name."""
+    for folder in (ROOT / "benchmarks", ROOT / "benchmarks" / "base"):
+        monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(ROOT)
     yield importlib.import_module
 
@@ -38,11 +42,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_the_corpus_is_the_same_again_and_has_no_mistake_to_imitate(scripts: Any, tmp_path: Path) -> None:
-    base_corpus = scripts("base_corpus")
+    corpus = scripts("corpus")
     found = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        base_corpus.make("keyhole", tmp_path / name, 40_000)
+        corpus.make("keyhole", tmp_path / name, 40_000)
         found.append({path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir())})
     assert found[0] == found[1] and list(found[0]) == ["keyhole-compass.jsonl", "keyhole-large.jsonl"]
     rows = [row for name in found[0] for row in rows_of(tmp_path / "one" / name)]
@@ -53,15 +57,46 @@ def test_the_corpus_is_the_same_again_and_has_no_mistake_to_imitate(scripts: Any
 
 
 def test_levels_that_show_how_well_the_base_carries_over_are_not_in_the_corpus(scripts: Any) -> None:
-    levels = {part.environment.level for part in scripts("base_corpus").parts_of("babyai")}
+    levels = {part.environment.level for part in scripts("corpus").parts_of("babyai")}
     assert not levels & {"OpenDoor", "GoToRedBall", "UnlockLocal", "PutNextLocal"} and "GoToObj" in levels
 
 
 def test_a_finished_part_is_not_played_again(scripts: Any, tmp_path: Path) -> None:
     for part in ("compass", "large"):
         (tmp_path / f"keyhole-{part}.jsonl").write_text("as it was")
-    scripts("base_corpus").make("keyhole", tmp_path, 10_000)
+    scripts("corpus").make("keyhole", tmp_path, 10_000)
     assert {path.read_text() for path in tmp_path.iterdir()} == {"as it was"}
+
+
+# --- recall drills ---------------------------------------------------------------------------------------------------
+
+
+def test_every_answer_of_a_recall_drill_stands_in_its_question(scripts: Any) -> None:
+    recall = scripts("recall")
+    words = recall.vocabulary(ROOT / "base" / "tokenizer.json")
+    assert len(words) > 500 and len(set(words)) == len(words)
+    found = recall.drills(300, 0, words)
+    assert found == recall.drills(300, 0, words) and found != recall.drills(300, 1, words)
+    answers = 0
+    for line in found:
+        messages = json.loads(line)["messages"]
+        for asked, answer in zip(messages[::2], messages[1::2], strict=True):
+            assert (asked["role"], answer["role"]) == ("user", "assistant")
+            assert answer["content"] == "not here" or set(answer["content"].split()) <= set(
+                re.findall(r"[\w]+", asked["content"])
+            )
+            answers += answer["content"] != "not here"
+    assert answers > 1000
+
+
+def test_lists_are_said_again_and_come_round(scripts: Any) -> None:
+    recall, words = scripts("recall"), ["a", "b", "c"]
+    for seed in range(20):
+        asked, answer = recall.cycle(random.Random(seed), words * 3)
+        one = asked.split(": ")[1].split()
+        assert answer.split() == one * (36 // len(one))
+        asked, answer = recall.repeat(random.Random(seed), words * 5)
+        assert asked.endswith(f": {answer}")
 
 
 # --- name ------------------------------------------------------------------------------------------------------------
@@ -135,13 +170,17 @@ def row(proof: Any, arm: str, seed: int = 0, success: float = 0.0, width: float 
     )
 
 
-def test_what_is_measured_is_not_measured_again_but_with_more_tasks(scripts: Any, tmp_path: Path) -> None:
+def test_what_is_measured_is_not_measured_again_but_with_more_tasks_or_another_base(
+    scripts: Any, tmp_path: Path
+) -> None:
     proof = scripts("proof")
     asked = Namespace(suites=["keyhole"], arms=["random", "rl"], seeds=[0, 1], n=20)
     rows = [row(proof, "random"), row(proof, "rl", 1)]
     proof.write(tmp_path / "rows.json", rows)
     assert proof.read(tmp_path / "rows.json") == rows
     assert list(proof.left(asked, rows)) == [("keyhole", "rl", 0)]
+    other = [*rows[:1], replace(rows[1], base="of another")]
+    assert list(proof.left(asked, other)) == [("keyhole", "rl", 0), ("keyhole", "rl", 1)]
     asked.n = None
     assert list(proof.left(asked, rows)) == [("keyhole", "random", 0), ("keyhole", "rl", 0), ("keyhole", "rl", 1)]
 
@@ -164,11 +203,23 @@ def test_learnt_is_above_chance_and_above_the_base_with_intervals_apart(
     assert "not measured" in proof.table(rows[:2]) and "yes" not in proof.table(rows[:2])
 
 
+def test_a_suite_is_shown_by_one_edition_of_the_base(scripts: Any) -> None:
+    proof = scripts("proof")
+    rows = [row(proof, "random"), replace(row(proof, "untrained"), base="old"), replace(row(proof, "rl"), base="old")]
+    assert {one.suite for one in proof.of_newest_base(rows, "new")} == {"keyhole †"}
+    rows.append(replace(row(proof, "untrained", success=0.5), base="new"))
+    found = proof.of_newest_base(rows, "new")
+    assert [(one.suite, one.arm, one.base) for one in found] == [
+        ("keyhole", "random", ""),
+        ("keyhole", "untrained", "new"),
+    ]
+
+
 @pytest.mark.parametrize("name", ["keyhole", "countdown", "tools"])
 @pytest.mark.parametrize("arm", ["untrained", "imitated", "rl"])
 def test_every_arm_is_a_recipe(scripts: Any, name: str, arm: str) -> None:
     proof = scripts("proof")
-    values = proof.recipe_of(load_suite(name), arm, 3, 5)
+    values = proof.recipe_of(load_suite(name), arm, 3)
     try:
         found = recipe_of(values, name="proof", base=ROOT)
     except RecipeError as error:

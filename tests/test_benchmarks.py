@@ -41,3 +41,10 @@ def test_an_arm_can_have_another_learning_rate(credit: Any) -> None:
     assert other.label == "short" and other.stage["advantage"] == {"kind": "gigpo", "gamma": 0.5}
     warm = credit.arm_of("warm={advantage: {kind: gae, lam: 0.95}, critic: {warmup_steps: 3}}")
     assert warm.stage == {"advantage": {"kind": "gae", "lam": 0.95}, "critic": {"warmup_steps": 3}}
+
+
+def test_shapes_have_the_sizes_that_they_are_named_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    shapes: Any = importlib.import_module("shapes")
+    sizes = {name: sum(p.numel() for p in shapes.make_model(name, "meta").parameters()) for name in ("0.6b", "1.7b")}
+    assert sizes == {"0.6b": 596_049_920, "1.7b": 1_720_574_976}  # as Qwen3's own

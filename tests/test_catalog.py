@@ -26,7 +26,10 @@ ENTRIES = [
 ]
 #: Keys that an entry cannot do without.
 #: Rewards that ask a model, which tests of all rewards cannot: they have tests of their own.
-MODELS = ("reward_model", "outcome_model", "process_model", "judge", "grade", "principles", "subgoals", "feedback")
+MODELS = (
+    *("reward_model", "outcome_model", "process_model", "judge", "grade", "principles"),
+    *("proxy_answer", "subgoals", "feedback"),
+)
 NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
@@ -44,12 +47,14 @@ NEEDED = {
     ("rollout", "budgets"): {"budgets": [8]},
     ("environment", "verdicts"): {"path": "tests/environments/compared.jsonl"},
     ("environment", "next_segment"): {"path": "LICENSE"},
+    ("environment", "self_made"): {"path": "tests/environments/questions.jsonl"},
     ("environment", "conversations"): {"path": "tests/environments/conversations.jsonl"},
     ("reward", "reward_model"): {"path": "somewhere"},
     ("reward", "outcome_model"): {"path": "somewhere"},
     ("reward", "judge"): {"url": "http://127.0.0.1:8000", "model": "judge"},
     ("reward", "subgoals"): {"url": "http://127.0.0.1:8000", "model": "judge"},
     ("reward", "feedback"): {"url": "http://127.0.0.1:8000", "model": "judge"},
+    ("reward", "proxy_answer"): {"url": "http://127.0.0.1:8000", "model": "judge"},
     ("reward", "grade"): {"url": "http://127.0.0.1:8000", "model": "judge"},
     ("reward", "principles"): {"path": "somewhere", "principles": ["it is short"]},
     ("reward", "process_model"): {"path": "somewhere"},

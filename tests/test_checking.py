@@ -42,7 +42,7 @@ class Picky:
             raise KeyError("no such thing")
         for path, stage in context.recipe.learning:
             if stage.group_size < self.least:
-                holder = type(context.holder).__name__
+                holder = type(context.parent).__name__
                 yield Problem("too few attempts", context.at("least"), f"{self.least} in {holder}",
                               f"at most {path}.group_size = {stage.group_size}", f"lower it in {context.reward}")
 
@@ -95,8 +95,8 @@ def test_every_part_has_one_place(echo: Path) -> None:
     assert len(found) == len(places(recipe))
     nested = found["stages[1].advantage.high.inner"]
     assert nested.section == "advantage" and nested.context.stage is recipe.stages[1]
-    assert nested.context.holder is found["stages[1].advantage.high"].part
-    assert found["stages[1].advantage"].context.holder is None
+    assert nested.context.parent is found["stages[1].advantage.high"].part
+    assert found["stages[1].advantage"].context.parent is None
     assert {"agent", "environment", "policy", "limits", "evaluation", "engine"} <= set(found)
 
 

@@ -329,7 +329,7 @@ def test_check_tries_the_rewards_of_a_recipe_on_the_tasks_of_its_environment(tmp
     assert sum("BROKEN" in line for line in lines) == 1 and any(
         line.startswith("rewards.right (math): ") for line in lines
     )
-    said = "rewards.right.kind: this reward compares with the reference of a task, and there is none"
+    said = "rewards.right.kind: this reward needs references, and the tasks have none"
     assert lines.index(said) == lines.index("BROKEN  task: has the reference that this needs") + 1
     assert "expected: Task.reference" in lines and any(line.startswith("do:") for line in lines)
 
@@ -349,6 +349,8 @@ def test_recipes_are_found_by_words() -> None:
     found = last_json(run("recipes", "Nim", "older", "--json"))["recipes"]
     assert [one["name"] for one in found] == ["textarena/nim-opponents"]
     assert {one["kind"] for one in last_json(run("recipes", "--kinds", "gigpo", "--json"))["kinds"]} == {"gigpo"}
+    by_kind = {one["name"] for one in last_json(run("recipes", "dataset", "reward_model", "--json"))["recipes"]}
+    assert "largest/largest-reward-model" in by_kind, "what a recipe is made of is searched too"
     missed = run("recipes", "sokobn")
     assert missed.exit_code == 2 and "got:      sokobn" in missed.stderr and "did you mean 'sokoban'?" in missed.stderr
 

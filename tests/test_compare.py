@@ -131,7 +131,7 @@ def test_it_says_when_runs_were_measured_and_which_have_not_ended(tmp_path: Path
     assert "measured: done after training, step 30; half before training, step 0" in result.stdout
     wanted = [
         "half was measured before training, and its run is not finished, it is at step 33 of 500 of 1-policy_gradient; "
-        f"go on with it: rlhf train --resume {half}",
+        f"resume it: rlhf train --resume {half}",
         "not measured at the same time of a run: done after training and half before training",
     ]
     assert result.stderr.splitlines() == [f"caution {text}" for text in wanted]
@@ -156,7 +156,7 @@ def test_a_run_without_metrics_is_not_finished_either(tmp_path: Path) -> None:
     (runs[0] / "result.json").write_text("{}")
     [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
     [caution] = row["cautions"]
-    assert caution.startswith("b was measured before training, and its run is not finished; go on")
+    assert caution.startswith("b was measured before training, and its run is not finished; resume it")
 
 
 def test_nothing_follows_the_last_comparison(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
     assert loaded(3, "{}") and loaded(3, "{lora: {rank: 2}}") and loaded(2, "{backbone: policy}")
     for zero, critic, says in (
         (1, "{backbone: policy, gradient: backbone}", "the trainer has a copy of"),
-        (3, "{backbone: policy}", "lie in pieces"),
+        (3, "{backbone: policy}", "sharded weights"),
     ):
         with pytest.raises(RecipeError, match=says) as error:
             loaded(zero, critic)

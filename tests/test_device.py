@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from rlhf import device
 from rlhf.cli import app
+from rlhf.commands.train import _say_device
 from rlhf.device import Device
 from rlhf.errors import RecipeError
 from rlhf.estimate.device_choice import budget_for, choices, refuse_for
@@ -40,6 +41,36 @@ def test_what_is_chosen_follows_the_device(tmp_path: Path) -> None:
     assert "policy.dtype is float32" in chosen(whole, H100)["attention"]
     assert "bfloat16" in chosen(whole, A100)["number format"] and "float16, with" in chosen(whole, T4)["number format"]
     assert "CUDA graphs" in chosen(short, H100)["engine"] and "engine.kind=vllm" in chosen(whole, H100)["engine"]
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("policy.lora={quantization: 8bit}", "the base is in 8bit"),
+        ("stages.0.trainer={kind: torch, compile: false}", "trainer.compile is false"),
+        ("stages.0.trainer={kind: fsdp}", "the trainer has no such key"),
+    ],
+)
+def test_layers_that_are_not_compiled_have_their_reason(tmp_path: Path, key: str, why: str) -> None:
+    assert chosen(made(tmp_path, SHORT, key), H100)["layers"] == f"not compiled, as {why}"
+
+
+@pytest.mark.parametrize(("capability", "slow"), [("AVX2", True), ("AVX512", False), ("AVX512_VNNI", False)])
+def test_bfloat16_on_a_cpu_without_instructions_for_it_is_named(monkeypatch, tmp_path, capsys, capability, slow):
+    import torch
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device.platform, "machine", lambda: "x86_64")
+    here = device.present.__wrapped__()
+    assert here.slow_bfloat16 is slow
+    short = made(tmp_path, SHORT)
+    assert ("policy.dtype=float32" in chosen(short, here).get("number format", "")) is slow
+    assert "number format" not in chosen(made(tmp_path), here)
+    monkeypatch.setattr(device, "present", lambda: here)
+    _say_device(short)
+    said = capsys.readouterr().err
+    assert said.startswith("number format: bfloat16") if slow else not said
 
 
 def test_what_a_gpu_lacks_is_refused(tmp_path: Path) -> None:
@@ -74,3 +105,17 @@ def test_show_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.exit_code == 0, shown.output
     assert "1 x NVIDIA H100, 80.00 GB, compute capability 9.0" in shown.output
     assert "policy.dtype is float32" in shown.output and "on this GPU" in shown.output
+
+
+def test_the_first_of_several_processes_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device, "present", lambda: H100)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        _say_device(made(tmp_path, SHORT, VLLM))
+        assert capsys.readouterr().err.count("2 processes, each with one NVIDIA H100") == (rank == 0)
+    with pytest.raises(RecipeError, match="8-bit floats"):  # each of them refuses
+        monkeypatch.setattr(device, "present", lambda: A100)
+        _say_device(made(tmp_path, SHORT, "engine={kind: vllm, quantization: fp8}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
+import rlhf
 from rlhf.catalog import CATALOG
 from rlhf.cli import app
 from rlhf.commands.new import texts_of
@@ -149,6 +151,37 @@ def test_the_page_of_recipes_has_every_key_as_it_is() -> None:
     assert reference().page_with(text, reference().reference()) == text, "run python docs/recipe_reference.py"
     for key in KEYS:
         assert f"| `{key}` |" in text
+
+
+def test_the_page_of_the_python_api_is_that_of_the_docstrings() -> None:
+    text = (DOCS / "python_api.md").read_text("utf-8")
+    assert reference().python_api() == text, "run python docs/recipe_reference.py"
+    offered = [name for name in rlhf.__all__ if not name.startswith("__")]
+    assert sorted(re.findall(r"^## (\w+)$", text, re.MULTILINE)) == sorted(offered)
+    for name in ("train", "evaluate", "compare", "load"):
+        part = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for argument in inspect.signature(getattr(rlhf, name)).parameters:
+            assert f"| `{argument}` |" in part
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (None, "no docstring"),
+        ("Does.\n\nArgs:\n    one: first.", "differ in two"),
+        ("Does.\n\nArgs:\n    one: first.\n    two: second.\n    three: third.", "differ in three"),
+    ],
+)
+def test_an_argument_that_a_docstring_leaves_out_is_refused(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, says: str
+) -> None:
+    def load(one: int, two: int = 2) -> None:
+        return None
+
+    load.__doc__ = told
+    monkeypatch.setattr(rlhf, "load", load, raising=False)
+    with pytest.raises(SystemExit, match=says):
+        reference().python_api()
 
 
 def test_the_readme_has_the_quickstart_as_it_is() -> None:

@@ -230,7 +230,7 @@ def test_half_an_endpoint_is_refused(suite: Path) -> None:
     for arguments, message in (
         (["--endpoint", "http://127.0.0.1:1", "--suite", suite], "go together"),
         (["--suite", suite], "no policy is named"),
-        (["random", "--endpoint", "http://127.0.0.1:1", "--model", "m", "--suite", suite], "a policy of its own"),
+        (["random", "--endpoint", "http://127.0.0.1:1", "--model", "m", "--suite", suite], "exclude each other"),
         (["--endpoint", "http://127.0.0.1:1", "--model", "m"], "this says nothing of tasks"),
     ):
         result = run("evaluate", *arguments)

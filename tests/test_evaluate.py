@@ -199,7 +199,7 @@ def test_a_reward_that_compares_with_references_needs_tasks_that_have_them(suite
     suite.write_text(SUITE + "rewards: {right: {kind: exact_match}}\n")
     result = run("evaluate", "random", "--suite", suite, "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert "error parts.small.rewards.right.kind: this reward compares with the reference of a task" in result.stderr
+    assert "error parts.small.rewards.right.kind: this reward needs references" in result.stderr
     assert "got:      tasks without reference: 6 of the first 6 of the split 'test', such as keyhole" in result.stderr
     assert not (tmp_path / "out").exists()
 
@@ -208,7 +208,9 @@ def test_a_recipe_s_reward_without_references_is_refused_before_there_are_weight
     stages = [{"kind": "policy_gradient", "steps": 1}]
     recipe = runs.write(tmp_path, stages, environment={"kind": "bandit"}, rewards={"right": {"kind": "math"}})
     result = run("evaluate", recipe, "--out", tmp_path / "out")
-    assert result.exit_code == 2 and "error rewards.right.kind: this reward compares" in result.stderr, result.stderr
+    assert result.exit_code == 2 and "error rewards.right.kind: this reward needs references" in result.stderr, (
+        result.stderr
+    )
     # As many may lack one as attempts may fail; only then it is found that there are no weights.
     weights = run("evaluate", recipe, "limits.max_error_fraction=1.0")
     assert weights.exit_code == 2 and "error policy.kind: there are no weights" in weights.stderr
@@ -307,7 +309,7 @@ def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> No
     assert again == {"same": True, "n_attempts": 4, "n_changed": 0, "first": None, "changed": {}, "figures": {}}
     # what it was trained on does not judge it unless that is wanted
     refused = run("evaluate", tmp_path / "run", "--suite", suite, "--split", "train")
-    assert refused.exit_code == 2 and "trained on tasks that it is to be judged on" in refused.stderr
+    assert refused.exit_code == 2 and "trained on tasks of this evaluation" in refused.stderr
     assert "4 of 4 tasks are in the split 'train' of stages[0]" in refused.stderr
     assert "error --split: " in refused.stderr
     own = run("evaluate", tmp_path / "run", "--split", "train", "--n", "2")

@@ -69,7 +69,7 @@ def test_a_split_that_is_trained_on_is_said_once_where_it_was_written(tmp_path: 
     path = runs.write(tmp_path, STAGES, evaluation={"n_tasks": 6})
     refused = run("train", path, "evaluation.split=train", "--out", tmp_path / "run")
     assert refused.exit_code == 2 and "caution" not in refused.stderr and not (tmp_path / "run").exists()
-    assert "error evaluation.split: tasks that judge the policy would be trained on" in refused.stderr
+    assert "error evaluation.split: evaluation tasks would be trained on" in refused.stderr
     assert "expected: dev or test" in refused.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -101,14 +100,3 @@ def test_a_recipe_is_shown_before_the_code_of_models_loads() -> None:
     told = python(TELLING + "sys.argv = ['rlhf', 'show', 'quickstart']\nfrom rlhf.cli import main\nmain()")
     shown, _, figures = told.partition("<loads transformers>")
     assert "name: quickstart" in shown and "parameters" in figures
-
-
-def test_help_answers_in_under_a_second() -> None:
-    def seconds() -> float:
-        """Of the processor, so that what else runs is no matter."""
-        begun = resource.getrusage(resource.RUSAGE_CHILDREN)
-        python("import sys; sys.argv = ['rlhf', '--help']\nfrom rlhf.cli import main\nmain()")
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime
-
-    assert min(seconds() for _ in range(3)) < 1.0

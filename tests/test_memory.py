@@ -347,5 +347,5 @@ def test_a_trial_that_fails_says_so(tmp_path: Path) -> None:
     config_folder(tmp_path / "model", SMALL)
     path, policy = recipe_parts.write(tmp_path), f"policy={{kind: pretrained, path: {tmp_path}/model}}"
     done = CliRunner().invoke(app, ["show", str(path), policy, "--trial", "1"])
-    assert done.exit_code == 2 and "did not come to its end" in done.stderr
+    assert done.exit_code == 2 and "did not finish" in done.stderr
     assert config_of(Pretrained(path=str(tmp_path / "model"))).num_hidden_layers == 5

@@ -277,7 +277,7 @@ def test_agents_of_one_s_own_are_played_too(strange: str, tmp_path: Path) -> Non
             "{kind: chat, fromat: tagged}",
             ["error --agent.fromat: ChatAgent has no key 'fromat'", "did you mean 'format'?"],
         ),
-        ("remembering", ["error --agent.kind: this agent is shown what a run has stored", "`rlhf memory RUN`"]),
+        ("remembering", ["error --agent.kind: this agent needs the store of a run", "`rlhf memory RUN`"]),
     ],
 )
 def test_what_cannot_be_played_is_told_in_four_parts(agent: str, told: list[str]) -> None:

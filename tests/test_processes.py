@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import signal
+import tempfile
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.build.processes import stopped_by_term
+from rlhf.data import Finish, Generation, Prompt
 from rlhf.errors import RecipeError, TrainingError
+from rlhf.mapped_gather import gather_mapped
 from rlhf.processes import ProcessError, Processes, current, in_turn, n_wanted, reasons_in
 from tests.training.together import together
 
@@ -70,10 +75,36 @@ def test_a_number_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         n_wanted()
 
 
+def shared_tokens(rank: int, folder: Path) -> dict[str, Any]:
+    """What comes of a generation of 10,000 tokens that each process gives."""
+    ids = range(rank, rank + 10_000)
+    own = Generation(Prompt((1,)), ids, array("f", [-1.0]) * 10_000, Finish.STOP, 0)
+    sent: list[int] = []
+    whole = current().gather(own, "whole")
+    gather = Processes.gather
+    Processes.gather = lambda here, value, what: gather(here, sent.append(len(pickle.dumps(value))) or value, what)  # type: ignore
+    try:
+        found = gather_mapped(own, "tokens")
+    finally:
+        Processes.gather = gather  # type: ignore[method-assign]
+    assert found == whole
+    temporary, tempfile.tempdir = tempfile.tempdir, str(folder / "absent") if rank else None
+    without = gather_mapped(own, "tokens without a file")
+    tempfile.tempdir = temporary
+    return {
+        "ids": [g.ids.tolist() for g in found],
+        "is_view": [isinstance(g._buffer.ids, memoryview) for g in found],
+        "n_sent": sum(sent),
+        "n_sent_whole": len(pickle.dumps(own)),
+        "without_file": [g.ids.tolist() for g in without],
+    }
+
+
 def exchange(rank: int, folder: Path) -> Any:
     """What two real processes tell each other; then the second one is late."""
     here = current()
     found: dict[str, Any] = {"ranks": here.gather(rank, "ranks"), "main": here.from_main(rank * 10 + 7, "a number")}
+    found |= shared_tokens(rank, folder)
     here.stops = rank == 1
     found["stop"] = here.agree_to_stop()
     begun = time.monotonic()
@@ -99,10 +130,22 @@ def test_all_get_what_each_gave(heard: list[dict[str, Any]]) -> None:
         assert found["ranks"] == [0, 1] and found["main"] == 7 and found["stop"]
 
 
+def test_token_arrays_are_mapped_and_not_sent(heard: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(heard):
+        assert found["ids"] == [list(range(10_000)), list(range(1, 10_001))]
+        assert found["is_view"] == [rank != 0, rank != 1]
+        assert found["n_sent_whole"] > 80_000 and found["n_sent"] < 2_000
+
+
+def test_arrays_travel_with_the_objects_where_no_file_can_be_written(heard: list[dict[str, Any]]) -> None:
+    for found in heard:
+        assert found["without_file"] == [list(range(10_000)), list(range(1, 10_001))]
+
+
 def test_a_wait_has_an_end(heard: list[dict[str, Any]]) -> None:
     said, seconds = heard[0]["late"]
     assert seconds > 2.5
-    assert "did not come in time" in said and "trainer.timeout_s" in said and "the late one" in said
+    assert "did not arrive in time" in said and "trainer.timeout_s" in said and "the late one" in said
 
 
 def test_a_result_that_comes_after_the_stop_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
 from rlhf.rollout.scoring import Weighted
 from rlhf.sinks import read_metrics
-from tests import stairs
+from tests import faulty_world
 from tests.rollout.small_world import CHATML, INLINE, THINKING, Corridor, tokenizer
 from tests.training.tiny import ones
 
@@ -94,7 +94,7 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 
 def test_every_row_of_what_attacks_found_names_tests_that_exist() -> None:
-    rows = PAGE.read_text(encoding="utf-8").partition("## Found by attack")[2].splitlines()
+    rows = PAGE.read_text(encoding="utf-8").partition("## Found by fault injection")[2].splitlines()
     rows = [line for line in rows if line.startswith("| ")][1:]
     assert rows
     for wrong, promised, proven in (line.strip("|").split("|") for line in rows):
@@ -130,7 +130,7 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("promises")
-    recipe = stairs.write(folder)
+    recipe = faulty_world.write(folder)
     done = CliRunner().invoke(app, ["train", str(recipe), "--out", str(folder / "run"), "--json"])
     assert done.exit_code == 0, done.output
     return Trained(recipe, folder / "run", json.loads(done.stdout.splitlines()[-1]), done.stderr)
@@ -194,7 +194,7 @@ def _alone(record: TrajectoryRecord) -> tuple[list[Any], list[Credit]]:
 
 
 def test_an_environment_that_crashes_stops_the_run_with_its_own_words(tmp_path: Path) -> None:
-    recipe = stairs.write(tmp_path / "fragile")
+    recipe = faulty_world.write(tmp_path / "fragile")
     words = ["train", str(recipe), "environment.is_fragile=true", "--out", str(tmp_path / "run"), "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and "Traceback" not in done.output
@@ -328,7 +328,7 @@ def test_a_crash_is_neither_scored_nor_trained_on_and_ends_nothing_else() -> Non
     ],
 )
 def test_a_key_that_would_be_ignored_is_an_error(tmp_path: Path, overrides: list[str], where: str, why: str) -> None:
-    recipe = stairs.write(tmp_path / "quiet")
+    recipe = faulty_world.write(tmp_path / "quiet")
     with pytest.raises(RecipeError) as caught:
         load(recipe, overrides)
     assert caught.value.where == where
@@ -338,7 +338,7 @@ def test_a_key_that_would_be_ignored_is_an_error(tmp_path: Path, overrides: list
 def test_the_same_key_is_fine_where_it_has_an_effect(tmp_path: Path) -> None:
     heard = ["agent.max_admissible=9", "agent.show_admissible=true", "stages.1.evaluate_every=1"]
     heard += ["evaluation.watch_n_tasks=9", "evaluation.watch_split=test", "stages.1.advantage={kind: gigpo, gamma: 1}"]
-    assert load(stairs.write(tmp_path / "heard"), heard).evaluation.watch_n_tasks == 9
+    assert load(faulty_world.write(tmp_path / "heard"), heard).evaluation.watch_n_tasks == 9
 
 
 def test_the_time_limit_of_rewards_is_heeded() -> None:

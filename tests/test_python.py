@@ -263,7 +263,7 @@ def test_mistakes_have_the_messages_of_the_recipe(changed: Mapping[str, Any], fo
     ("given", "where", "message"),
     [
         ({"recipe": 7}, "rlhf.train", "not a recipe"),
-        ({"callbacks": [3]}, "callbacks[0]", "cannot be called back"),
+        ({"callbacks": [3]}, "callbacks[0]", "is not a callback"),
         ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object cannot stand here"),
         ({"rewards": {"r": object()}}, "rewards.r.kind", "lacks __call__"),
         ({"environment": object()}, "environment.kind", "lacks"),

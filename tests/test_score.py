@@ -171,7 +171,7 @@ def test_a_reward_that_fails_here_and_there_is_told(folder: Path) -> None:
         (("--reward", "./judges.py:never"), ["this reward could judge no attempt", "KeyError"]),
         (("--reward", "outcom"), ["did you mean 'outcome'?"]),
         (("--reward", "outcome", "--against", "rigt"), ["score, success, right", "did you mean 'right'?"]),
-        (("--reward", "outcome", "--step", "8"), ["no stored attempt is like this"]),
+        (("--reward", "outcome", "--step", "8"), ["no stored attempt matches the filters"]),
         (("--reward", "{kind: numeric, tolerence: 1}"), ["no key 'tolerence'"]),
     ],
 )
@@ -188,7 +188,7 @@ def test_without_the_environment_a_verifier_says_what_it_lacks_and_other_rewards
     refused = run("score", folder, "--reward", "numeric")
     assert refused.exit_code == 2
     told = " ".join(refused.stderr.split())
-    assert "references of tasks, and there are none" in told and "the tasks cannot be made again" in told
+    assert "needs references, and the tasks have none" in told and "the tasks cannot be made again" in told
     assert "gone.py" in told
     lacking = run("score", folder, "--reward", "exact_match")  # which is given the task, and asks for its reference
     assert lacking.exit_code == 2 and "could judge no attempt" in lacking.stderr and "no reference" in lacking.stderr

@@ -128,7 +128,7 @@ def test_an_agent_that_does_not_fit_the_seats_is_refused(tmp_path: Path, agent: 
 )
 def test_an_estimator_that_tells_no_seats_apart_is_doubted(tmp_path: Path, stage: Any, says: str) -> None:
     path = write(tmp_path, [SELF_PLAY | {"advantage": stage}])
-    said = [text for text in cautions(load(path)) if "tells no seats apart" in text]
+    said = [text for text in cautions(load(path)) if "does not separate seats" in text]
     assert len(said) == bool(says) and says in "".join(said)
     assert not cautions(load(path, ["environment.opponent=chance"]))  # which has no seats
 

@@ -135,7 +135,7 @@ def test_a_score_is_between_its_precision_and_its_recall(named: list[str], right
 def test_a_long_answer_takes_no_long_time(subtask: str, text: str) -> None:
     reward = Subtask(subtask=subtask)
     reference = reward.examples[0][1]
-    begun = time.process_time()
+    begun = time.process_time()  # 0.1 s at most; backtracking or quadratic work would take minutes
     reward(text, reference)
     reward(fenced(text), reference)
-    assert time.process_time() - begun < 1.0
+    assert time.process_time() - begun < 20.0

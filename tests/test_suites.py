@@ -43,7 +43,7 @@ def test_its_tasks_are_those_it_was_made_with(name: str, suites: dict[str, Suite
 
 
 #: Kinds that need others, files of one's own, or a browser.
-WITHOUT_SUITE = {*SERVERS, "mixed", "dataset", "next_segment", "verdicts", "conversations", "miniwob"}
+WITHOUT_SUITE = {*SERVERS, "mixed", "dataset", "next_segment", "verdicts", "self_made", "conversations", "miniwob"}
 
 
 @pytest.mark.parametrize("kind", sorted({*CATALOG["environment"]} - WITHOUT_SUITE))

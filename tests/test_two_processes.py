@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 
 from rlhf.digests import MANIFEST, Manifest, verify
 from rlhf.evaluation.folder import is_evaluation
+from rlhf.lock_owner import read_path
 from rlhf.training.checkpoints import store
 from tests.test_resume import everything
 from tests.training import children, runs
@@ -46,8 +50,8 @@ def arguments(word: str, made: Path, out: Path) -> list[str | Path]:
 
 
 def pair(made: Path, work: Path, order: tuple[str, str], delay_s: float) -> tuple[str, str]:
-    """Let two processes write one folder, the second as soon as the first has the lock; returns who came to its end,
-    and what the other was told."""
+    """Let two processes write one folder, the second while the first has the lock; returns who came to its end, and
+    what the other was told."""
     work.mkdir()
     out = work / "out"
     if "resume" in order:
@@ -74,6 +78,22 @@ def folder_of(work: Path, number: int) -> Path:
 def wait_for(lock: Path, first: Future[children.Ended]) -> None:
     while not lock.exists() and not first.done():
         time.sleep(0.001)
+
+
+@contextmanager
+def standing_still(out: Path) -> Iterator[None]:
+    """Hold the process that has the lock of a folder, so that a short one does not end before another has begun."""
+    owner = None
+    while owner is None and (out / ".lock").exists():  # The lock is there a moment before its owner's name.
+        owner = read_path(out / ".lock")
+    if owner is None:
+        yield
+        return
+    os.kill(owner.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(owner.pid, signal.SIGCONT)
 
 
 def assert_whole(out: Path, made: Path) -> None:

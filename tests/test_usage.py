@@ -15,12 +15,12 @@ from tests.commands import run
     ("words", "said"),
     [
         ("trian quickstart", ["error rlhf: no such command", "got:      trian", "do:       did you mean 'train'?"]),
-        ("--foo", ["error rlhf: no such option", "got:      --foo", "expected: --debug, --help", "rlhf --help says"]),
+        ("--foo", ["error rlhf: no such option", "got:      --foo", "expected: --debug, --help", "rlhf --help lists"]),
         ("--foo train quickstart", ["error rlhf: no such option", "got:      --foo"]),
         ("--deubg recipes", ["got:      --deubg", "do:       did you mean '--debug'?"]),
         ("--version", ["got:      --version", "do:       it is a command, without dashes: rlhf version"]),
         ("--resume runs/a train", ["do:       it comes after the command that takes it: rlhf train ... --resume"]),
-        ("--debug", ["error rlhf: missing command", "rlhf --help says what it takes"]),
+        ("--debug", ["error rlhf: missing command", "rlhf --help lists its options"]),
         ("train quickstart --ou x", ["error rlhf train: no such option", "got:      --ou", "did you mean '--out'?"]),
         ("train quickstart --no-memory", ["expected: --help, --json, ", "did you mean '--no-memory-check'?"]),
         ("show quickstart --max_turns 6", ["got:      --max_turns", "KEY=VALUE, without dashes: max_turns=..."]),
@@ -29,6 +29,16 @@ from tests.commands import run
         ("export checkpoint", ["error rlhf export: missing option '--out'", "expected: rlhf export [OPTIONS]"]),
         ("show", ["error rlhf show: missing argument 'recipe'", "do:       rlhf show --help"]),
         ("trajectories run --step two", ["error rlhf trajectories: invalid value for '--step'", "valid integer"]),
+        (
+            "train quickstart --profile",
+            ["rlhf train: option '--profile' requires an argument", "expected: --profile N"],
+        ),
+        (
+            "view --port",
+            ["rlhf view: option '--port' requires an argument", "expected: --port VALUE", "rlhf view --help"],
+        ),
+        ("train quickstart --json=5", ["option '--json' does not take a value", "expected: --json\n"]),
+        ("--debug=3 train", ["error rlhf: option '--debug' does not take a value"]),
         ("version now", ["error rlhf version: got unexpected extra argument", "(now)", "rlhf version --help"]),
     ],
 )
@@ -76,6 +86,9 @@ finally:
 
 
 def test_of_words_that_no_recipe_has_together_it_is_said_how_many_have_each() -> None:
-    n, of = (run("recipes", word, "--json").stdout.count('"path"') for word in ("gigpo", "quickstart"))
-    told = run("recipes", "gigpo", "quickstart").stderr
-    assert f"got:      gigpo in {n}, quickstart in {of}" in told and "all of them" in told
+    n_each = [run("recipes", word, "--json").stdout.count('"path"') for word in ("webshop", "nethack")]
+    n_all = run("recipes", "--json").stdout.count('"path"')
+    told = run("recipes", "webshop", "nethack").stderr
+    assert all(n_each)
+    assert f"got:      webshop: {n_each[0]} of {n_all}, nethack: {n_each[1]} of {n_all}" in told
+    assert "all of them" in told

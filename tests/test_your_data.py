@@ -44,6 +44,12 @@ def test_its_other_recipes_load(folder: Path) -> None:
     (folder / "train.jsonl").write_text(row)
     (folder / "test.jsonl").write_text(row.replace("3", "2").replace("7", "6"))
     assert load(folder / "gsm8k.yaml").environment.tasks("test")[0].reference == "6"
+    row = '{"text": "Add.", "test_list": ["assert add(1, 2) == 3"], "test_setup_code": "", "code": "def add(a, b): 1"}'
+    (folder / "mbpp.jsonl").write_text(f"{row}\n")
+    made = load(folder / "programs.yaml")
+    assert len(made.environment.tasks("train")) == 1 and made.rewards["right"].solved_at == 1
+    [tool] = load(folder / "shop.yaml").environment.tasks("train")[0].info["tools"]
+    assert tool["function"]["parameters"]["properties"]["name"]["description"] == "of the thing, such as `cup`."
     rewards = yaml.safe_load(re.search(r"```yaml\n(rewards:.*?)```", PAGE, re.DOTALL)[1])  # type: ignore[index]
     (folder / "mine.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 1.0\n")
     whole = yaml.safe_load((folder / "gsm8k.yaml").read_text())

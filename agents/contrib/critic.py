@@ -15,8 +15,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from agents.base import History, PolicyHandle, Reply
+from agents.base import Agent, Capabilities, History, PolicyHandle, Reply
 from agents.chat import ChatAgent
+from agents.composition import refuse_outermost, view_of, with_observation, written
 from agents.memory.base import Exchange, Plain, Shown, as_text
 from agents.parsing import split_thoughts
 from agents.policy_proxy import PolicyProxy
@@ -51,9 +52,9 @@ class ActorCritic:
     which `train_roles` of the stage goes by, and `advantage: {kind: reviews}`.
     """
 
-    actor: ChatAgent = Field(default_factory=ChatAgent)
-    """Actor: the keys of an agent of kind `chat`, with any memory but `subgoals`, which reads what replies say to
-    it."""
+    actor: Agent = Field(default_factory=ChatAgent)
+    """Actor: an agent of any kind, by default `chat`, with any memory but `subgoals`, which reads what replies say to
+    it. One of another kind reads the comment behind its observation."""
     critic_system: str = (
         "You check what an agent in a text environment is about to do. Accept it, or say what to revise."
     )
@@ -71,7 +72,8 @@ class ActorCritic:
 
     def __post_init__(self) -> None:
         """Refuse a memory that reads replies, and a message without the comment."""
-        memory = self.actor.memory
+        refuse_outermost("actor", self.actor)
+        memory = self.actor.memory if isinstance(self.actor, ChatAgent) else None
         if isinstance(memory, Plain) and type(memory).read is not Plain.read:
             raise ValueError(
                 f"actor.memory is {type(memory).__name__}, which reads what replies say to it; expected another, "
@@ -81,21 +83,22 @@ class ActorCritic:
             raise ValueError(f"revision_message is '{self.revision_message}', expected a text with {{comment}} in it")
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of turns that may need more calls than the limits allow."""
+        """Caution about turns that may need more calls than the limits allow."""
         allowed = context.recipe.limits.max_calls
-        if context.holder is None and self.max_calls > allowed:
+        if context.parent is None and self.max_calls > allowed:
             most = f"may take {self.max_calls} calls in a turn"
             yield f"agent.max_rounds {self.max_rounds} {most}, limits.max_calls is {allowed}"
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Inputs of a demonstration besides actions."""
-        return self.actor.needs
+        return tuple(Capabilities(self.actor).needs)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles that its calls can have."""
-        return (ACTOR, CRITIC, *filter(None, self.actor.roles))
+        """Roles that its calls can have; none where the actor does not say its own."""
+        inner = tuple(Capabilities(self.actor).roles)
+        return (ACTOR, CRITIC, *filter(None, inner)) if inner else ()
 
     @property
     def max_calls(self) -> int:
@@ -105,9 +108,9 @@ class ActorCritic:
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Propose until the critic accepts, or has been asked often enough."""
         history = replace(history, turns=tuple(map(_as_done, history.turns)))
-        past = self.actor.past(history)
+        past = view_of(self.actor).past(history)
         asked = _Asked(policy)
-        action = await self.actor.act_on(past, history, asked)
+        action = await self.actor.act(history, asked)
         generations = list(action.generations)
         reviews: list[str] = []
         comments: list[str] = []
@@ -127,7 +130,7 @@ class ActorCritic:
         """Write the reply that a demonstration gives: an action, which the critic accepts."""
         if shown.role == CRITIC:
             return ACCEPT
-        return self.actor.write(replace(shown, role="") if shown.role == ACTOR else shown)
+        return written("actor", self.actor, replace(shown, role="") if shown.role == ACTOR else shown)
 
     async def _review(
         self, history: History, past: Sequence[Exchange], action: Action, policy: PolicyHandle
@@ -149,6 +152,9 @@ class ActorCritic:
     async def _revise(self, before: Action, comment: str, history: History, asked: _Asked) -> Action:
         """Ask the actor again, with its proposal and the comment behind what it was shown."""
         told = Message(Role.USER, self.revision_message.replace("{comment}", comment))
+        if not isinstance(self.actor, ChatAgent):
+            text = f"{history.observation}\nProposed: {before.text}\n{told.content}"
+            return await self.actor.act(with_observation(history, text), asked)
         reply = await asked.again(told)
         was_cut = reply.generation.finish is Finish.LENGTH
         parsed = self.actor.parsed(reply.text, split_thoughts(reply.text).answer, history, was_cut)

@@ -51,7 +51,7 @@ class Future:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReasonForFuture:
-    """Plans anew in each turn, by imagination alone, and takes the first action of the best plan.
+    """Plans by simulation in each turn (RAFA), and takes the first action of the best plan.
 
     One policy has three parts. It proposes at most B actions, says what each would lead to, and says how good the state
     that comes of it is, from 0 to 10. A beam search keeps the best B futures of each length up to U; of equals the one

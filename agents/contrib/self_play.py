@@ -58,7 +58,7 @@ class SelfPlay:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse an instruction for a seat that the game does not have."""
         seats = context.recipe.properties.seats
-        for name in self.systems if seats and context.holder is None else ():
+        for name in self.systems if seats and context.parent is None else ():
             if name not in seats:
                 yield Problem(
                     "the game has no such seat",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -32,6 +32,8 @@ class Remembering:
     action, and what it says stands in front of the newest observation, then and in later prompts.
     """
 
+    is_outermost: ClassVar[bool] = True
+
     inner: Agent = Field(default_factory=ChatAgent)
     """The agent that acts, with a `kind` and its keys."""
     store: StoreKind = Field(default_factory=Cases)
@@ -39,7 +41,7 @@ class Remembering:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse stores that nothing is written to, and tasks of several splits in one."""
-        if context.holder is not None:
+        if context.parent is not None:
             return
         if isinstance(self.inner, Remembering):
             yield Problem(

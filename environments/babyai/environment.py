@@ -74,7 +74,7 @@ class BabyAI(Seeded):
     level: str = "GoToLocal"
     """Name of the level, with or without `BabyAI-` before and `-v0` after it."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """The episode is cut after so many steps; by default after the level's own limit (64 in GoToLocal)."""
+    """Maximum steps per episode; null is the level's own limit (64 in GoToLocal)."""
     n_train: SplitSize = 10_000
     """Tasks of the split `train`: one per seed, from the first on."""
     reward: Literal["success", "discounted"] = "success"

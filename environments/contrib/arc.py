@@ -1,4 +1,4 @@
-"""Grids of colours with a rule to find, and a grid to edit until it follows the rule.
+"""Abstraction and reasoning on grids (ARC): find the rule of examples, and edit another grid by it.
 
     Example 1: 120/000 becomes 021/000. ... The grid is 340/000.
     > mirror
@@ -65,7 +65,7 @@ class Arc(Drawn):
     """Edits that a drawn rule consists of."""
     examples: Annotated[int, Field(ge=1, le=5)] = 2
     """Examples of a drawn rule."""
-    path: str | None = None
+    path: Path | None = None
     """Folder with `training` and `evaluation`, of JSON files as ARC has them: the splits `train` and `test`."""
     max_steps: Annotated[int, Field(ge=2)] = 8
     """Edits, `submit` among them; a grid that is not submitted counts for nothing."""
@@ -101,7 +101,7 @@ class Arc(Drawn):
         refuse_unknown(split, self.properties.splits, "Arc.tasks")
         if split == "dev":
             return []
-        return [Task(id=f"arc/{split}/{name}", info={"number": i}) for name, i in listed(Path(self.path), split)]
+        return [Task(id=f"arc/{split}/{name}", info={"number": i}) for name, i in listed(self.path, split)]
 
     def rule(self, task: Task) -> Rule:
         """The rule of a task."""
@@ -109,7 +109,7 @@ class Arc(Drawn):
             found: Rule = self.instance(task)
             return found
         _, split, name = task.id.split("/", 2)
-        return read_rule(Path(self.path) / _FOLDERS[split] / f"{name.rpartition('#')[0]}.json", task.info["number"])
+        return read_rule(self.path / _FOLDERS[split] / f"{name.rpartition('#')[0]}.json", task.info["number"])
 
     def start(self, task: Task) -> ArcEpisode:
         """Begin one attempt at a task."""

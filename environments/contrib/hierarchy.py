@@ -1,4 +1,4 @@
-"""Questions about a tree that is told line by line: parents, paths, depths, moves.
+"""Hierarchical reasoning: questions about a tree that is told line by line.
 
     Bel is under Tar. Mes is under Bel. ...
     Who is the nearest above both Mes and Ald?
@@ -88,11 +88,11 @@ class Hierarchy(DrawnQuestions):
     """Answer questions about a tree of names that is told in any order; pure Python."""
 
     nodes: Annotated[int, Field(ge=4, le=60)] = 10
-    """How many there are in a tree."""
+    """Nodes of a tree."""
     questions: Annotated[tuple[Kind, ...], Field(min_length=1)] = (
         "parent", "path", "depth", "leaves", "common", "move",
     )  # fmt: skip
-    """What may be asked."""
+    """Kinds of questions."""
     max_steps: Annotated[int, Field(ge=1)] = 1
     """Attempts at one question."""
 

@@ -71,7 +71,7 @@ class MlTask(Drawn):
     """Write a program that learns from a table and predicts another; runs in the sandbox."""
 
     rules: Annotated[tuple[Rule, ...], Field(min_length=1)] = ("line", "box", "cross")
-    """What labels may follow."""
+    """Kinds of rules behind the labels."""
     rows: Annotated[int, Field(ge=20, le=1000)] = 60
     """Rows to learn from; two thirds as many are to be predicted."""
     min_skill: Annotated[float, Field(gt=0, le=1)] = 0.5

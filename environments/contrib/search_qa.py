@@ -168,7 +168,7 @@ class SearchQA(Seeded):
     n_results: Annotated[int, Field(ge=1, le=20)] = 2
     """Documents that a search shows, best first."""
     max_steps: Annotated[int, Field(ge=1)] = 8
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
     metric: Literal["exact", "f1"] = "exact"
     """Reward of the answer: exact match or F1 of words, as SQuAD counts them. Success is always exact match."""
     corpus: Path | None = None
@@ -248,7 +248,8 @@ def _lines_of(path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
     """Read JSON lines. Raises EnvError where one is no object, or lacks a key."""
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            lines = list(file)  # `splitlines` would also part at U+2028 and the like, which may stand within a text
     except OSError as error:
         raise EnvError("the file cannot be read", where=str(path), got=error.strerror or str(error)) from error
     for i, line in enumerate(lines, 1):

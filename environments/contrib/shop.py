@@ -68,7 +68,7 @@ class Shop(Seeded):
     per_page: Annotated[int, Field(ge=1, le=50)] = 5
     """Results on a page; WebShop has 10."""
     max_steps: Annotated[int, Field(ge=2)] = 15
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
     data: Path | None = None
     """Folder with WebShop's own files (items_shuffle.json, items_ins_v2.json, items_human_ins.json, or those of 1000
     products), in place of drawn shops."""

@@ -85,7 +85,7 @@ class ToyText(Drawn):
     size: Annotated[int, Field(ge=3, le=10)] = 4
     """Rows and columns of a frozen lake, which the seed draws so that it can be crossed."""
     max_steps: Annotated[int, Field(ge=1)] = 40
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
 
     name: ClassVar[str] = "toy_text"
 

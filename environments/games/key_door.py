@@ -157,7 +157,7 @@ class Keyhole(Seeded):
     """Tell in which direction the key lies, and once it is taken the door, through the walls. Without it the house has
     to be explored and remembered."""
     max_steps: Annotated[int, Field(ge=1)] = 16
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: one per seed.

@@ -83,7 +83,7 @@ class Sokoban(Drawn):
     pulls: Annotated[int, Field(ge=1)] = 6
     """Maximal number of pulls from the goals at a task's start: the pushes that it takes."""
     max_steps: Annotated[int, Field(ge=1)] = 30
-    """The episode is cut after so many moves."""
+    """Maximum moves per episode; longer ones are truncated."""
     reward: Literal["success", "boxes"] = "success"
     """1 for the last box alone; or for each box its share as it reaches a goal, and minus that as it leaves one."""
 

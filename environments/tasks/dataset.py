@@ -1,4 +1,4 @@
-"""Single-turn environment from a file of questions and answers; a verifier of the recipe judges the replies.
+"""Environment from a file of questions and answers, of one turn or with tools, judged by a verifier of the recipe.
 
     environment: {kind: dataset, path: questions.jsonl, prompt: question, reference: answer}
     rewards:
@@ -11,43 +11,78 @@ is solved is what the first reward that compares with the reference says, or the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import fields, replace
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
 from environments.core.procedural import digest
 from environments.core.seed_splits import refuse_unknown
-from environments.tasks.dataset_files import Row, read, refuse_too_large
-from environments.tasks.dataset_rows import SPLITS, Columns, Question, Wanted
+from environments.tasks.dataset_files import Row, load_hub, read, refuse_too_large, size_of
+from environments.tasks.dataset_index import Index, ReadTasks, Source
+from environments.tasks.dataset_reader import OfDatasets, RowReader, reader_of
+from environments.tasks.dataset_rows import CODE, NAMED, SPLITS, Columns, Wanted
+from environments.tasks.own_tools import Tool, call_in, load_tools, result_of, task_info
 from rewards.answers.exact import ExactMatch
+from rewards.code.unit_tests import solution_of
 from rlhf.data import Task
-from rlhf.errors import EnvError
+from rlhf.errors import EnvError, RecipeError, nearest
 from rlhf.settings import STRICT
 
 _RATIOS: Mapping[str, float] = {"train": 0.8, "dev": 0.1, "test": 0.1}
-Preset = Literal["gsm8k", "math", "aime", "multiple_choice"]
+Preset = Literal["gsm8k", "math", "aime", "multiple_choice", "humaneval", "mbpp", "mbpp_sanitized"]
 #: What each preset stands for, where the recipe says nothing else.
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "gsm8k": {"prompt": "question", "reference": "answer", "answer_pattern": r"####\s*(.+)"},
     "math": {"prompt": "problem", "reference": "solution", "answer_pattern": "boxed"},
     "aime": {"prompt": "problem", "reference": "answer"},
     "multiple_choice": {"prompt": "question", "reference": "answer", "choices": "choices"},
+    "humaneval": {
+        "prompt": "Complete this program, and answer with all of it in a block of Python.\n```python\n{prompt}\n```",
+        "reference": "{prompt}{canonical_solution}",
+        "tests": "test",
+        "entry_point": "entry_point",
+        "preamble": "prompt",
+    },
+    "mbpp": {
+        "prompt": "{text}\nAnswer with a block of Python. A test that it has to pass:\n{test_list[0]}",
+        "reference": "code",
+        "tests": "test_list",
+        "test_setup": "test_setup_code",
+    },
+    "mbpp_sanitized": {
+        "prompt": "{prompt}\nAnswer with a block of Python. A test that it has to pass:\n{test_list[0]}",
+        "reference": "code",
+        "tests": "test_list",
+        "test_setup": "test_imports",
+    },
 }
 _EXACT = ExactMatch()
+_NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
+#: What the environment suggests for an agent, without tools and with them.
+_ONE_REPLY: Mapping[str, Any] = {"system": "", "format": "text", "think": "allow"}
+_WITH_TOOLS: Mapping[str, Any] = {
+    "kind": "tools",
+    "system": "Call tools as you need them. A reply without a call is your answer.",
+    "think": "allow",
+}
 #: Files, and what tells that one has changed.
 _State = tuple[tuple[Path, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Dataset:
-    """Single-turn environment from a file of questions and answers."""
+    """Questions and answers from a file, for one reply or with tools."""
 
     path: Path | None = None
     """JSON lines, JSON, CSV, TSV or Parquet, or a folder of the package `datasets`; split by `split_ratios`."""
@@ -67,6 +102,18 @@ class Dataset:
     """Regular expression whose first group is the answer within the reference; `boxed` is what the last box holds."""
     choices: str | None = None
     """Column of the answers to choose from, which are listed as A, B, C; the reference is then a letter."""
+    tests: str | None = None
+    """Column of the unit tests of a programming task, for the reward `unit_tests`: a Python text, a list of
+    assertions, or what that reward reads; `reference` is then a program that passes them, for demonstrations."""
+    entry_point: str | None = None
+    """Column of the name of the function that is tested, for tests with a function `check(candidate)`."""
+    test_setup: str | None = None
+    """Column of what stands before the tests, such as imports."""
+    preamble: str | None = None
+    """Column of what is put before each program that is tested, such as the beginning that the prompt shows."""
+    tools: Path | None = None
+    """Python file whose functions the agent may call before it answers, in several turns; docstrings and type hints say
+    what they take."""
     split_column: str | None = None
     """Column that names the split of each row; `validation` is `dev`."""
     split_ratios: Mapping[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=lambda: dict(_RATIOS))
@@ -74,24 +121,44 @@ class Dataset:
     overlap: Literal["refuse", "drop"] = "refuse"
     """Prompts of `train` that another split has too: `refuse` them, or `drop` them."""
     max_rows: Annotated[int, Field(ge=1)] | None = None
-    """Only so many rows of each file, its first."""
+    """Only so many rows of each file, its first; of each split of a `hub`, from a stream that ends there."""
+    hub: str | None = None
+    """Data set of the hub, instead of files, by the name that `datasets.load_dataset` takes."""
+    hub_config: str | None = None
+    """Configuration of the data set of the hub, where it has several."""
+    max_held_mb: Annotated[int, Field(ge=0)] = 64
+    """Larger files are indexed, and their rows read when they are drawn; the tasks and their order are the same."""
 
-    agent_defaults: ClassVar[Mapping[str, Any]] = {"system": "", "format": "text", "think": "allow"}
-    limits_defaults: ClassVar[Mapping[str, Any]] = {"max_turns": 1, "max_tokens": 1024}
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Dataset:
+    def __post_init__(self) -> None:
+        """Refuse keys that do not go with each other: a RecipeError in Python as in YAML."""
         files = [name for name in SPLITS if getattr(self, name) is not None]
-        if (self.path is None) == (not files):
-            given = ["path"] * bool(self.path) + files
-            raise ValueError(f"either path, or train/dev/test, says where the data is; got {given or 'none'}")
+        given = ["path"] * bool(self.path) + files + ["hub"] * bool(self.hub)
+        if bool(self.path) + bool(files) + bool(self.hub) != 1:
+            many, got = "data comes from one place", " and ".join(given)
+            what, do = (many, "remove one of them") if given else ("nothing says where the data is", "write path: FILE")
+            raise _misfit("path", what, got or "none of these keys", "either path, or train/dev/test, or hub", do)
+        if self.hub_config and not self.hub:
+            raise _misfit("hub_config", "hub_config belongs to hub", self.hub_config, "hub: NAME", "name the data set")
+        wanted = self.wanted
+        if wanted.tests is None and (alone := next((key for key in CODE if getattr(wanted, key)), None)):
+            what, got = f"{alone} belongs to tests, which are not given", str(getattr(wanted, alone))
+            raise _misfit(alone, what, got, "tests: COLUMN", "name the column of the unit tests, or remove it")
+        if wanted.tests and (
+            other := next((key for key in ("choices", "answer_pattern") if getattr(wanted, key)), None)
+        ):
+            what, got = f"{other} is for answers, and tests are for programs", str(getattr(wanted, other))
+            raise _misfit(other, what, got, "one of the two", f"remove tests, or {other}")
         if self.split_column and files:
-            raise ValueError("split_column belongs to path: train, dev and test are splits already")
-        if unknown := self.split_ratios.keys() - set(SPLITS):
-            raise ValueError(f"split_ratios are of {', '.join(SPLITS)}, not of {', '.join(sorted(unknown))}")
-        if abs(sum(self.split_ratios.values()) - 1) > 1e-6:
-            raise ValueError(f"split_ratios have to add up to 1, and come to {sum(self.split_ratios.values()):g}")
-        return self
+            what = "split_column belongs to path: train, dev and test are splits already"
+            raise _misfit("split_column", what, f"{self.split_column} beside {', '.join(files)}", "path", "remove it")
+        ratios = self.split_ratios
+        if unknown := sorted(ratios.keys() - set(SPLITS)):
+            what = f"split_ratios are of {', '.join(SPLITS)}, not of {', '.join(unknown)}"
+            do = nearest(unknown[0], SPLITS) or "name one of these"
+            raise _misfit("split_ratios", what, ", ".join(ratios), ", ".join(SPLITS), do)
+        if abs((total := sum(ratios.values())) - 1) > 1e-6:
+            what = "split_ratios have to add up to 1"
+            raise _misfit("split_ratios", what, f"{total:g}", "1", "for instance {train: 0.8, dev: 0.1, test: 0.1}")
 
     def __hash__(self) -> int:
         """Settings are hashed by their text, as `split_ratios` cannot be."""
@@ -100,18 +167,36 @@ class Dataset:
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits there can be."""
-        if self.path is None:
+        if self.hub is not None and "" not in (named := hub_splits(self.hub, self.hub_config, self.max_rows)):
+            return tuple(named)
+        if self.path is None and self.hub is None:
             return tuple(name for name in SPLITS if getattr(self, name) is not None)
         return SPLITS if self.split_column else tuple(name for name in SPLITS if self.split_ratios.get(name))
 
     @property
+    def agent_defaults(self) -> Mapping[str, Any]:
+        """Recipe keys of the agent: the whole reply is the answer; with tools one that calls none."""
+        return _ONE_REPLY if self.tools is None else _WITH_TOOLS
+
+    @property
+    def limits_defaults(self) -> Mapping[str, Any]:
+        """Recipe keys of the limits: one turn, or several with tools."""
+        return {"max_turns": 1 if self.tools is None else 8, "max_tokens": 1024}
+
+    @property
+    def offers_tools(self) -> bool:
+        """True if there are tools."""
+        return self.tools is not None
+
+    @property
     def properties(self) -> Properties:
-        """Promises of this environment."""
+        """Promises of this environment; none are made for functions of others."""
+        is_known = self.tools is None
         return Properties(
-            deterministic=True,
-            replayable=True,
-            thread_safe=True,
-            inline=True,
+            deterministic=is_known,
+            replayable=is_known,
+            thread_safe=is_known,
+            inline=is_known,
             oracle=True,
             splits=self.splits,
             judged_by_rewards=True,
@@ -138,24 +223,27 @@ class Dataset:
 
     def start(self, task: Task) -> DatasetEpisode:
         """Begin one attempt."""
-        return DatasetEpisode(task)
+        return DatasetEpisode(task, self._right(task), self._tools)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """The reference as the reply; None where there is none, or something was replied."""
-        return None if task.reference is None or taken else (task.reference,)
+        """The reference as the reply, or the program in it; None where there is none, or another was given."""
+        right, tools = self._right(task), self._tools
+        return None if right is None or any(call_in(action, tools) is None for action in taken) else (right,)
 
-    def sources(self) -> Iterator[tuple[str, str, Iterator[tuple[int, Row]]]]:
-        """Split (empty where a column or ratios say), name and rows of each source."""
-        for split in ("", *SPLITS):
-            path: Path | None = getattr(self, split or "path")
-            if path is not None:
-                if self.max_rows is None:
-                    refuse_too_large(path, f"environment.{split or 'path'}")
-                yield split, path.name, read(path, f"environment.{split or 'path'}")
+    @property
+    def _tools(self) -> Mapping[str, Tool]:
+        return _NO_TOOLS if self.tools is None else load_tools(self.tools)
+
+    def _right(self, task: Task) -> str | None:
+        return task.reference if self.wanted.tests is None else solution_of(task.reference)
 
     def fingerprint(self) -> str:
-        """SHA-256 of each file that is read, for the record of a run."""
-        return ", ".join(f"{path.name} sha256:{_digest(path, marks)[:16]}" for path, marks in self._state())
+        """SHA-256 of each file that is read, and the hub's of a data set, for the record of a run."""
+        told: list[str] = []
+        if self.hub is not None:
+            found = hub_splits(self.hub, self.hub_config, self.max_rows).values()
+            told = [f"{self.hub} {one.split} {one._fingerprint}" for one in found]
+        return ", ".join(told + [f"{path.name} sha256:{_digest(path, marks)[:16]}" for path, marks in self._state()])
 
     @property
     def wanted(self) -> Wanted:
@@ -166,24 +254,33 @@ class Dataset:
 
     def _state(self) -> _State:
         """Time and size of each file, so that a changed one is read again."""
-        given = (path for path in (self.path, self.train, self.dev, self.test) if path is not None and path.exists())
+        files = (self.path, self.train, self.dev, self.test, self.tools)
+        given = (path for path in files if path is not None and path.exists())
         return tuple((path, _marks(path)) for path in given)
 
 
-class DatasetEpisode:
-    """Reply to a question."""
+def _misfit(where: str, what: str, got: str, expected: str, do: str) -> RecipeError:
+    return RecipeError(what, where=where, got=got, expected=expected, hint=do)
 
-    def __init__(self, task: Task) -> None:
-        self._task, self._is_over = task, False
+
+class DatasetEpisode:
+    """Reply to a question, which is compared with a right one where there is one; calls of tools may come first."""
+
+    def __init__(self, task: Task, right: str | None, tools: Mapping[str, Tool] = _NO_TOOLS) -> None:
+        self._task, self._right, self._tools, self._is_over = task, right, tools, False
+        self._called = ""
         self.opening = StepResult(str(task.info["prompt"]), state_key=task.id)
 
     async def step(self, action: str) -> StepResult:
-        """Take the reply."""
+        """Carry out a call, or take the reply."""
         if self._is_over:
             raise after_end(self._task.id, action)
+        if (call := call_in(action, self._tools)) is not None:
+            said, valid = await result_of(self._tools[call[0]], call[1])
+            self._called = digest(f"{self._called}/{action}/{said}", 8)
+            return StepResult(said, state_key=f"{self._task.id}/{self._called}", valid=valid)
         self._is_over = True
-        reference = self._task.reference
-        solved = reference is not None and _EXACT.normal(action) == _EXACT.normal(reference)
+        solved = self._right is not None and _EXACT.normal(action) == _EXACT.normal(self._right)
         return StepResult(
             "", float(solved), True, state_key=f"{self._task.id}/over", success=solved, valid=bool(action)
         )
@@ -215,21 +312,91 @@ def _digest(path: Path, marks: tuple[int, ...]) -> str:
     return whole.hexdigest()
 
 
+@lru_cache(maxsize=4)
+def hub_splits(name: str, config: str | None, n_rows: int | None) -> Mapping[str, Any]:
+    """Splits of a data set of the hub under the names of this environment; one that is alone has none.
+
+    With `n_rows` only the first rows of each are read, from a stream.
+
+    Raises:
+        EnvError: it cannot be had, or no split of it has a known name.
+    """
+    found = load_hub(name, config, "environment.hub", (*SPLITS, *NAMED), n_rows)
+    named = {NAMED.get(split, split): rows for split, rows in found.items()}
+    if set(named) == {"train"}:
+        return {"": named["train"]}
+    if not (known := {split: named[split] for split in SPLITS if split in named}):
+        expected = f"one of {', '.join((*SPLITS, *NAMED))}"
+        hint = (
+            "save those you want: datasets.load_dataset(...)[SPLIT].save_to_disk(FOLDER), and environment.train: FOLDER"
+        )
+        raise EnvError(
+            "no split of this data set is known",
+            where="environment.hub",
+            got=", ".join(found),
+            expected=expected,
+            hint=hint,
+        )
+    return known
+
+
+@plain_dataclass(frozen=True)
+class _Opened:
+    """Rows of a source and, once they have been read, the reader of each."""
+
+    named: str
+    where: str
+    name: str
+    rows: Iterable[tuple[int, Row]]
+    reader: Callable[[int, Sequence[str]], RowReader]
+
+
+def _of_hub(found: Any, n_lines: int, heads: Sequence[str]) -> RowReader:
+    return OfDatasets(found)
+
+
+def _opened(settings: Dataset) -> Iterator[_Opened]:
+    if settings.hub is not None:
+        for split, found in hub_splits(settings.hub, settings.hub_config, settings.max_rows).items():
+            name = f"{settings.hub} {found.split}"
+            yield _Opened(split, "environment.hub", name, enumerate(found, 1), partial(_of_hub, found))
+    for split in ("", *SPLITS):
+        path: Path | None = getattr(settings, split or "path")
+        if path is not None:
+            where = f"environment.{split or 'path'}"
+            if path.suffix.lower() == ".json" and settings.max_rows is None:
+                refuse_too_large(path, where)
+            yield _Opened(split, where, path.name, read(path, where), partial(reader_of, path))
+
+
 @lru_cache(maxsize=8)
-def _tasks(settings: Dataset, state: _State) -> Mapping[str, tuple[Task, ...]]:
-    found: dict[str, dict[str, Question]] = {split: {} for split in SPLITS}
-    for named, source, rows in settings.sources():
+def _tasks(settings: Dataset, state: _State) -> Mapping[str, Sequence[Task]]:
+    """Tasks of each split: all of them where the files are small, else read when they are asked for."""
+    paths = [path for path, _ in state if path != settings.tools]
+    info = {} if settings.tools is None else task_info(load_tools(settings.tools))
+    is_held = any(path.suffix.lower() == ".json" for path in paths)
+    is_held = is_held or (settings.hub is None and sum(map(size_of, paths)) <= settings.max_held_mb * 2**20)
+    index, sources, held = Index(), list[Source](), list[Task]()
+    for opened in _opened(settings):
         columns: Columns | None = None
-        number = 0
-        for number, row in islice(rows, settings.max_rows):
-            columns = columns or Columns.of(settings.wanted, source, row)
+        heads: tuple[str, ...] = ()
+        before = number = 0
+        for number, row in islice(opened.rows, settings.max_rows):
+            if columns is None:
+                columns, heads = replace(Columns.of(settings.wanted, opened.name, row), info=info), tuple(row)
             one = columns.question(number, row)
-            split = named or columns.split(number, row) or _drawn(settings, one.content)
-            found[split].setdefault(repr((one.content, one.reference)), one)
-        if not number:
-            raise EnvError("this file has no rows", where=f"environment.{named or 'path'}", got=source, expected="rows")
-    _keep_apart(settings, found)
-    return {split: tuple(one.task for one in by_content.values()) for split, by_content in found.items()}
+            split = opened.named or columns.split(number, row) or _drawn(settings, one.content)
+            index.add(len(sources), split, before + 1, one)
+            held += [one.task] if is_held else []
+            before = number
+        if columns is None:
+            raise EnvError("this file has no rows", where=opened.where, got=opened.name, expected="rows")
+        sources.append(Source(opened.name, columns, None if is_held else opened.reader(number, heads)))
+    rows = _kept_apart(settings, index, [source.name for source in sources])
+    by_split = {split: rows[index.splits[rows] == i] for i, split in enumerate(SPLITS)}
+    if is_held:
+        return {split: tuple(held[i] for i in own) for split, own in by_split.items()}
+    return {split: ReadTasks(sources, index, own) for split, own in by_split.items()}
 
 
 def _drawn(settings: Dataset, content: str) -> str:
@@ -242,24 +409,20 @@ def _drawn(settings: Dataset, content: str) -> str:
     return settings.splits[-1]
 
 
-def _keep_apart(settings: Dataset, found: dict[str, dict[str, Question]]) -> None:
-    """Refuse prompts that are in two splits; with `overlap: drop`, take those of `train` away."""
-    pairs: list[tuple[Question, Question]] = []
-    held_out: dict[str, Question] = {}
-    for split in ("test", "dev", "train"):
-        own = found[split].values()
-        shared = [one for one in own if one.content in held_out]
-        if split == "train" and settings.overlap == "drop":
-            found[split] = {key: one for key, one in found[split].items() if one.content not in held_out}
-        else:
-            pairs += [(one, held_out[one.content]) for one in shared]
-        held_out |= {one.content: one for one in own}
+def _kept_apart(settings: Dataset, index: Index, names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Distinct rows, none of which has its prompt in two splits; with `overlap: drop` those of `train` go."""
+    rows = index.distinct()
+    pairs = index.shared(rows)
+    if settings.overlap == "drop":
+        dropped = [row for row, _ in pairs if SPLITS[index.split[row]] == "train"]
+        rows, pairs = np.setdiff1d(rows, dropped), [pair for pair in pairs if pair[0] not in set(dropped)]
     if pairs:
-        some = "; ".join(f"{a.source}:{a.number} is {b.source}:{b.number}" for a, b in pairs[:3])
+        told = [[f"{names[index.source[i]]}:{index.number[i]}" for i in pair] for pair in pairs[:3]]
         raise EnvError(
             "splits have prompts in common: what is trained on would be measured",
             where="environment",
-            got=f"{len(pairs)} of them: {some}",
+            got=f"{len(pairs)} of them: {'; '.join(' is '.join(pair) for pair in told)}",
             expected="each prompt in one split",
             hint="take them out of one; overlap: drop takes away those of train",
         )
+    return rows

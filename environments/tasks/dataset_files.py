@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +22,22 @@ _N_ROWS = 1_000
 Row = Mapping[str, Any]
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def refuse_too_large(path: Path, where: str) -> None:
-    """Raise EnvError if a file or folder is larger than free memory, which holds all rows."""
-    files = [path] if path.is_file() else path.rglob("*")
-    size, free = sum(file.stat().st_size for file in files if file.is_file()), psutil.virtual_memory().available
+    """Raise EnvError if a file that can only be read as a whole is larger than free memory."""
+    size, free = size_of(path), psutil.virtual_memory().available
     if size > free:
         raise EnvError(
             "this data does not fit into memory",
             where=where,
             got=f"{path}: {size / 1e9:,.1f} GB",
-            expected=f"less than the {free / 1e9:,.1f} GB that are free, as all rows are held",
-            hint="environment.max_rows: 100000 takes the first rows only, or write a smaller file",
+            expected=f"less than the {free / 1e9:,.1f} GB that are free, as a .json file is read as a whole",
+            hint="write it as JSON lines, which are read row by row, or set environment.max_rows: 100000",
         )
 
 
@@ -45,7 +53,7 @@ def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
         MissingPackageError: a folder, without the package `datasets`.
     """
     if path.is_dir():
-        yield from _of_datasets(path, where)
+        yield from enumerate(load_folder(path, where), start=1)
         return
     if not path.is_file():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -64,7 +72,7 @@ def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Row]]:
-    with _opened(path) as file:
+    with _opened(path, newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield number, _mapping(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
@@ -86,8 +94,8 @@ def _json(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Row]]:
-    with _opened(path, newline="") as file:
-        reader = csv.DictReader(file, dialect="excel-tab" if path.suffix.lower() == ".tsv" else "excel")
+    with _opened(path, newline=_line_end(path)) as file:
+        reader = csv.DictReader(file, dialect=dialect_of(path))
         try:
             for row in reader:
                 if None in row or None in row.values():
@@ -104,6 +112,17 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
             raise EnvError("no CSV", where=f"{path}:{reader.line_num}", got=str(error)) from error
 
 
+def _line_end(path: Path) -> str:
+    """Line end of a table, after `open`: any of its own where it has no plain one, as tables of old Macs."""
+    with path.open("rb") as file:
+        return "\n" if b"\n" in file.read(1 << 20) else ""
+
+
+def dialect_of(path: Path) -> str:
+    """Dialect of a table, as the package `csv` names it."""
+    return "excel-tab" if path.suffix.lower() == ".tsv" else "excel"
+
+
 def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -115,7 +134,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise EnvError("no Parquet", where=str(path), got=str(error)[:200], hint="is the file whole?") from error
 
 
-def _of_datasets(path: Path, where: str) -> Iterator[tuple[int, Row]]:
+def load_folder(path: Path, where: str) -> Any:
+    """Load a folder that `datasets.save_to_disk` has written. Raises EnvError, MissingPackageError."""
     datasets = _package()
     try:
         found = datasets.load_from_disk(str(path))
@@ -131,7 +151,64 @@ def _of_datasets(path: Path, where: str) -> Iterator[tuple[int, Row]]:
             expected="the folder of one",
             hint=f"environment.train: {path / 'train'}, environment.test: ...",
         )
-    yield from enumerate(found, start=1)
+    return found
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """First rows of a split that were read from a stream, in place of a data set that lies on the disk."""
+
+    rows: Sequence[Row]
+    split: str
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __getitem__(self, at: int) -> Row:
+        return self.rows[at]
+
+    @property
+    def _fingerprint(self) -> str:
+        """Digest of the rows, as the package `datasets` has one of a whole data set."""
+        whole = hashlib.sha256()
+        for row in self.rows:
+            whole.update(json.dumps(row, sort_keys=True, default=repr).encode() + b"\n")
+        return whole.hexdigest()[:16]
+
+
+def load_hub(name: str, config: str | None, where: str, known: Collection[str], n_rows: int | None) -> dict[str, Any]:
+    """Load the splits of a data set of the hub, or of a folder in its form.
+
+    Args:
+        name: as `datasets.load_dataset` takes it.
+        config: of a data set that has several.
+        where: recipe key that names it, for errors.
+        known: names of splits that rows are read of.
+        n_rows: only the first rows of each split, which are read from a stream and held: nothing else is fetched. None
+            fetches all, and leaves it on the disk.
+
+    Raises:
+        EnvError: there is none of this name, or it cannot be fetched.
+        MissingPackageError: without the package `datasets`.
+    """
+    datasets = _package()
+    try:
+        found = dict(datasets.load_dataset(name, config, streaming=n_rows is not None))
+        if n_rows is None:
+            return found
+        # Not `rows.take`, which looks into the next file before it says that there is enough.
+        return {
+            split: FirstRows([dict(row) for row in islice(rows, n_rows)], split) if split in known else rows
+            for split, rows in found.items()
+        }
+    except Exception as error:
+        raise EnvError(
+            "this data set cannot be had",
+            where=where,
+            got=f"{name}{f', {config}' if config else ''}: {' '.join(str(error).split())[:200]}",
+            expected="the name of a data set of the hub, as openai/gsm8k",
+            hint="see its page for environment.hub_config; without a network, save it elsewhere: environment.path",
+        ) from error
 
 
 def _package() -> Any:

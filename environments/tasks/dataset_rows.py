@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from environments.core.procedural import digest
 from environments.core.seed_splits import refuse_unknown
+from environments.tasks.dataset_code import SOLUTIONS, tests_as_reference
 from environments.tasks.dataset_files import Row
 from rewards.answers.extract import boxed
 from rlhf.data import Message, Role, Task
@@ -18,13 +19,15 @@ from rlhf.errors import EnvError, nearest
 
 SPLITS = ("train", "dev", "test")
 #: Other names of splits in columns.
-_NAMED = {"validation": "dev", "valid": "dev", "val": "dev", "eval": "dev", "training": "train", "testing": "test"}
+NAMED = {"validation": "dev", "valid": "dev", "val": "dev", "eval": "dev", "training": "train", "testing": "test"}
 #: Columns that are taken where the recipe names none, the first that is there.
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "messages")
 REFERENCES = (
     "reference", "answer", "final_answer", "ground_truth", "target", "label", "solution", "output",
     "reward_model.ground_truth",
 )  # fmt: skip
+#: Keys of programming tasks.
+CODE = ("tests", "entry_point", "test_setup", "preamble")
 _LETTERS = string.ascii_uppercase
 #: Characters of the longest prompt.
 _LONGEST = MAX_TEXT_BYTES // 4
@@ -39,11 +42,15 @@ class Wanted:
     answer_pattern: str | None
     choices: str | None
     split_column: str | None
+    tests: str | None
+    entry_point: str | None
+    test_setup: str | None
+    preamble: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Normalised row: place, messages, prompt and answer, other columns, whether it holds messages."""
+    """Normalised row: place, messages, prompt and answer, other columns, whether it holds messages, what all have."""
 
     source: str
     number: int
@@ -52,6 +59,7 @@ class Question:
     reference: str | None
     columns: Row
     chat: bool = False
+    info: Row = field(default_factory=dict)
 
     @property
     def content(self) -> str:
@@ -71,18 +79,21 @@ class Question:
                 "row": self.number,
                 "columns": self.columns,
                 **({"chat": True} if self.chat else {}),
+                **self.info,
             },
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a source that are used, found at its first row."""
+    """Columns of a source that are used, found at its first row, and `Task.info` of all rows."""
 
     wanted: Wanted
     source: str
     prompt: str
     reference: str | None
+    used: frozenset[str] = frozenset()
+    info: Row = field(default_factory=dict)
 
     @classmethod
     def of(cls, wanted: Wanted, source: str, row: Row) -> Columns:
@@ -100,46 +111,68 @@ class Columns:
                 expected="one of them, or a text with several",
                 hint=f"write prompt: {found[0]}, or prompt: '{both}'",
             )
-        reference = wanted.reference
-        named = {"reference": reference, "choices": wanted.choices, "split_column": wanted.split_column}
-        for key, name in named.items():
-            if name is not None and not _has(row, name):
-                raise _absent(key, name, source, row)
-        if reference is None:
-            reference = next((name for name in REFERENCES if _has(row, name) and name != prompt), None)
-        for name in _fields(prompt) if "{" in prompt else [prompt]:
-            if not _has(row, name):
-                raise _absent("prompt", name, source, row)
-        return cls(wanted, source, prompt, reference)
+        named = {key: getattr(wanted, key) for key in ("reference", "choices", "split_column", *CODE)}
+        for key, text in {**named, "prompt": prompt}.items():
+            for name in _columns_in(text, key):
+                if not _has(row, name):
+                    raise _absent(key, name, source, row)
+        usual = REFERENCES if wanted.tests is None else SOLUTIONS
+        found = [name for name in usual if _has(row, name) and name not in (prompt, wanted.tests)]
+        reference = wanted.reference or next(iter(found), None)
+        # The prompt, where it is one column, and what nobody but verifiers may see.
+        hidden = {**named, "reference": reference, "split_column": None}
+        used = [prompt, *(name for key, text in hidden.items() for name in _columns_in(text, key))]
+        return cls(wanted, source, prompt, reference, frozenset(name.partition(".")[0] for name in used))
 
     def question(self, number: int, row: Row) -> Question:
         """Read a row. Raises EnvError, with its number, where it cannot be used."""
         where = f"{self.source}:{number}"
-        if "{" in self.prompt:
-            needed = _fields(self.prompt)
-            asked: Any = self.prompt.format_map({name: self._cell(row, name, where) for name in needed})
-        else:
-            asked = self._cell(row, self.prompt, where)
+        asked = self._filled(row, self.prompt, where, "prompt")
         messages, prompt = _messages(asked, where)
         if len(prompt) > _LONGEST:
             got = f"{len(prompt):,} characters"
             raise EnvError("a prompt is too long", where=where, got=got, expected=f"at most {_LONGEST:,}")
-        reference = None if self.reference is None else self._cell(row, self.reference, where, may_lack=True)
+        reference = self._filled(row, self.reference, where, "reference", may_lack=True)
         choices = self.wanted.choices
         if choices is not None:
             listed = self._cell(row, choices, where)
             prompt, reference = _with_choices(prompt, listed, reference, where)
-        used = {name.partition(".")[0] for name in (self.prompt, self.reference or "", choices or "")}
-        others = {str(name): value for name, value in row.items() if name not in used and _is_plain(value)}
+        if self.wanted.tests is not None:
+            answer: str | None = self._tests(row, reference, where)
+        else:
+            answer = self._answer(reference, where)
+        others = {str(name): value for name, value in row.items() if name not in self.used and _is_plain(value)}
         is_chat = not isinstance(asked, str)
-        return Question(self.source, number, messages, prompt, self._answer(reference, where), others, is_chat)
+        return Question(self.source, number, messages, prompt, answer, others, is_chat, self.info)
+
+    def _tests(self, row: Row, solution: Any, where: str) -> str:
+        """Reference with the tests of a programming task."""
+        tests, entry_point, setup, preamble = (
+            self._filled(row, getattr(self.wanted, key), where, key, may_lack=key != "tests") for key in CODE
+        )
+        return tests_as_reference(
+            tests, where, entry_point=entry_point, setup=setup, preamble=preamble, solution=solution
+        )
+
+    def _filled(self, row: Row, text: str | None, where: str, key: str, *, may_lack: bool = False) -> Any:
+        """Cell of a column, or a text with cells in its braces; None where nothing is wanted, or it may lack."""
+        if text is None or "{" not in text:
+            return None if text is None else self._cell(row, text, where, may_lack=may_lack)
+        cells = {name: self._cell(row, name, where, may_lack=may_lack) for name in _columns_in(text, key)}
+        if None in cells.values():
+            return None
+        try:
+            return _FORM.vformat(text, (), cells)
+        except (LookupError, ValueError, TypeError) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise EnvError("a text with columns cannot be filled", where=where, got=got, expected=text[:80]) from error
 
     def split(self, number: int, row: Row) -> str:
         """Split by the column; empty where there is none."""
         if self.wanted.split_column is None:
             return ""
         said = str(self._cell(row, self.wanted.split_column, f"{self.source}:{number}")).strip().lower()
-        split = _NAMED.get(said, said)
+        split = NAMED.get(said, said)
         refuse_unknown(split, SPLITS, f"{self.source}:{number}, column {self.wanted.split_column}")
         return split
 
@@ -181,12 +214,34 @@ class Columns:
         return found.strip()
 
 
-def _fields(template: str) -> list[str]:
-    """Names of the columns in a template. Raises EnvError where it is none."""
+class _Form(string.Formatter):
+    """Texts with columns in braces: a list is written as lines, and `[0]` takes one of it."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        """Value of a column, or of an entry of it."""
+        name, bracket, rest = field_name.partition("[")
+        value = kwargs[name]
+        if bracket:
+            value, _ = super().get_field(f"0[{rest}", (value,), {})
+        return "\n".join(map(str, value)) if isinstance(value, list) else value, name
+
+
+_FORM = _Form()
+
+
+def _columns_in(text: str | None, key: str) -> list[str]:
+    """Names of the columns in what a recipe says under `key`: one, or several in the braces of a text.
+
+    Raises:
+        EnvError: its braces are not closed.
+    """
+    if text is None or "{" not in text:
+        return [] if text is None else [text]
     try:
-        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError as error:
-        raise EnvError("no template", where="environment.prompt", got=template[:80], expected="{column}") from error
+        raise EnvError("no template", where=f"environment.{key}", got=text[:80], expected="{column}") from error
+    return list(dict.fromkeys(name.partition("[")[0] for name in names))
 
 
 def _messages(asked: Any, where: str) -> tuple[tuple[Message, ...], str]:

@@ -97,7 +97,7 @@ class Tools(Seeded):
     python: bool = False
     """Offer a tool that runs programs, in the sandbox of the machine (see the page on rewards that run programs)."""
     max_steps: Annotated[int, Field(ge=2)] = 12
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
     max_output: Annotated[int, Field(ge=20, le=10_000)] = 300
     """Characters of a program's output that are shown."""
     cpu_s: Annotated[float, Field(gt=0, le=600)] = 4.0

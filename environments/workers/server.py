@@ -31,7 +31,7 @@ import psutil
 from environments.base import EpisodeCapabilities
 from environments.gate import checked_result
 from environments.workers.protocol import ERROR, READY, TEXT, Frames, answer_of, frame, unpacked
-from rlhf.data.foreign import told
+from rlhf.data.foreign import described
 from rlhf.errors import EnvError, RlhfError
 
 #: Exit code of a worker that took more memory than it may.
@@ -153,7 +153,7 @@ class Server:
             if isinstance(error, MemoryError):  # it may have grown to its bound since the watch last looked
                 self._watch.end_if_full()
             is_known = type(error).__module__.partition(".")[0] in _OURS and issubclass(type(error), RlhfError)
-            return frame(number, (ERROR, error) if is_known else (TEXT, told(error)))
+            return frame(number, (ERROR, error) if is_known else (TEXT, described(error)))
 
     async def start(self, key: int, task: Any) -> Any:
         """Begin an episode, and give its opening."""

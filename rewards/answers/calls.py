@@ -49,6 +49,18 @@ def answer_in(action: Action) -> str:
     return answers[-1] if answers else action.text
 
 
+def tool_call(text: str) -> tuple[str, dict[str, Any]] | None:
+    """Name and arguments of a call as the agent `tools` gives it: JSON of these two alone; None for any other text."""
+    if not text.startswith("{") or len(text) > _MAX_CHARS:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_call = set(found) == {"name", "arguments"} and isinstance(found["arguments"], dict)
+    return (found["name"], found["arguments"]) if is_call and isinstance(found["name"], str) else None
+
+
 def _call(text: str, verbs: Collection[str]) -> Call | None:
     text = text.strip()
     if not text or len(text) > _MAX_CHARS:

@@ -1,4 +1,4 @@
-"""The simplest reward: the last action says what the reference says, or it does not."""
+"""Exact match of the last action with the task's reference."""
 
 from __future__ import annotations
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from rewards.answers.calls import answer_in
+from rewards.answers.calls import ANSWERS, answer_in, calls_in, tool_call
 from rewards.answers.extract import MAX_TEXT, after_thinking
-from rlhf.data import Task, Trajectory
+from rlhf.data import Outcome, Task, Trajectory
 from rlhf.errors import RewardError
 
 
 def last_action(trajectory: Trajectory) -> str:
-    """Text of the last action; empty where there is none, or where it was unreadable."""
-    if not trajectory.turns or trajectory.turns[-1].action.error is not None:
+    """Text of the last action; empty where there is none, it was unreadable, or `ends_in_call`."""
+    if not trajectory.turns or trajectory.turns[-1].action.error is not None or ends_in_call(trajectory):
         return ""
     return trajectory.turns[-1].action.text
+
+
+def ends_in_call(trajectory: Trajectory) -> bool:
+    """True if a limit cut the attempt after a call of a tool, so that it has no answer.
+
+    A call is an action in the form that the agent `tools` gives all of them; `answer` and `submit` give an answer.
+    """
+    if trajectory.outcome not in (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT) or not trajectory.turns:
+        return False
+    action = trajectory.turns[-1].action
+    is_call = all(tool_call(step) is not None for step in action.steps)
+    return is_call and not any(call.name.lower() in ANSWERS for call in calls_in(action))
 
 
 def last_answer(trajectory: Trajectory) -> str:

@@ -27,7 +27,7 @@ class Sandboxed:
     min_level: LevelName = "rlimits"
     """The run is refused on a machine whose sandbox does not reach this: `rlimits`, `namespaces`, or `bubblewrap`."""
     sandbox: Sandbox | None = None
-    """Where programs run: null is this machine's own sandbox; a container, or a service elsewhere."""
+    """Sandbox that programs run in: null is this machine's own sandbox; a container, or a service elsewhere."""
     cpu_s: _Seconds = 4.0
     """Processor time of a program, for each test."""
     wall_s: _Seconds = 8.0

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from rewards.answers.text import last_reply
 from rewards.code.edits import edited
 from rewards.code.sandboxed_reward import Sandboxed, program_of
-from rewards.sandbox import values
+from rewards.sandbox import given_tests, values
 from rewards.sandbox.asserts import Assertion, parse
 from rewards.sandbox.calls import NO_TIME, Call, Returned, call_all, program_s
 from rewards.sandbox.level import Way
@@ -25,7 +25,10 @@ from rlhf.settings import STRICT
 
 #: Programs of one answer that are started at a time; the sandbox queues those of all answers.
 _AT_A_TIME = 4
+_TEXTS = ("program", "tests", "entry_point", "preamble", "solution")
+_KINDS = ("cases", "calls", "asserts", "files", *_TEXTS)
 _ADD = '{"asserts": ["assert add(1, 2) == 3"], "calls": [{"call": "add", "args": [2, 2], "returns": 4}]}'
+_CHECK = '{"tests": "def check(f):\\n    for i in range(3):\\n        assert f(i) == 2 * i", "entry_point": "double"}'
 _DOUBLE = '{"cases": [{"stdin": "4\\n", "stdout": "8\\n"}]}'
 
 
@@ -41,9 +44,13 @@ class UnitTests(Sandboxed):
     - `calls`: what a function returns, `{"call": "add", "args": [2, 2], "returns": 4}`; tuples count as lists.
     - `asserts`: a list of assertions such as `assert add(1, 2) == 3`, or a text with one on each line. They have to be
       made of calls of the program, plain values, comparisons, and a few functions of Python's own.
+    - `tests`: any Python text with assertions, as HumanEval and MBPP have it; with `entry_point`, the function that its
+      `check(candidate)` is given, or with functions `test_...`, as pytest has them. It runs in a sandbox of its own
+      and sees plain values of the program alone.
 
-    With `files`, a text for each path, the task is a repository to mend: the answer edits its files
-    (`rewards.code.edits`), and `program` is what the tests run or call, such as `from shop.cart import total`.
+    `preamble` is put before the program, such as imports that the question shows; `solution`, for demonstrations, is a
+    program that is right. With `files`, a text for each path, the task is a repository to mend: the answer edits its
+    files (`rewards.code.edits`), and `program` is what the tests run or call, such as `from shop.cart import total`.
 
     Tests are never in reach of the program: it gets inputs and arguments, what it prints and returns comes out as text,
     and is compared outside. A test that ends the process is failed, by an exit, a crash or a limit; so are all of them
@@ -56,6 +63,7 @@ class UnitTests(Sandboxed):
     needs_reference: ClassVar[bool] = True
     examples: ClassVar[Sequence[tuple[str, str]]] = (
         ("```python\ndef add(a, b):\n    return a + b\n```", _ADD),
+        ("```python\ndef double(x):\n    return 2 * x\n```", _CHECK),
         ("So:\n```python\nprint(2 * int(input()))\n```", _DOUBLE),
     )
 
@@ -71,8 +79,16 @@ class UnitTests(Sandboxed):
         if refused or program is None:
             return Verdict(0.0, why=refused or "no Python block")
         files = {path: text.encode(errors="replace") for path, text in held.items()}
-        wrong = await self._wrong(program, files, tests, await asyncio.to_thread(self.way, where))
-        n_passed, n = sum(not why for why in wrong), tests.n
+        program = f"{tests.preamble}\n\n{program}" if tests.preamble else program
+        way = await asyncio.to_thread(self.way, where)
+        wrong, n = await self._wrong(program, files, tests, way), tests.n
+        if tests.given is not None and not (self.score == "all" and any(wrong)):
+            stop_early = self.score == "all"
+            found = await given_tests.failures(
+                tests.given, program, self.bounds, way, where, files=files, stop_early=stop_early
+            )
+            wrong, n = wrong + found, n + len(found)
+        n_passed = sum(not why for why in wrong)
         value = n_passed / n if self.score == "share" else float(n_passed == n)
         first = next((why for why in wrong if why), "")
         if self.score == "all":
@@ -138,6 +154,8 @@ class _Tests:
     functions: tuple[Any, ...]
     files: Mapping[str, str]
     program: str
+    given: given_tests.GivenTests | None
+    preamble: str
 
     @property
     def n(self) -> int:
@@ -146,29 +164,78 @@ class _Tests:
 
 @lru_cache(maxsize=1024)
 def _tests(reference: str | None, where: str) -> _Tests:
+    given = _object(reference, where)
+    asserts = given.get("asserts", [])
+    text = asserts if isinstance(asserts, str) else "\n".join(map(str, asserts))
+    cases = tuple(_case_of(case, where) for case in given.get("cases", ()))
+    functions: list[_Returns | Assertion] = [_call_of(call, where) for call in given.get("calls", ())]
+    functions += parse(text, where)
+    for name in _TEXTS:
+        if not isinstance(given.get(name, ""), str):
+            raise _no_tests(f"{where}, {name}", repr(given[name])[:200], "write it as one text")
+    own = given_tests.names_like_own(given.get("solution", ""))
+    tests = given_tests.GivenTests(given["tests"], given.get("entry_point", ""), own) if given.get("tests") else None
+    if tests is not None:
+        given_tests.refuse_unusable(tests, where)
+    if not cases and not functions and tests is None:
+        raise _no_tests(where, repr(reference)[:200])
+    files, program = given.get("files", {}), given.get("program", "")
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise _no_tests(f"{where}, files", repr(files)[:200])
+    if bool(files) != bool(program):
+        raise _no_tests(where, "files without program" if files else "program without files")
+    return _Tests(cases, tuple(functions), files, program, tests, given.get("preamble", ""))
+
+
+def _object(reference: str | None, where: str) -> dict[str, Any]:
+    """The object of a reference, without nulls; its keys are known."""
     try:
         given = json.loads(reference or "")
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or not given:
         raise _no_tests(where, repr(reference)[:200])
-    kinds = ("cases", "calls", "asserts", "files", "program")
     for name in given:
-        if name not in kinds:
-            raise _no_tests(where, name, nearest(name, kinds))
-    asserts = given.get("asserts", [])
-    text = asserts if isinstance(asserts, str) else "\n".join(map(str, asserts))
-    cases = tuple(_case_of(case, where) for case in given.get("cases", ()))
-    functions: list[_Returns | Assertion] = [_call_of(call, where) for call in given.get("calls", ())]
-    functions += parse(text, where)
-    if not cases and not functions:
-        raise _no_tests(where, repr(reference)[:200])
-    files, program = given.get("files", {}), given.get("program", "")
-    if not isinstance(files, dict) or not all(isinstance(text, str) for text in (*files.values(), program)):
-        raise _no_tests(f"{where}, files", repr(files)[:200])
-    if bool(files) != bool(program):
-        raise _no_tests(where, "files without program" if files else "program without files")
-    return _Tests(cases, tuple(functions), files, program)
+        if name not in _KINDS:
+            raise _no_tests(where, name, nearest(name, _KINDS))
+    given = without_nulls(given)
+    for name in ("cases", "calls", "asserts"):
+        if not isinstance(given.get(name, []), list) and not (name == "asserts" and isinstance(given[name], str)):
+            raise _no_tests(f"{where}, {name}", repr(given[name])[:200], "write it as a list")
+    return given
+
+
+def without_nulls(tests: dict[str, Any]) -> dict[str, Any]:
+    """Tests without the keys that a table of objects fills with null where a row lacks them; `returns` may be null."""
+    made = {key: value for key, value in tests.items() if value is not None}
+    if isinstance(files := made.get("files"), dict):
+        made["files"] = {path: text for path, text in files.items() if text is not None}
+    if isinstance(calls := made.get("calls"), list):
+        made["calls"] = [_call_without_nulls(call) if isinstance(call, dict) else call for call in calls]
+    return made
+
+
+def _call_without_nulls(call: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in call.items() if value is not None or key == "returns"}
+
+
+def refuse_unusable(reference: str, where: str) -> None:
+    """Raise RewardError, about the place `where`, if a reference holds no tests that can be run."""
+    _tests(reference, where)
+
+
+def solution_of(reference: str | None) -> str | None:
+    r"""Reply that solves a programming task, by the `solution` in its reference; None where there is none.
+
+    >>> solution_of('{"tests": "assert one() == 1", "solution": "def one(): return 1"}')
+    '```python\ndef one(): return 1\n```'
+    """
+    try:
+        given = json.loads(reference or "")
+        program = given.get("solution") if isinstance(given, dict) else None
+    except (ValueError, RecursionError):
+        return None
+    return f"```python\n{program.strip()}\n```" if isinstance(program, str) and program.strip() else None
 
 
 def _case_of(case: Any, where: str) -> tuple[str, str]:
@@ -209,6 +276,6 @@ def _no_tests(where: str, got: str, hint: str = "") -> RewardError:
         "the task's reference holds no tests that can be run",
         where=where,
         got=got,
-        expected='JSON such as {"asserts": ["assert add(1, 2) == 3"]}, with cases, calls or asserts',
-        hint=hint or "see docs/sandbox.md for the three forms",
+        expected='JSON such as {"asserts": ["assert add(1, 2) == 3"]}, with cases, calls, asserts or tests',
+        hint=hint or "see docs/sandbox.md for the four forms",
     )

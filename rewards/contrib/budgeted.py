@@ -1,4 +1,4 @@
-"""A reward for keeping to a budget of tokens that the attempt was told."""
+"""Reward for keeping to a token budget that the attempt was told (HBPO)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Budgeted:
             told = context.kind_of("rollout", stage.rollout) == "budgets"
             if told and tuple(stage.rollout.budgets) != self.budgets:
                 yield Problem(
-                    "attempts are told other budgets than they are paid for",
+                    "the budgets in the prompts are not those of the reward",
                     where=context.at("budgets"),
                     got=f"{list(self.budgets)}, and {path}.rollout.budgets {list(stage.rollout.budgets)}",
                     expected="the same numbers in the same order",

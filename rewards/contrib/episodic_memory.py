@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.combinators.parts import with_parts
 from rewards.contrib.episode_memory import Shelf, exploit, explore, normalised
+from rewards.contrib.found_subgoals import FoundSubgoals
 from rewards.models.embedding import embedded
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import ScoredGroup, Task, Trajectory, Verdict
@@ -190,6 +191,7 @@ def answer_of(trajectory: Trajectory) -> str:
     return "\n".join(turn.action.text for turn in trajectory.turns[trajectory.n_given :])
 
 
-def remembering(path: str, rewards: Mapping[str, Any]) -> Iterator[tuple[str, EpisodicMemory]]:
+def remembering(path: str, rewards: Mapping[str, Any]) -> Iterator[tuple[str, EpisodicMemory | FoundSubgoals]]:
     """Give path and settings of every reward that remembers, those within another included."""
-    return ((at, part) for at, part in with_parts(path, rewards) if isinstance(part, EpisodicMemory))
+    kinds = EpisodicMemory | FoundSubgoals
+    return ((at, part) for at, part in with_parts(path, rewards) if isinstance(part, kinds))

@@ -1,4 +1,4 @@
-"""A reward for the difference that another try makes."""
+"""Reward for the improvement of a retry over the attempt before it (SCoRe)."""
 
 from __future__ import annotations
 

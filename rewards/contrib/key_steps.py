@@ -1,4 +1,4 @@
-"""Rewards for the steps of an answer, where it is known what they should be."""
+"""Rewards that compare the steps of an answer with reference steps."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StepReference:
     steps: str = "steps"
     """Name of the steps in `Task.info`, or of a column."""
     source: _Share = 0.5
-    """What the right tool is worth."""
+    """Weight of the right tool."""
     dim: Annotated[int, Field(ge=16)] = 1024
     """Length of the vectors."""
 

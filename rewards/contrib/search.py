@@ -1,6 +1,6 @@
 """Rewards for search and tool use: correctness first, then few calls.
 
-All three read the calls that the agent recorded (`search[x]`, `<search>x</search>`, a JSON call of `search`), the
+All read the calls that the agent recorded (`search[x]`, `<search>x</search>`, a JSON call of `search`), the
 answer, and the order of both (`rewards.answers.tags`). Only calls in turns that the environment understood count.
 """
 
@@ -129,6 +129,29 @@ class ToolUse:
     def value(self, score: float, used_all: bool) -> float:
         """Return the reward of a well-formed attempt."""
         return score + self.bonus * used_all if score else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Called:
+    """1 if a tool was called often enough, whatever came of it.
+
+    One search is enough for 1, none gives 0. For a first stage that teaches to search at all, before another pays for
+    right answers.
+
+    Source: R1-Searcher, arXiv 2503.05592: .5 for a search and .5 for the form, then F1 and -2 for a broken form.
+    """
+
+    inline: ClassVar[bool] = True
+
+    tool: _Tag = "search"
+    """The name of the call."""
+    least: Annotated[int, Field(ge=1)] = 1
+    """Number of calls that is enough."""
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """Count the calls; never raises."""
+        n = n_calls(trajectory, self.tool)
+        return Verdict(float(n >= self.least), why=f"{n} calls of {self.tool}")
 
 
 def thrift(cost: float, low: float, high: float) -> float:

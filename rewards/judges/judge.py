@@ -43,7 +43,7 @@ class Judge(AsksModel):
     normalised: bool = False
     """Divide by the typical difference of two attempts."""
     ranking: Literal["mean", "elo", "knockout"] = "mean"
-    """What verdicts make of an attempt: the mean of its differences; its strength in the model of Bradley, Terry and
+    """Score of an attempt by its verdicts: the mean of its differences; its strength in the model of Bradley, Terry and
     Elo, between −1 and 1; or how many rounds of a knock-out it survives, which takes G − 1 comparisons."""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.answers.calls import answer_in
 from rewards.answers.exact import ExactMatch
+from rewards.answers.text import last_action
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -58,7 +59,7 @@ class Majority:
 
     def answer(self, trajectory: Trajectory) -> str | None:
         """Return the answer of an attempt, normalised; None where it has none."""
-        if not trajectory.turns or trajectory.turns[-1].action.error is not None:
+        if not last_action(trajectory):
             return None
         action = trajectory.turns[-1].action
         text = answer_in(action)

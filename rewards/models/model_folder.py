@@ -67,7 +67,7 @@ class ModelReward:
                 expected=" or ".join(trains) or f"a stage of kind reward_model with learns: {self.learnt}",
                 do=f"name {trains[0]}" if trains else "add the stage, or name the folder of a model",
             )
-        elif context.holder is not None:
+        elif context.parent is not None:
             yield Problem(
                 "a model that the run itself trains is a reward of its own",
                 where=context.at("path"),

@@ -18,7 +18,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RewardModelScore(ModelReward):
-    """The number that a reward model says of the ids of an attempt, read at the last one.
+    """Score of a reward model for the token ids of an attempt, read at the last one.
 
     The folder is that of a `reward_model` stage, `runs/NAME/reward_model/STAGE`, or of any sequence classifier with one
     label whose tokenizer is the policy's: what it reads are the ids that were sampled, never text. All attempts at a
@@ -37,7 +37,7 @@ class RewardModelScore(ModelReward):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OutcomeModelScore(ModelReward):
-    """Probability that the attempt came out right: σ of a model's number at the last sampled token.
+    """Probability that the attempt is correct: σ of a reward model's score at the last sampled token.
 
     The folder is that of a `reward_model` stage with `learns: outcome`. What cannot be read, or a model that fails, is
     a failure of the reward, and never a zero.
@@ -54,7 +54,7 @@ class OutcomeModelScore(ModelReward):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProcessModelScore(ModelReward):
-    """Change of the probability of success with each turn, by a model of steps.
+    """Change of the probability of success with each turn, by a process reward model.
 
     The folder is that of a `reward_model` stage with `learns: steps`, read at the last sampled token of each turn:
     p_k = σ(number). With `credit: telescoped` turn k earns p_k − p_{k−1}, with p_0 = 0; the turns sum to the last p, so
@@ -76,7 +76,7 @@ class ProcessModelScore(ModelReward):
     learnt: ClassVar[str] = "steps"
 
     credit: Literal["telescoped", "min", "product", "last", "mean"] = "telescoped"
-    """What the probabilities come to: a value for each turn, or one number."""
+    """Aggregate of the probabilities: a value for each turn, or one number."""
     node: Annotated[int, Field(ge=1)] = 1
     """Turns that are judged as one, from the first of the attempt on; no more than the model has learnt, where it
     reads nodes."""

@@ -42,12 +42,12 @@ _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Container, asyncio.Sem
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Container:
-    """A fresh container for each program, without network and without rights, gone when the program has ended."""
+    """A fresh container for each program, without network and privileges, removed when the program ends."""
 
     engine: Literal["docker", "podman"] | None = None
     """The program that makes containers; null takes the one that is there, Docker first."""
     image: str = "python:3.13-slim"
-    """What programs find inside, with `python3` and `sh`; it has to be on this machine, as nothing is pulled."""
+    """Image that programs run in, with `python3` and `sh`; it has to be on this machine, as nothing is pulled."""
     max_concurrent: Annotated[int, Field(ge=1)] = 4
     """Containers at a time; other programs queue."""
 

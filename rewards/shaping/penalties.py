@@ -82,7 +82,7 @@ class Overlong:
         """Refuse a number of tokens that no episode can come near to."""
         limits = context.recipe.limits
         longest = limits.max_turns * limits.max_tokens
-        if context.holder is None and longest <= self.max_tokens - self.buffer:
+        if context.parent is None and longest <= self.max_tokens - self.buffer:
             why = f"an episode has at most limits.max_turns x limits.max_tokens = {longest} sampled tokens"
             yield no_effect(context.at("max_tokens"), self.max_tokens, why)
 

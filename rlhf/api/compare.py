@@ -21,11 +21,13 @@ class Comparison:
 
     Attributes:
         first, second: their names.
-        difference: of the second to the first.
+        difference: second minus first.
         interval: its 95% interval.
-        p_value: of a paired test; `p_holm` is corrected for the number of comparisons.
-        n_tasks: that both attempted; `n_better` and `n_worse` of them went another way.
-        cautions: what to know before the difference is believed.
+        p_value: of a paired test.
+        p_holm: the same, corrected for the number of comparisons.
+        n_tasks: tasks that both attempted.
+        n_better, n_worse: those that flipped.
+        cautions: warnings about the comparison.
         record: everything, as `rlhf compare --json` prints it.
     """
 
@@ -43,13 +45,18 @@ class Comparison:
 
     @property
     def flipped(self) -> Frame:
-        """The tasks that went another way, with what each side made of them."""
+        """The flipped tasks, with the result of each side."""
         return frame_of([{key: one[key] for key in ("task", "first", "second")} for one in self.record["flipped"]])
 
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The first evaluation against each of the others."""
+    """The first evaluation against each of the others.
+
+    Attributes:
+        metric: that was compared, `success` or `score`.
+        rows: a comparison for each of the others, in their order.
+    """
 
     metric: str
     rows: tuple[Comparison, ...]
@@ -66,12 +73,12 @@ _COLUMNS = ("first", "second", "difference", "interval", "p_value", "p_holm", "n
 def compare(
     *sides: str | Path | TrainResult | Evaluation, metric: str = "success", difference: float = 0.05
 ) -> Comparisons:
-    """Compare the first evaluation or run with each of the others, task by task.
+    """Compare the first evaluation or run with each of the others, paired by task.
 
     Args:
         sides: at least two: folders, results of `rlhf.train`, or of `rlhf.evaluate` with `out`.
         metric: `success` or `score`.
-        difference: for which the record says how many tasks would show it.
+        difference: for which the record has the number of tasks needed to detect it.
 
     Raises:
         DataError: no task in common, or tasks that are the same by name alone.

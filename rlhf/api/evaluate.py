@@ -25,13 +25,13 @@ class Evaluation:
     """Result of an evaluation.
 
     Attributes:
-        policy, suite: who was measured, on what.
-        success: share of attempts that solved their task; None where none counts.
+        policy, suite: the evaluated policy and suite.
+        success: success rate; None without valid attempts.
         interval: its 95% interval.
-        n: tasks that count.
-        n_errors: attempts that failed for no fault of the policy, which are left out.
-        summary: all figures, as in `summary.json`.
-        out: folder of the evaluation, where it was kept.
+        n: tasks counted.
+        n_errors: attempts lost to infrastructure errors, which are excluded.
+        summary: all metrics, as in `summary.json`.
+        out: folder of the evaluation, if it was stored.
     """
 
     policy: str
@@ -84,26 +84,26 @@ def evaluate(
 
     Args:
         policy: a recipe, run, checkpoint or result of `rlhf.train`; with a suite also a model, `random` or `oracle`.
-        suite: what it is judged on; the recipe's own evaluation if left out.
-        rewards: as in `rlhf.train`; what a run was given from Python is given again.
+        suite: evaluation suite; the recipe's evaluation by default.
+        rewards: as in `rlhf.train`; objects passed to a run from Python are passed again.
         environment: the same.
         agent: the same.
-        out: folder that keeps everything; what it holds already is not played again.
-        checkpoint: a checkpoint or model folder; the newest of the run if left out.
-        split: tasks to attempt.
-        n: how many tasks of each part.
-        attempts: at each task, for pass@k.
-        strategy: chooses each attempt among candidates: a kind, or a mapping with a kind and keys.
-        endpoint: address of an OpenAI-compatible server whose model is evaluated.
-        model: its name on that server.
-        tries: how often that server is asked for a reply.
-        also_trained: whether tasks that the policy was trained on may judge it.
-        progress: whether to print how far it is.
-        overrides: other values of keys of the recipe.
+        out: output folder; attempts it already holds are reused.
+        checkpoint: a checkpoint or model folder; the run's newest checkpoint by default.
+        split: task split.
+        n: number of tasks of each environment.
+        attempts: attempts per task, for pass@k.
+        strategy: test-time strategy: a kind, or a mapping with a kind and keys.
+        endpoint: address of the OpenAI-compatible server of the model to evaluate.
+        model: name of the model on that server.
+        tries: maximum tries of a request to that server.
+        also_trained: whether to allow tasks that the policy was trained on.
+        progress: whether to print progress.
+        overrides: recipe overrides.
 
     Raises:
         Stopped: the user stopped it.
-        RlhfError: any other problem; the attempts made are kept in `out`.
+        RlhfError: any other problem; finished attempts are kept in `out`.
     """
     folder = None if out is None else Path(out)
     arguments = Arguments((folder.parent if folder else Path("runs")) / "tasks")
@@ -130,7 +130,7 @@ def evaluate(
     try:
         summary = outside_of_loops(work)
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
-        hint = f"the same call with out={str(out)!r} goes on with it" if out else "give out=FOLDER to keep what is made"
+        hint = f"the same call with out={str(out)!r} resumes it" if out else "give out=FOLDER to keep finished attempts"
         raise Stopped("stopped", where="rlhf.evaluate", got="interrupted", hint=hint) from error
     found = summary["success"]
     return Evaluation(

@@ -28,14 +28,14 @@ class TrainResult:
     """Result of a run.
 
     Attributes:
-        run: its folder.
-        report: page of it; None where it was stopped before its end.
-        success_before, success_after: shares of unseen tasks; None where they were not measured.
+        run: run folder.
+        report: its HTML report; None if the run was stopped early.
+        success_before, success_after: success rates on unseen tasks; None if not measured.
         interval_before, interval_after: their 95% intervals.
         train_s: seconds of training.
-        n_episodes: attempts that were made to train on.
-        hub: address that the policy was pushed to; empty where it was not.
-        is_finished: whether it reached its end; `rlhf.train(resume=result)` goes on with one that did not.
+        n_episodes: number of training attempts.
+        hub: address that the policy was pushed to; empty if none.
+        is_finished: whether the run finished; `rlhf.train(resume=result)` resumes one that did not.
     """
 
     run: Path
@@ -60,8 +60,8 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, **overrides: Any) -> R
     """Return a recipe as typed settings objects, checked as `rlhf train` checks it.
 
     Args:
-        recipe: name, path, run folder, or the values that the YAML would hold.
-        overrides: other values of keys: `seed=1`, `**{"stages.1.steps": 60}`.
+        recipe: name, path, run folder, or a mapping with the contents of the YAML.
+        overrides: recipe overrides: `seed=1`, `**{"stages.1.steps": 60}`.
     """
     arguments = Arguments(Path("runs") / "tasks")
     return _loaded(recipe, arguments, overrides_of(arguments, overrides))
@@ -80,26 +80,26 @@ def train(
     memory_check: bool = True,
     **overrides: Any,
 ) -> TrainResult:
-    """Train a policy, and return when it is trained.
+    """Train a policy and wait for the end.
 
-    Ctrl-C, or the stop button of a notebook, writes a checkpoint; `resume` goes on from it.
+    Ctrl-C, or the stop button of a notebook, writes a checkpoint, from which `resume` continues.
 
     Args:
-        recipe: name, path, the values that the YAML would hold, or a `Recipe`; None where the other arguments say all.
+        recipe: name, path, a mapping with the contents of the YAML, or a `Recipe`; None if other arguments define it.
         rewards: a function, a list of them, or a mapping of names to functions, reward objects or `{"kind": function,
             "weight": 0.5}`. A function takes (answer, reference), (task, trajectory), or (completions, ...) as for TRL.
-        environment: an environment, a file of tasks, a list of rows, or the keys of the recipe.
-        agent: an agent, or the keys of the recipe.
+        environment: an environment, a file of tasks, a list of rows, or recipe keys.
+        agent: an agent, or recipe keys.
         callbacks: functions that are called with a `StepInfo` after each step; or `StageHook`s.
-        out: folder of the run; runs/NAME-seedN if left out.
-        resume: run to go on with; what was given from Python is given again.
-        progress: whether to print how far it is.
-        memory_check: whether to refuse a run that cannot fit into the memory that is free.
-        overrides: other values of keys: `seed=1`, `**{"stages.1.steps": 60}`.
+        out: run folder; runs/NAME-seedN by default.
+        resume: run to resume; objects passed from Python are passed again.
+        progress: whether to print progress.
+        memory_check: whether to fail before training if the estimated memory exceeds what is free.
+        overrides: recipe overrides: `seed=1`, `**{"stages.1.steps": 60}`.
 
     Raises:
         Stopped: the user stopped it.
-        RlhfError: any other problem; what was finished is saved.
+        RlhfError: any other problem; finished work is saved.
     """
     work = _Work(recipe, rewards, environment, agent, callbacks, out, resume, progress, memory_check, overrides)
     return outside_of_loops(work.run)
@@ -222,7 +222,7 @@ class _Work:
     def _refuse_recipe(self) -> None:
         if self.recipe is not None:
             raise RecipeError(
-                "a run goes on with the recipe it began with",
+                "a run resumes with its own recipe",
                 where="rlhf.train",
                 got="a recipe beside resume",
                 expected="one of the two",

@@ -37,7 +37,7 @@ class AdmissionLimit:
     def __post_init__(self) -> None:
         self.now = self.now or self.most
 
-    def hear(self, loads: Sequence[Load], n_playing: int) -> None:
+    def observe(self, loads: Sequence[Load], n_playing: int) -> None:
         """Take in a report of each engine that answered, while so many groups are played.
 
         Two reports of waiting requests in a row cut the limit to three quarters of what runs; without any it is raised
@@ -45,10 +45,10 @@ class AdmissionLimit:
 
         >>> limit = AdmissionLimit(most=8)
         >>> for _ in range(2):
-        ...     limit.hear([Load("a", running=4, waiting=3)], n_playing=8)
+        ...     limit.observe([Load("a", running=4, waiting=3)], n_playing=8)
         >>> limit.now, limit.reason
         (6, '3 requests wait at the engines')
-        >>> limit.hear([Load("a", running=4)], n_playing=6)
+        >>> limit.observe([Load("a", running=4)], n_playing=6)
         >>> limit.now
         7
         """

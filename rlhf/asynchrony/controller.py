@@ -28,12 +28,22 @@ T = TypeVar("T")
 _ENGINE = "engine"
 #: Times that a group is begun again because its player died; the group may be what kills it.
 _MAX_BEGUN = 4
+#: Times that a group is begun again because its servers were gone, which is no fault of its task.
+_MAX_UNSERVED = 16
 #: Seconds until a player that did not come back in time is asked for again.
 _AGAIN_S = 5.0
 
 
-class PlayerLostError(EngineError):
-    """Whoever played a group is gone, and what it sampled with it."""
+class GroupLostError(EngineError):
+    """A group that has to begin again, as the tokens sampled for it are lost."""
+
+
+class PlayerLostError(GroupLostError):
+    """The player of a group has died."""
+
+
+class ServersLostError(GroupLostError):
+    """No server was left for a group."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,8 @@ class Controller:
         self._playing: dict[asyncio.Task[None], Player] = {}
         self._lost: dict[str, asyncio.Task[None]] = {}
         self._gone: dict[str, Exception] = {}  # of the lost, those that did not come back in time, or cannot
-        self._n_begun: Counter[int] = Counter()
+        self._n_lost: Counter[int] = Counter()  # times that the player of a group died
+        self._n_unserved: Counter[int] = Counter()  # times that its servers were gone
         self._changed = asyncio.Event()
         self._failed: BaseException | None = None
         self._ages: Mapping[int, int] = {}
@@ -182,10 +193,10 @@ class Controller:
             self._playing[task] = player
             task.add_done_callback(self._ended)
 
-    def hear(self, loads: Sequence[Load]) -> None:
+    def observe(self, loads: Sequence[Load]) -> None:
         """Let the load of the engines limit which groups begin; while none may, nothing is said by it."""
         if self.limit is not None and not self.pipeline.is_held:
-            self.limit.hear(loads, len(self._playing))
+            self.limit.observe(loads, len(self._playing))
             self._changed.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -209,25 +220,40 @@ class Controller:
         number, place = divmod(ordinal_of(ordinal, self.share, self.n_per_step), self.n_per_step)
         tasks = self._tasks[number]
         n_before = sum(task.id == tasks[place].id for task in tasks[:place])
-        self._n_begun[ordinal] += 1
         try:
             group = await player.play(Job(number, tasks[place], n_before), count)
-        except PlayerLostError as error:
+        except GroupLostError as error:
             self.pipeline.give_back(ordinal)
             if player.name not in self._lost:
                 self._lost[player.name] = asyncio.create_task(self._come_back(player))
-            if self._n_begun[ordinal] >= _MAX_BEGUN:
-                raise TrainingError(
-                    "a task ends whoever plays it",
-                    where=tasks[place].id,
-                    got=f"begun {_MAX_BEGUN} times; the last time: {error.what}: {error.got}",
-                    hint="play it alone: rlhf evaluate, and look at the memory that it takes",
-                ) from error
+            self._refuse_repeated_loss(ordinal, tasks[place], error)
             return
         self.groups[ordinal] = group
-        del self._n_begun[ordinal]
+        del self._n_lost[ordinal], self._n_unserved[ordinal]
         kept = {version - self._base: n for version, n in tokens_by_version(group).items()}
         self.pipeline.finish(ordinal, kept)
+
+    def _refuse_repeated_loss(self, ordinal: int, task: Task, error: GroupLostError) -> None:
+        """Raise where a group was given back too often: its task may kill players, or servers come and go."""
+        said = f"the last time: {error.what}: {error.got}"
+        if isinstance(error, ServersLostError):
+            self._n_unserved[ordinal] += 1
+            if self._n_unserved[ordinal] >= _MAX_UNSERVED:
+                raise EngineError(
+                    "the servers are gone before a group is played",
+                    where=f"group {ordinal}, {task.id}",
+                    got=f"{_MAX_UNSERVED} times; {said}",
+                    hint="see what the servers say in RUN/served, and what ends them",
+                ) from error
+            return
+        self._n_lost[ordinal] += 1
+        if self._n_lost[ordinal] >= _MAX_BEGUN:
+            raise TrainingError(
+                "a task kills every process that plays it",
+                where=task.id,
+                got=f"begun {_MAX_BEGUN} times; {said}",
+                hint="play it alone: rlhf evaluate, and look at the memory that it takes",
+            ) from error
 
     async def _come_back(self, player: Player) -> None:
         """Use a player again once it is there; where none of them is, the run ends with the reason of each."""

@@ -110,7 +110,7 @@ class Ledger:
 
 
 class Pipeline:
-    """Everything that decides what is played, trained and installed.
+    """Scheduler of asynchronous training: which groups are played and trained, and when weights are installed.
 
     Attributes:
         rules: it is held to.

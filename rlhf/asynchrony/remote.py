@@ -6,13 +6,14 @@ Ray is imported where an actor is made: nothing here needs it in a run of one pr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf.asynchrony.admission import AdmissionLimit
-from rlhf.asynchrony.controller import Controller, Counts, Due, Job, PlayerLostError
+from rlhf.asynchrony.controller import Controller, Counts, Due, Job, PlayerLostError, ServersLostError
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import EngineError, RlhfError
@@ -25,15 +26,24 @@ _WHO = "the controller"
 _LOOK_S = 1.0
 #: Seconds until a worker that is gone is asked again whether it is there.
 _AGAIN_S = 0.5
+#: Seconds between two questions to a worker whether it is alive, while it plays.
+_PING_S = 10.0
+#: Times that an evaluation is begun whose player dies.
+_MAX_EVALUATED = 3
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """The weights that servers hold: who delivered them, what the engine calls them, and their fingerprint."""
+    """Weights on the servers: their sender, version and fingerprint.
+
+    Attributes:
+        joined: addresses of servers that joined while the run went on, and hold them too.
+    """
 
     sender: str
     version: int
     fingerprint: str
+    joined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,9 @@ class RemotePlayer:
 
     Attributes:
         name: for messages.
-        actor: with methods `play` and `ready`.
+        actor: with methods `play`, `evaluate`, `ready` and `alive`.
         places: groups that it plays at a time.
-        limit_s: most seconds until it is there, or there again.
+        limit_s: most seconds until it is there, or there again, and without a sign of life while it plays.
         weights: that it is told to sample from.
     """
 
@@ -71,30 +81,62 @@ class RemotePlayer:
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
         """Return the group once it is over; what it sampled is known then, and not before."""
-        from ray.exceptions import ObjectLostError, RayActorError
-
-        try:
-            found: Played = await answered(self.actor.play.remote(job, self.weights))
-        except (RayActorError, ObjectLostError) as error:
-            first = str(error).splitlines()[0]
-            raise PlayerLostError("a rollout worker has died", where=self.name, got=first) from error
+        found: Played = await self._while_alive(self.actor.play.remote(job, self.weights))
         for version, n_tokens in found.sampled.items():
             count(version, n_tokens)
         if found.group is None:
-            raise PlayerLostError("no server had the weights", where=self.name, got=found.fault)
+            raise ServersLostError("no server had the weights", where=self.name, got=found.fault)
         return found.group
+
+    async def evaluate(self, weights: Delivered) -> Any:
+        """Return what an evaluation by `weights` finds; it is begun again where the worker dies meanwhile.
+
+        Raises:
+            EngineError: the worker does not come back, or no server has the weights any more.
+        """
+        for n_left in reversed(range(_MAX_EVALUATED)):
+            await self.come_back()
+            try:
+                return await self._while_alive(self.actor.evaluate.remote(weights))
+            except PlayerLostError as error:
+                if not n_left:
+                    got = f"{_MAX_EVALUATED} times; the last time: {error.what}: {error.got}"
+                    raise EngineError("it dies whenever it evaluates", where=self.name, got=got) from error
+
+    async def _while_alive(self, call: Any) -> Any:
+        """Return the answer to a call, however long it takes, while the worker shows signs of life.
+
+        Raises:
+            PlayerLostError: it has died, or shows none for `limit_s` seconds: then its process is killed. Ray starts
+                another.
+        """
+        answer, heard = asyncio.ensure_future(answered(call)), time.monotonic()
+        try:
+            while not (await asyncio.wait([answer], timeout=_PING_S))[0]:
+                with suppress(TimeoutError, *actor_errors()):  # a worker that has died fails `answer` itself
+                    async with asyncio.timeout(self.limit_s):
+                        await answered(self.actor.alive.remote())
+                        heard = time.monotonic()
+                if time.monotonic() - heard >= self.limit_s and not answer.done():
+                    await asyncio.to_thread(_kill, self.actor)
+                    got = f"nothing in {self.limit_s:g} s"
+                    raise PlayerLostError("a rollout worker is silent", where=self.name, got=got)
+            return await answer
+        except actor_errors() as error:
+            first = str(error).splitlines()[0]
+            raise PlayerLostError("a rollout worker has died", where=self.name, got=first) from error
+        finally:
+            answer.cancel()
 
     async def come_back(self) -> None:
         """Wait until it is there. Raises EngineError where it is not in time."""
-        from ray.exceptions import RayActorError
-
         try:
             async with asyncio.timeout(self.limit_s):
                 while True:
                     try:
                         await answered(self.actor.ready.remote())
                         return
-                    except RayActorError as error:
+                    except actor_errors() as error:
                         if "creation task" in str(error):
                             raise self._unbegun(error) from error
                         await asyncio.sleep(_AGAIN_S)
@@ -125,7 +167,8 @@ class ControllerActor:
     def __init__(self, rules: Rules, players: Sequence[RemotePlayer], most: int, servers: Sequence[str]) -> None:
         self.players, n = list(players), rules.n_per_step
         self.controller = Controller(rules, slice(0, n), n, self.players, AdmissionLimit(most))
-        self._servers = [ServerInstance(url, connect_timeout_s=_LOOK_S) for url in servers]
+        self._given = tuple(servers)
+        self._servers = {url: ServerInstance(url, connect_timeout_s=_LOOK_S) for url in servers}
         self._watching: asyncio.Task[None] | None = None
 
     async def call(self, name: str, *given: Any, **how: Any) -> Any:
@@ -139,11 +182,11 @@ class ControllerActor:
         self._watching = self._watching or asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Tell the controller again and again how busy the servers are; who does not answer says nothing."""
+        """Report the load of the servers to the controller, once a second; one that does not answer is left out."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            found = await asyncio.gather(*(self._load_of(server) for server in self._servers))
-            self.controller.hear([load for load in found if load is not None])
+            found = await asyncio.gather(*(self._load_of(server) for server in self._servers.values()))
+            self.controller.observe([load for load in found if load is not None])
 
     async def _load_of(self, server: ServerInstance) -> Load | None:
         try:
@@ -156,6 +199,10 @@ class ControllerActor:
         """Have groups that begin from now on sampled from `weights`."""
         for player in self.players:
             player.weights = weights
+        for url in set(self._servers) - {*self._given, *weights.joined}:
+            await self._servers.pop(url).close()
+        for url in set(weights.joined) - set(self._servers):
+            self._servers[url] = ServerInstance(url, connect_timeout_s=_LOOK_S)
 
 
 @dataclass
@@ -185,8 +232,8 @@ class RemoteController:
 
     async def open(self, version: int) -> None:
         """See `Controller.open`; all workers are there when this returns."""
-        await answered(self.actor.ready.remote(), _WHO)
-        await answered(self.actor.tell.remote(self.delivered()), _WHO)
+        await self._answer("ready", self.actor.ready.remote(), 2 * self.limit_s)  # workers have a limit of their own
+        await self._answer("tell", self.actor.tell.remote(self.delivered()))
         await self._call("open", version)
 
     async def offer(self, tasks: Mapping[int, Sequence[Task]], *, is_held: bool = False) -> None:
@@ -219,7 +266,7 @@ class RemoteController:
 
     async def install(self, version: int) -> None:
         """See `Controller.install`; groups that begin then are told what the servers hold."""
-        await answered(self.actor.tell.remote(self.delivered()), _WHO)
+        await self._answer("tell", self.actor.tell.remote(self.delivered()))
         await self._call("install", version)
 
     async def counts(self) -> Counts:
@@ -245,22 +292,38 @@ class RemoteController:
             raise self._silence(name) from None
 
     async def _call(self, name: str, *given: Any, **how: Any) -> Any:
-        try:
-            async with asyncio.timeout(self.limit_s):
-                return await answered(self.actor.call.remote(name, *given, **how), _WHO)
-        except TimeoutError:
-            raise self._silence(name) from None
+        return await self._answer(name, self.actor.call.remote(name, *given, **how))
 
-    def _silence(self, name: str) -> EngineError:
-        return EngineError(
-            "the controller does not answer", where=f"controller.{name}", got=f"nothing in {self.limit_s:g} s"
-        )
+    async def _answer(self, name: str, call: Any, limit_s: float | None = None) -> Any:
+        try:
+            async with asyncio.timeout(limit_s or self.limit_s):
+                return await answered(call, _WHO)
+        except TimeoutError:
+            raise self._silence(name, limit_s) from None
+
+    def _silence(self, name: str, limit_s: float | None = None) -> EngineError:
+        got = f"nothing in {limit_s or self.limit_s:g} s"
+        return EngineError("the controller does not answer", where=f"controller.{name}", got=got)
+
+
+def _kill(actor: Any) -> None:
+    """End the process of an actor that Ray starts again."""
+    import ray
+
+    ray.kill(actor, no_restart=False)
+
+
+def actor_errors() -> tuple[type[Exception], ...]:
+    """Errors by which Ray says that an actor is gone, for want of memory too, which is no RayActorError."""
+    from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
+
+    return RayActorError, ObjectLostError, OutOfMemoryError
 
 
 @contextmanager
 def _told(who: str = "") -> Iterator[None]:
     """Inside, an error that an actor raised is raised as it was, and where the actor `who` has ended that is said."""
-    from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayTaskError
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
     try:
         yield
@@ -275,7 +338,7 @@ def _told(who: str = "") -> Iterator[None]:
         if isinstance(cause := error.cause, RlhfError):
             raise cause from error
         raise
-    except RayActorError as error:
+    except actor_errors() as error:
         if not who:
             raise
         raise ProcessError(f"{who} has died", where=who, got=str(error).splitlines()[0]) from error

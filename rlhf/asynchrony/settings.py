@@ -35,23 +35,23 @@ _NOT_YET = (
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Asynchrony:
-    """Attempts are made while the policy is updated, by a policy that is at most `staleness` updates old."""
+    """Asynchronous rollouts: attempts are generated during updates, by a policy at most `staleness` updates old."""
 
     silences: ClassVar[tuple[Silenced, ...]] = (Silenced("staleness", 0, ("depth", "order", "schedule", "checkpoint")),)
 
     staleness: Annotated[int, Field(ge=0)] = 0
-    """The bound S: the most steps by which a policy that sampled a token may be behind the one that is trained on it. 0
-    makes attempts and updates in turn."""
+    """Maximum staleness S: steps by which the policy that sampled a token may be behind the one trained on it. 0 is
+    synchronous."""
     depth: Annotated[int, Field(ge=1)] | None = None
-    """Steps whose attempts may be begun ahead of the one that is trained; at most `staleness`, which null takes."""
+    """Steps that rollouts may run ahead of training; at most `staleness`, the default."""
     order: Order = "in_order"
-    """Which groups a step trains on: those whose tasks come next, whoever is slow; or those that finished first, which
-    favours short episodes by as much as `asynchrony/length_bias` says."""
+    """Order in which groups are trained: sampler order, however long they take; or as they finish, which favours short
+    episodes, see `asynchrony/length_bias`."""
     schedule: Literal["clock", "fixed"] = "clock"
-    """When new weights reach the attempts that run: at once, or when all that began before have finished. `fixed` makes
-    group n with the policy of step max(0, n // tasks_per_step - depth), so that a run can be repeated."""
+    """When running attempts get new weights: at once, or once all earlier groups have finished. `fixed` samples group n
+    with the policy of step max(0, n // tasks_per_step - depth), so that runs are reproducible."""
     checkpoint: Literal["drain", "now"] = "drain"
-    """What a checkpoint does about attempts that run: wait for them, or begin them again when the run is resumed."""
+    """Running attempts at a checkpoint: wait for them, or restart them on resume."""
 
     @property
     def is_on(self) -> bool:
@@ -74,7 +74,7 @@ class Asynchrony:
             return
         if self.steps_ahead > self.staleness:
             yield Problem(
-                "attempts would be made further ahead than they may be trained on",
+                "rollouts would run further ahead than the staleness bound allows",
                 where=context.at("depth"),
                 got=f"{self.depth} with staleness: {self.staleness}",
                 expected=f"1 to {self.staleness}",
@@ -82,7 +82,7 @@ class Asynchrony:
             )
         if self.schedule == "fixed" and self.order != "in_order":
             yield Problem(
-                "which attempts finish first is said by the clock, so nothing of it is fixed",
+                "the order in which attempts finish is not deterministic, so no schedule of it is fixed",
                 where=context.at("order"),
                 got=f"{self.order} with schedule: fixed",
                 expected="in_order",
@@ -146,7 +146,7 @@ class Asynchrony:
             yield _not_yet("policy.lora.roles", str(recipe.policy.lora.roles), context, "remove the key")
         if isinstance(recipe.engine, VllmSettings) and recipe.engine.sleep:
             yield Problem(
-                "the engine would sleep while attempts are made",
+                "the engine would sleep during rollouts",
                 where="engine.sleep",
                 got="true",
                 expected=f"false with {context.at('staleness')} above 0",
@@ -156,7 +156,7 @@ class Asynchrony:
 
 def _not_yet(where: str, got: str, context: CheckContext, do: str) -> Problem:
     return Problem(
-        "this does not work yet with attempts that are made ahead",
+        "this is not yet supported with asynchronous training",
         where=where,
         got=got,
         expected=f"nothing of the kind while {context.at('staleness')} is above 0",

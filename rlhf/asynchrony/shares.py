@@ -1,4 +1,4 @@
-"""Cuts of a pipeline that several processes share: each holds its part, a checkpoint the whole.
+"""Checkpoints (cuts) of a pipeline shared by several processes: each holds its part of the whole.
 
 Process r holds `n_r` of the B groups of a step, neighbours from place `start_r` on. Its own pipeline counts them from
 0: local ordinal o is the group `(o // n_r) · B + start_r + o % n_r` of the run. A cut of the run has ordinals of the

@@ -18,30 +18,30 @@ _TRUNCATED = frozenset({Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT})
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Filters:
-    """Leaves rows out after credit is assigned, so that group statistics still see every trajectory.
+    """Drops rows after advantages are computed, so that group statistics include every trajectory.
 
     What is left out does not count in the reduction's token and sequence numbers either. If nothing is left, the step
     has no update.
     """
 
     drop_zero_advantage: bool = True
-    """Leave out groups in which every token's advantage is 0 (all attempts scored the same): they cost a forward and a
-    backward pass and teach nothing. With a KL or entropy term they would still be regularised; False keeps them, and
-    counts them, as GRPO does: where 3 of 4 groups are silent, the others then pull a quarter as hard. Left out, a step
-    is as long however many groups are silent."""
+    """Drop groups with zero advantage on every token (zero score variance): they cost a forward and backward pass
+    without a learning signal. With a KL or entropy term they would still be regularised. false keeps and counts them,
+    as GRPO does: if 3 of 4 groups have no signal, the gradient of the others is then a quarter; dropped, the update
+    size does not depend on them."""
     drop_truncated: bool = False
-    """Leave out trajectories that a turn or token limit ended ("overlong filtering"). Off, because not finishing in
-    time is mostly the policy's doing and the score says so."""
+    """Overlong filtering: drop truncated trajectories. Off by default, as truncation is mostly due to the policy and
+    reflected in the score."""
     max_advantage_z: Annotated[float, Field(gt=0)] | None = None
-    """Leave out trajectories whose advantage lies more than so many standard deviations from the mean of the step's
-    trajectories, which a spike of a learned reward does; null is off. StableReinforce (arXiv 2505.02835) takes 3. The
-    deviation divides by the number of trajectories; one whose tokens differ in advantage counts with their mean."""
+    """Drop trajectories whose advantage is more than this many standard deviations from the step's mean, such as spikes
+    of a learned reward; null is off. StableReinforce (arXiv 2505.02835) uses 3. The standard deviation divides by the
+    number of trajectories; token-level advantages count with their mean."""
 
     high_entropy_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Train only on this share of the step's sampled tokens: those where the policy was least sure what comes next, by
-    the entropy of its next-token distribution before the first update; null trains on all. 0.2 is common (arXiv
-    2506.01939). The other tokens do not count in the reduction's numbers; KL and entropy terms do not see them. Costs a
-    forward pass without gradient where the correction needs none."""
+    """Train only on this share of the step's sampled tokens, those with the highest entropy of the next-token
+    distribution before the first update; null trains on all. 0.2 is common (arXiv 2506.01939). The other tokens do not
+    count in the reduction, nor in KL and entropy terms. Costs a forward pass without gradient if the correction needs
+    none."""
 
     def __call__(
         self, samples: Sequence[Sample], groups: Sequence[ScoredGroup]

@@ -1,4 +1,4 @@
-"""Packing: from rows to micro-batches of flat tensors, without padding.
+"""Packing of rows into micro-batches of flat tensors, without padding.
 
 A minibatch is what one optimiser update sees; it is packed into micro-batches, each one forward and backward pass of at
 most so many tokens. The coefficients of the reduction are computed over the minibatch before it is packed, so the
@@ -48,9 +48,12 @@ class PackedBatch:
         old_mean_logprobs: float32 `[N]`, nats; None where nothing asked for them.
         teacher_logprobs: float32 `[N]`, nats, NaN on tokens that the teacher does not teach; None without a teacher.
         off_policy: bool `[N]`, tokens that another than the policy wrote; None where no row of these has any.
+        versions: int64 `[N]`, of the policy that sampled each; None where that is not known.
         values: float32 `[N]`, of a critic before the first update; None without one.
         returns: float32 `[N]`, what those values should have been; None without a critic.
         adapters: `[R]`, role whose adapter reads each row, empty for the shared one; None where that reads all.
+        routing: int16 `[T, layers, K]`, experts that each token meets, −1 in rows where they are not known; None where
+            no row says.
     """
 
     token_ids: torch.Tensor
@@ -68,9 +71,11 @@ class PackedBatch:
     old_mean_logprobs: torch.Tensor | None = None
     teacher_logprobs: torch.Tensor | None = None
     off_policy: torch.Tensor | None = None
+    versions: torch.Tensor | None = None
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     adapters: tuple[str, ...] | None = None
+    routing: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Copy of the batch with its flat policy-token arrays on `device`; ids and row lengths stay.
@@ -304,6 +309,8 @@ def collate(
     places = np.concatenate([start + _places(s) for start, s in zip(first, samples, strict=True)])
     off_policy = [np.zeros(len(s), np.bool_) if s.off_policy is None else s.off_policy for s in samples]
     has_off_policy = any(row.any() for row in off_policy)
+    versions = [s.versions for s in samples if s.versions is not None]
+    has_versions = len(versions) == len(samples)
     return PackedBatch(
         token_ids=torch.from_numpy(token_ids),
         lengths=torch.tensor([len(s) for s in samples]),
@@ -320,10 +327,21 @@ def collate(
         old_mean_logprobs=_tensor(_given([s.old_mean_logprobs for s in samples], positions)),
         teacher_logprobs=_tensor(_given([s.teacher_logprobs for s in samples], positions)),
         off_policy=torch.from_numpy(np.concatenate(off_policy)[positions]) if has_off_policy else None,
+        versions=torch.from_numpy(np.concatenate(versions)[positions].astype(np.int64)) if has_versions else None,
         values=_tensor(_given([s.values for s in samples], positions)),
         returns=_tensor(_given([s.returns for s in samples], positions)),
         adapters=tuple(s.adapter for s in samples) if any(s.adapter for s in samples) else None,
+        routing=_routing(samples),
     )
+
+
+def _routing(samples: Sequence[Sample]) -> torch.Tensor | None:
+    """Experts of all tokens, −1 in rows that do not say; None where none does."""
+    known = next((s.routing for s in samples if s.routing is not None), None)
+    if known is None:
+        return None
+    rows = [np.full((len(s), *known.shape[1:]), -1, np.int16) if s.routing is None else s.routing for s in samples]
+    return torch.from_numpy(np.concatenate(rows))
 
 
 def _places(sample: Sample) -> npt.NDArray[np.int64]:

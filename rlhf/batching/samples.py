@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlhf.data import Credit, Generation, ScoredGroup
-from rlhf.data.generation import DEMONSTRATED
+from rlhf.data.generation import DEMONSTRATED, versions_of
 from rlhf.errors import DataError
 
 #: Token ids are int32, as generations hold them, unless an id needs more.
@@ -59,7 +59,9 @@ class Sample:
         values: of a critic for the state before each token, before the first update, 0 where the mask is False; None
             without a critic.
         returns: what those values should have been, likewise.
+        versions: of the policy that sampled each token, `DEMONSTRATED` where none did; None where that is not known.
         adapter: role whose adapter reads the row; empty for the shared one, or where there is only one.
+        routing: `[L, layers, K]`, experts that each token meets, see `ExpertRouting`; None where it is not replayed.
     """
 
     token_ids: Ints
@@ -76,14 +78,18 @@ class Sample:
     off_policy: Bools | None = None
     values: Floats | None = None
     returns: Floats | None = None
+    versions: Ints | None = None
     adapter: str = ""
+    routing: npt.NDArray[np.int16] | None = None
 
     def __post_init__(self) -> None:
         own = (
             self.old_logprobs, self.correction, self.entropy, self.old_mean_logprobs, self.values, self.returns
         )  # fmt: skip
         optional = [a for a in own if a is not None]
-        given = [a for a in (*optional, self.teacher_logprobs, self.off_policy) if a is not None]
+        given = [
+            a for a in (*optional, self.teacher_logprobs, self.off_policy, self.versions, self.routing) if a is not None
+        ]
         lengths = {len(a) for a in (self.token_ids, self.mask, self.sampler_logprobs, self.advantages, *given)}
         if len(lengths) != 1:
             raise DataError("ids, mask, log-probs and advantages differ in length", where="Sample", got=str(lengths))
@@ -252,12 +258,14 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
         mask = np.zeros(n, np.bool_)
         off_policy = np.zeros(n, np.bool_) if any(g.policy_version == DEMONSTRATED for g, _, _ in trained) else None
         logprobs, advantages, returns = (np.zeros(n, np.float32) for _ in range(3))
+        versions = np.zeros(n, np.int32)
         has_returns = all(returns_T is not None for _, _, returns_T in trained)
         for generation, credit_T, returns_T in trained:
             _check_count(len(credit_T), generation.n_tokens, group, "sampled tokens")
             start = generation.prompt.n_tokens
             span = slice(start, start + generation.n_tokens)
             mask[span], logprobs[span], advantages[span] = True, generation.logps, credit_T
+            versions[span] = versions_of(generation)
             if off_policy is not None:
                 off_policy[span] = generation.policy_version == DEMONSTRATED
             if returns_T is not None:
@@ -265,7 +273,7 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
                 returns[span] = returns_T
         known = returns if has_returns else None
         row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=off_policy, returns=known)
-        yield replace(row, adapter=last.prompt.adapter)
+        yield replace(row, adapter=last.prompt.adapter, versions=versions)
 
 
 def _check_count(got: int, expected: int, group: ScoredGroup, what: str, given: str = "credit") -> None:

@@ -12,12 +12,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlhf import processes
+from rlhf.asynchrony.remote import actor_errors
 from rlhf.build import stopping
 from rlhf.build.processes import STOP_REQUEST, StopRequest
 from rlhf.build.rollout_workers import learner_log
@@ -118,7 +119,7 @@ def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: Cle
                 n_left = _MAX_RESTARTS if newest != before else n_left - 1
                 if n_left < 0:
                     raise TrainingError(
-                        "a process of the run ends whenever it is started",
+                        "a process of the run dies at every start",
                         where=error.where,
                         got=f"{error.what}: {error.got}",
                         hint=f"rlhf train --resume {folder}, once the reason is gone",
@@ -171,7 +172,7 @@ def _ended(ray: Any, running: dict[Any, int], folder: Path, shown: ShownLog) -> 
     Raises:
         KeyboardInterrupt: `rlhf stop` asks for the end.
     """
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import RayTaskError
 
     found: dict[str, Any] = {}
     silent: ProcessError | None = None
@@ -189,7 +190,7 @@ def _ended(ray: Any, running: dict[Any, int], folder: Path, shown: ShownLog) -> 
                 if not isinstance(error.cause, ProcessError):
                     raise error.cause if isinstance(error.cause, Exception) else error from None
                 silent = silent or error.cause
-            except RayActorError as error:
+            except actor_errors() as error:
                 got = str(error).splitlines()[0]
                 raise ProcessError(f"learner {rank} has died", where=f"learner {rank}", got=got) from error
             if silent is not None:  # who has died is known soon
@@ -204,7 +205,7 @@ def _placed(ray: Any, n: int) -> Any:
     if not group.wait(_PLACE_S):
         ray.util.remove_placement_group(group)
         raise EngineError(
-            "the learners have no place",
+            "the cluster has no room for the learners",
             where=f"cluster.learners: {n}",
             got=f"nothing free in {_PLACE_S:g} s, of {ray.available_resources()}",
             hint="wait until others have ended, or ask for less",
@@ -257,13 +258,13 @@ def _ray(recipe: Recipe, console: CleanConsole) -> Iterator[Any]:
     if "RAY_ADDRESS" in os.environ:
         context = _joined(ray, os.environ["RAY_ADDRESS"], how)
     else:  # processes share the cores of this machine, however many they are
-        wanted = sum(need for _, name, need in needs(recipe, 0) if name == "CPU")
         how |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        context = ray.init(address="local", num_cpus=max(wanted, os.cpu_count() or 1), **how)
+        context = ray.init(address="local", num_cpus=max(recipe.cluster.n_cpus, os.cpu_count() or 1), **how)
     logs = f"{context.address_info['session_dir']}/logs"
     console.print(f"workers and the controller write into {logs}, learners into the run's folder", soft_wrap=True)
     try:
         refuse_missing(recipe, ray.cluster_resources())
+        refuse_unlabelled(recipe, ray.nodes())
         yield ray
     finally:
         ray.shutdown()
@@ -288,8 +289,11 @@ def needs(recipe: Recipe, n_gpus: float) -> list[tuple[str, str, int]]:
     cluster, each = recipe.cluster, EngineCapabilities(recipe.engine).tensor_parallel
     found = [("learners", "CPU", cluster.learners), ("servers", "CPU", cluster.servers)]
     found.append(("rollout_workers", "CPU", cluster.rollout_workers))
+    if cluster.eval_servers:  # and who plays on them
+        found.append(("eval_servers", "CPU", cluster.eval_servers + 1))
     if n_gpus:
         found += [("learners", "GPU", cluster.learners), ("servers", "GPU", each * cluster.servers)]
+        found += [("eval_servers", "GPU", each * cluster.eval_servers)] if cluster.eval_servers else []
     return found
 
 
@@ -308,3 +312,21 @@ def refuse_missing(recipe: Recipe, resources: dict[str, float]) -> None:
                 hint=f"add nodes with `ray start --address ...`, or lower cluster.{key}",
             )
         left[name] = have - need
+
+
+def refuse_unlabelled(recipe: Recipe, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RecipeError where the nodes that rollout workers may be placed on have too few CPUs for them."""
+    cluster, wanted = recipe.cluster, recipe.cluster.worker_labels
+    need, alive = cluster.rollout_workers + (cluster.eval_servers > 0), [node for node in nodes if node["Alive"]]
+    fit = [node for node in alive if wanted.items() <= node["Labels"].items()]
+    have = sum(node["Resources"].get("CPU", 0.0) for node in fit)
+    if not wanted or have >= need:
+        return
+    said = {f"{key}={value}" for node in alive for key, value in node["Labels"].items() if "ray.io/" not in key}
+    raise RecipeError(
+        "the Ray cluster has too few CPUs on nodes with these labels",
+        where="cluster.worker_labels",
+        got=f"{wanted}, of {len(fit)} nodes with {have:g} CPU; labels there are: {', '.join(sorted(said)) or 'none'}",
+        expected=f"at least {need} CPU for the processes that play",
+        hint="start nodes that have the environment's packages with `ray start --labels KEY=VALUE`",
+    )

@@ -21,14 +21,17 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
-def in_both(judged: Sequence[Task], trained: Sequence[Task]) -> list[str]:
-    """Ids of evaluation tasks that are also trained on, compared by id and by content.
+def in_both(judged: Sequence[Task], trained: Sequence[Task], *, by_id: bool = True) -> list[str]:
+    """Ids of evaluation tasks that are also trained on, compared by content, and by id in one environment.
 
     What is in a task tells it apart unless the same is in another task of its list, or there is nothing but an id.
     """
-    ids = {task.id for task in trained}
-    own, inside = _telling(judged), set(_telling(trained).values())
-    return [task.id for task in judged if task.id in ids or own.get(task.id) in inside]
+    own, judged_ids = _telling(judged), {task.id for task in judged if by_id}
+    asked, ids, inside = set(own.values()), set[str](), Counter[str]()
+    for task in trained:  # of which there may be more than fit into memory
+        ids |= {task.id} & judged_ids
+        inside.update({_content(task)} & asked)
+    return [task.id for task in judged if task.id in ids or inside[own.get(task.id, "")] == 1]
 
 
 def _telling(tasks: Sequence[Task]) -> dict[str, str]:
@@ -63,19 +66,27 @@ def refuse_overlap(recipe: Recipe) -> None:
     for i, stage in enumerate(recipe.stages):
         if stage.reads_file:
             continue
-        trained = tasks_of(environment, stage.split)
+        trained = tasks_of(environment if stage.environment is None else stage.environment, stage.split)
         for judged in lists.values():
-            _refuse(recipe, judged, f"stages[{i}].split", stage.split, trained, "trained on")
+            by_id = stage.environment in (None, environment)
+            _refuse(recipe, judged, f"stages[{i}].split", stage.split, trained, "trained on", by_id=by_id)
 
 
 def _refuse(
-    recipe: Recipe, judged: tuple[str, Sequence[Task]], where: str, split: str, tasks: Sequence[Task], how: str
+    recipe: Recipe,
+    judged: tuple[str, Sequence[Task]],
+    where: str,
+    split: str,
+    tasks: Sequence[Task],
+    how: str,
+    *,
+    by_id: bool = True,
 ) -> None:
-    both = in_both(judged[1], tasks)
+    both = in_both(judged[1], tasks, by_id=by_id)
     if both:
         other = "another split" if split == judged[0] else "an environment whose splits share no task"
         raise RecipeError(
-            f"tasks that judge the policy would be {how}",
+            f"evaluation tasks would be {how}",
             where=where,
             got=f"{len(both)} of {len(judged[1])} tasks of the split {judged[0]!r} are in {split!r}, such as {both[0]}",
             expected=other,
@@ -103,12 +114,16 @@ def refuse_trained(
     for i, stage in enumerate(recipe.stages):
         if stage.reads_file:
             continue
-        both = in_both(judged, tasks_of(recipe.environment, stage.split))
+        both = in_both(
+            judged,
+            tasks_of(recipe.at(stage).environment, stage.split),
+            by_id=stage.environment in (None, recipe.environment),
+        )
         if both:
             where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"
             where = "--split" if asked.split else where
             raise RecipeError(
-                "the policy was trained on tasks that it is to be judged on",
+                "the policy was trained on tasks of this evaluation",
                 where=where,
                 got=f"{len(both)} of {len(judged)} tasks are in the split {stage.split!r} of stages[{i}], "
                 f"such as {both[0]}",

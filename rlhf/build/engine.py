@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,17 +43,23 @@ _CACHE_SHARE = 0.25
 #: Most seconds until a server that is started again answers, where the run starts it.
 RETURN_S = 600.0
 
+#: File beside the log, with addresses of servers that take part beside those of the recipe.
+ROSTER = "servers.txt"
+
 #: Dimensions by which a server's model is known to be the policy's.
 SHAPES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
-async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = None) -> RolloutEngine:
+async def start_engine(
+    recipe: Recipe, policy: Policy, *, log: Path | None = None, tell: Callable[[str], None] | None = None
+) -> RolloutEngine:
     """The engine of a recipe, started and checked. It has the policy's architecture, and its weights once delivered.
 
     Args:
         recipe: says which.
         policy: live; the embedded engine shares its module.
-        log: file for what an engine process has to say.
+        log: file for what an engine process has to say; beside it is looked for `servers.txt`.
+        tell: gets a line for each part of its start.
 
     Raises:
         RlhfError: it cannot be started, or a server does not fit the policy.
@@ -87,9 +93,11 @@ async def start_engine(recipe: Recipe, policy: Policy, *, log: Path | None = Non
     if not instances:
         with model_folder(recipe, policy) as folder:
             options = start_options(recipe, settings, policy, folder)
-            instances = [LocalInstance.start(options, log)]
+            instances = [LocalInstance.start(options, log, tell)]
     return_s = RETURN_S if recipe.cluster.is_on else 0.0
-    engine = vllm_engine(settings, instances, policy, form="adapter" if rank else "full", return_s=return_s)
+    roster = log.with_name(ROSTER) if log is not None and settings.servers else None
+    form: WeightsForm = "adapter" if rank else "full"
+    engine = vllm_engine(settings, instances, policy, form=form, return_s=return_s, roster=roster)
     try:
         await engine.connect(**fit_of(recipe, policy), lora_rank=rank)
     except BaseException:
@@ -105,6 +113,7 @@ def vllm_engine(
     *,
     form: WeightsForm,
     return_s: float = 0.0,
+    roster: Path | None = None,
 ) -> VllmEngine:
     """The engine over instances that run; of several processes on the same servers the first one's delivers."""
     kind: type[VllmEngine] = VllmEngine
@@ -122,6 +131,7 @@ def vllm_engine(
         sleeps=settings.sleep,
         version=policy.version,
         return_s=return_s,
+        roster=roster,
     )
 
 
@@ -215,7 +225,9 @@ def start_options(
         kv_cache_dtype=settings.kv_cache_dtype,
         quantization=settings.quantization,
         sleep=settings.sleep,
-        texts=is_server or bool(recipe.limits.stop_strings),
+        texts=is_server
+        or any(recipe.at(stage).limits.stop_strings for stage in recipe.stages)
+        or bool(recipe.limits.stop_strings),
     )
 
 

@@ -1,4 +1,4 @@
-"""An evaluation from its first task to its report."""
+"""Evaluation of a policy on a suite, from tasks to report."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks
             "the folder of the evaluation is not empty",
             where=f"--out {folder}",
             got="other files",
-            expected="a new folder, or that of an evaluation to go on with",
+            expected="a new folder, or that of an evaluation to resume",
             hint="give another --out",
         )
     with disk("the evaluation", folder):

@@ -1,4 +1,4 @@
-"""More steps for a run that is finished, or for one that goes on."""
+"""Extension of a run by more steps, finished or not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _refuse(folder: Path, state: State) -> None:
         )
     if state.step < state.of_steps:
         raise RecipeError(
-            "this run has ended by the patience of its last stage, and would at once again",
+            "this run was stopped by the patience of its last stage, and would stop again at once",
             where="stages.N.patience",
             got=f"the end after {state.step} of {state.of_steps} steps",
             expected="a run that made all its steps",

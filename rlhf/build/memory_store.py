@@ -59,7 +59,7 @@ def refuse_other_kind(suite: Suite, checkpoint: Path | None, model: str = "") ->
             before = store.kept(KIND)
         if before and before != kind.rpartition("/")[2]:  # a file of one's own may move
             raise StoreError(
-                "the store of this policy is of another kind, and would be read wrongly",
+                "the store of this policy is of another kind",
                 where="agent.store.kind",
                 got=f"{kind}, for the store in {folder}",
                 expected=before,

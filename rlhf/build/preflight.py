@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from agents.tools import ToolAgent
-from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
-from rewards.judges.asking import AsksModel
-from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+from rlhf.build.reference_trial import to_try
+from rlhf.data import Task, Trajectory
 from rlhf.errors import EnvError, RecipeError, RewardError
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
+from rlhf.recipe.view import worlds
 from rlhf.rollout.env_session import Ended
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.limits import Limits
@@ -33,12 +32,6 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 
 #: Tasks of each split that are looked at.
 _N_TASKS = 16
-#: References of a split that a reward is given which says that it is quick.
-_N_QUICK = 512
-#: A reply that solves nothing.
-_NONSENSE = "colourless green ideas"
-#: Begin of the reason why a reference is not taken for right, where the reward itself fails.
-_FAILS = "it fails: "
 #: Tasks that an environment may fail at when it is tried, and turns of an attempt then.
 _N_TRIED, _N_TURNS = 3, 2
 
@@ -49,20 +42,26 @@ def refuse_without_references(recipe: Recipe) -> None:
     Looked at are the splits of stages in which the policy attempts tasks, and that of the result. So many may lack one
     as attempts may fail, `limits.max_error_fraction`; of a reward that is only watched, one task has to have one.
     """
-    for name in recipe.rewards:
-        if error := lacking_reference(recipe, name):
-            raise error
+    for path, seen in worlds(recipe):
+        for name in seen.rewards:
+            if error := lacking_reference(seen, name, splits_of(seen, path), path):
+                raise error
 
 
-def lacking_reference(recipe: Recipe, name: str) -> RecipeError | None:
-    """Say what reward `name` lacks in the first split that lacks it, if any does."""
-    weighted = recipe.rewards[name]
+def splits_of(recipe: Recipe, path: str) -> list[str]:
+    """Splits whose attempts are scored: of stages, and for the whole recipe, whose `path` is empty, the result's."""
     splits = [stage.split for stage in recipe.stages if is_played(stage)]
-    for split in dict.fromkeys([*splits, recipe.evaluation.split]):
+    return splits if path else [*splits, recipe.evaluation.split]
+
+
+def lacking_reference(recipe: Recipe, name: str, splits: Sequence[str], path: str = "") -> RecipeError | None:
+    """Say what reward `name` lacks in the first of `splits` that lacks it, if any does; `path` stands before keys."""
+    weighted = recipe.rewards[name]
+    for split in dict.fromkeys(splits):
         if not any(compared_in(name, weighted.reward, None)):
             continue
         tasks = tasks_of(recipe.environment, split, _N_TASKS)
-        if error := _lacking(weighted, f"rewards.{name}", tasks, split, recipe.limits):
+        if error := _lacking(weighted, f"{path}rewards.{name}", tasks, split, recipe.limits):
             return error
     return None
 
@@ -88,7 +87,7 @@ def _lacking(weighted: Weighted, path: str, tasks: Sequence[Task], split: str, l
         return None
     task, place = without[0]
     return RecipeError(
-        "this reward compares with the reference of a task, and there is none",
+        "this reward needs references, and the tasks have none",
         where=f"{place}.kind",
         got=f"tasks without reference: {len(without)} of the first {len(tasks)} of the split {split!r}, "
         f"such as {task.id}",
@@ -107,7 +106,7 @@ def try_samplers(recipe: Recipe) -> None:
     """Start each sampler once, so that a misfit with the tasks is refused before training."""
     for stage in recipe.stages:
         if isinstance(stage, PolicyGradient) and not isinstance(stage.sampler, Shuffled | DemonstratedSampler):
-            stage.sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
+            stage.sampler.start(tasks_of(recipe.at(stage).environment, stage.split), recipe.seed)
 
 
 async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
@@ -120,11 +119,16 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
         EnvError: the environment fails at each of the first tasks.
         RewardError: a reward fails.
     """
-    stages = [stage for stage in recipe.stages if is_played(stage)]
-    split = next((stage.split for stage in stages if stage.split), recipe.evaluation.split)
-    task, attempt = await _attempted(recipe, split)
+    for path, seen in worlds(recipe):
+        splits = [stage.split for stage in seen.stages if is_played(stage) and stage.split]
+        if splits or not path:
+            await _try_world(seen, (splits or [recipe.evaluation.split])[0], path, say)
+
+
+async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str], None]) -> None:
+    task, attempt = await _attempted(recipe, split, path)
     for name, weighted in recipe.rewards.items():
-        if (copied := _to_try(weighted)) is None:
+        if (copied := to_try(weighted)) is None:
             continue
         alone = {name: replace(copied, watch=None)}
         found = await score_group(task, [attempt], alone, timeout_s=recipe.limits.reward_timeout_s)
@@ -132,84 +136,18 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
             continue
         message = found.failures[0].message
         if weighted.watch:
-            say(f"caution: the watched reward {name} fails: {message}")
+            say(f"caution: the watched reward {path}{name} fails: {message}")
             continue
         raise RewardError(
             "the reward fails at an attempt by random actions",
-            where=f"rewards.{name}, {task.id}",
+            where=f"{path}rewards.{name}, {task.id}",
             got=message,
             expected="a number or a verdict for every attempt, a bad one too",
-            hint="mend it, and try it alone: `rlhf check reward`",
+            hint="fix it, and test it alone: `rlhf check reward`",
         )
 
 
-async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
-    """Caution where the reward that says what is solved takes the references themselves for wrong, as replies.
-
-    Each is given plain, in a box, in answer tags and behind ####; one form that is taken for right is enough. Rewards
-    that ask a model are left out.
-
-    Raises:
-        RewardError: it fails at them, with an error, NaN, or more than a right answer is worth.
-    """
-    for name, weighted in recipe.rewards.items():
-        if weighted.solved_at is None or not any(compared_in(name, weighted.reward, None)):
-            continue
-        asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
-        if asks or (copied := _to_try(weighted)) is None:
-            continue
-        split = next((stage.split for stage in recipe.stages if not stage.reads_file), recipe.evaluation.split)
-        n = _N_QUICK if Capabilities(copied.reward).inline else _N_TASKS
-        tasks = [task for task in tasks_of(recipe.environment, split, n) if task.reference is not None]
-        if tasks and not await _refusal(_NONSENSE, tasks[0], copied, recipe.limits):
-            say(f"caution: rewards.{name} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
-        tried = [(task, await _refusal(str(task.reference), task, copied, recipe.limits)) for task in tasks]
-        _refuse_failing(name, tried, recipe.limits)
-        refused = [(task, why) for task, why in tried if why]
-        if refused:
-            task, why = refused[0]
-            many = len(refused) > recipe.limits.max_error_fraction * len(tasks)
-            row = f", row {task.info['row']}" if "row" in task.info else ""
-            say(
-                f"caution: rewards.{name} takes {len(refused)} of the first {len(tasks)} references for wrong, such as "
-                f"{str(task.reference)[:80]!r} ({task.id}{row}): {why}; mend the reward, or "
-                + ("cut the answer out of the reference: else no attempt may ever be solved" if many else "these rows")
-            )
-
-
-def _refuse_failing(name: str, tried: Sequence[tuple[Task, str]], limits: Limits) -> None:
-    """Raise RewardError where a reward fails at more of the references than attempts may fail."""
-    failed = [(task, why.removeprefix(_FAILS)) for task, why in tried if why.startswith(_FAILS)]
-    if len(failed) > limits.max_error_fraction * len(tried):
-        task, why = failed[0]
-        raise RewardError(
-            f"the reward fails at {len(failed)} of the first {len(tried)} references, given as answers",
-            where=f"rewards.{name}, {task.id}",
-            got=f"{str(task.reference)[:80]!r}: {why}",
-            expected="from 0 for wrong to 1 for right, or a verdict of that, for every answer",
-            hint="mend it, and try it alone: `rlhf check reward`",
-        )
-
-
-async def _refusal(answer: str, task: Task, weighted: Weighted, limits: Limits) -> str:
-    """Reason why a reward rejects an answer in every form; empty where it accepts one."""
-    why = ""
-    for form in ("{}", r"\boxed{{{}}}", "<answer>{}</answer>", "#### {}"):
-        said = form.format(answer)
-        reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
-        group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=limits.reward_timeout_s)
-        if group.failures:
-            why = why or _FAILS + " ".join(group.failures[0].message.split())
-        elif group.trajectories[0].solved:
-            return ""
-        else:
-            verdict = group.scores[0].parts[weighted.name]
-            reason = f", {verdict.why}" if verdict.why else ""
-            why = why or f"worth {verdict.value:g} of {weighted.solved_at:g}{reason}"
-    return why
-
-
-async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:
+async def _attempted(recipe: Recipe, split: str, path: str) -> tuple[Task, Trajectory]:
     limits = replace(recipe.limits, max_turns=min(recipe.limits.max_turns, _N_TURNS))
     lanes, said = lanes_of(recipe.environment), ""
     try:
@@ -224,22 +162,11 @@ async def _attempted(recipe: Recipe, split: str) -> tuple[Task, Trajectory]:
         await lanes.close()
     raise EnvError(
         "the environment fails at its first tasks",
-        where=f"environment, split {split!r}",
+        where=f"{path}environment, split {split!r}",
         got=said,
         expected="a reset and a step",
         hint="run `rlhf check environment`",
     )
-
-
-def _to_try(weighted: Weighted) -> Weighted | None:
-    """Copy of a reward for the trial, whose state may change; None for one that is not asked."""
-    for _, part in with_parts("", weighted.reward):
-        if Capabilities(part).reads_tokens or (isinstance(part, AsksModel) and part.url is None):
-            return None
-    try:
-        return deepcopy(weighted)
-    except Exception:  # of whatever it holds: a lock, a connection
-        return None
 
 
 def check_template(agent: Any, renderer: Any, where: str = "agent") -> None:

@@ -1,4 +1,4 @@
-"""From a recipe to the processes that train it."""
+"""Processes of a training run, by its recipe."""
 
 from __future__ import annotations
 

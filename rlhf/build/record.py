@@ -15,7 +15,7 @@ import torch
 import rlhf
 from environments.base import Environment, properties_of
 from rewards.code.sandboxed_reward import sandbox_record
-from rlhf.build.resume import made_of
+from rlhf.build.resume import made_of, own_environments
 from rlhf.build.supervised_data import digests
 from rlhf.digests import write_listed
 from rlhf.recipe import Recipe, dump
@@ -31,7 +31,8 @@ _RECORDED = (
 
 def write_record(folder: Path, recipe: Recipe) -> None:
     """Write the versions and the resolved recipe, which make the folder a run."""
-    record = versions(recipe.environment) | programs_record(recipe.rewards) | {"data": digests(recipe)}
+    record = versions(recipe.environment) | programs_record(recipe.all_rewards) | {"data": digests(recipe)}
+    record |= {path: _made(environment) for path, environment in own_environments(recipe).items()}
     write_listed(folder / "versions.json", json.dumps(record, indent=1))
     write_listed(folder / "recipe.yaml", dump(recipe))
 
@@ -57,6 +58,10 @@ def versions(environment: Environment) -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "environment": {**asdict(properties_of(environment)), **made_of(environment)},
+        "environment": _made(environment),
         "packages": packages,
     }
+
+
+def _made(environment: Environment) -> dict[str, Any]:
+    return {**asdict(properties_of(environment)), **made_of(environment)}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from agents.stores import copies
 from agents.stores.store import Store
@@ -98,7 +99,7 @@ def _not_empty(out: Path) -> RecipeError:
         where=f"--out {out}",
         got="a run" if is_run else "other files",
         expected="a new folder",
-        hint="give another" + (f", or go on with that run: rlhf train --resume {out}" if is_run else ""),
+        hint="give another" + (f", or resume that run: rlhf train --resume {out}" if is_run else ""),
     )
 
 
@@ -153,8 +154,20 @@ def made_of(environment: object) -> dict[str, str]:
     return {"package": properties_of(environment).package, "data": fingerprint() if fingerprint else ""}
 
 
-def check_environment(folder: Path, environment: object) -> None:
-    """Caution where the environment's package or data changed since the run began.
+def own_environments(recipe: Recipe) -> dict[str, Any]:
+    """Environments that stages have for themselves, by their paths."""
+    own = ((i, stage.environment) for i, stage in enumerate(recipe.stages))
+    return {f"stages[{i}].environment": environment for i, environment in own if environment is not None}
+
+
+def check_environments(folder: Path, recipe: Recipe) -> None:
+    """Check that the environments of a run are those that it began with, as `check_environment` does."""
+    for path, environment in {"environment": recipe.environment, **own_environments(recipe)}.items():
+        check_environment(folder, environment, path)
+
+
+def check_environment(folder: Path, environment: object, key: str = "environment") -> None:
+    """Refuse an environment whose package or data changed since the run began; `key` is its place in the recipe.
 
     Raises:
         CheckpointError: it is another version of the package, or another content of the file.
@@ -163,12 +176,12 @@ def check_environment(folder: Path, environment: object) -> None:
     if not path.is_file():
         return
     with disk("the record of versions", path):
-        record = json.loads(path.read_text("utf-8")).get("environment", {})
+        record = json.loads(path.read_text("utf-8")).get(key, {})
     for name, now in made_of(environment).items():
         if record.get(name) and record[name] != now:
             raise CheckpointError(
                 "the environment is not the one that this run began with",
-                where=f"{path}, {name}",
+                where=f"{path}, {key}.{name}",
                 got=now,
                 expected=record[name],
                 hint="put it back, or start a new run from the newest checkpoint: policy.path",

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -21,13 +22,15 @@ import torch
 from rlhf.asynchrony.controller import Job
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemoteController, RemotePlayer
-from rlhf.build.engine import RETURN_S, engine_dtype, fit_of
+from rlhf.build.engine import RETURN_S, engine_dtype, fit_of, make_publisher, vllm_engine
 from rlhf.build.pair_data import check_parts
 from rlhf.child_process import end_with_parent, kill_group, python_command, python_environment
 from rlhf.data import Outcome
 from rlhf.errors import EngineError
+from rlhf.evaluation.evaluate import EvaluationResult, evaluate
 from rlhf.inference.settings import OF_START, EngineCapabilities, VllmSettings
 from rlhf.inference.vllm.engine import VllmEngine
+from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.together import FollowingEngine
 from rlhf.processes import current, free_port
@@ -35,6 +38,7 @@ from rlhf.recipe import Recipe, load_values
 from rlhf.recipe.model import values_of
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
+from rlhf.training.background_evaluation import BackgroundEvaluation
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.rollouts_ahead import places_of, played
 
@@ -46,7 +50,7 @@ _MAX_ENDED = 5
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkerSpec:
     """Settings of a rollout worker: the recipe, and the addresses of the policy's servers.
 
     Attributes:
@@ -75,7 +79,7 @@ class Asked:
 class RolloutWorker:
     """Plays and scores groups. It holds nothing that counts, so that Ray may start it again anywhere."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: WorkerSpec) -> None:
         torch.set_num_threads(1)
         recipe = load_values(asked.values, name=asked.name, base=asked.base)
         check_parts([weighted.reward for weighted in recipe.rewards.values()], asked.tokenizer)
@@ -90,6 +94,7 @@ class RolloutWorker:
         self._fit, self._engine, self._is_connected = asked.fit, engine, asyncio.Lock()
         self._weights: Delivered | None = None
         self._stage: Any = recipe.stages[asked.stage]
+        self._evaluation = recipe.evaluation
         self._collector = RolloutRunner(
             environment=recipe.environment,
             agent=recipe.agent,
@@ -104,14 +109,12 @@ class RolloutWorker:
         """Return once it is there, and a server has the weights. Raises NoInstanceError where none has in time."""
         await self._engine.found(RETURN_S)
 
+    async def alive(self) -> None:
+        """Return at once."""
+
     async def play(self, job: Job, weights: Delivered) -> Played:
         """Play a group; there is none where an attempt failed for want of a server, so that nothing trains on that."""
-        async with self._is_connected:
-            if self._weights is None:
-                await self._engine.connect(**self._fit)
-            if self._weights != weights:
-                await self._engine.follow(weights.sender, weights.version, weights.fingerprint)
-                self._weights = weights
+        await self._follow(weights)
         sampled, n_refused = Counter[int](), self._engine.n_refused
 
         def count(version: int, n_tokens: int) -> None:
@@ -122,6 +125,24 @@ class RolloutWorker:
         if failed and self._engine.n_refused > n_refused:
             return Played(None, dict(sampled), failed[0])
         return Played(group, dict(sampled))
+
+    async def evaluate(self, weights: Delivered) -> EvaluationResult:
+        """Attempt the watched tasks. Raises NoInstanceError where no server was left for some of the attempts."""
+        await self._follow(weights)
+        n_refused, settings = self._engine.n_refused, self._evaluation
+        split, n_tasks = settings.watch_split, settings.watch_n_tasks
+        found = await evaluate(self._collector, settings, split=split, n_tasks=n_tasks)
+        if self._engine.n_refused > n_refused:
+            raise NoInstanceError("no server has the weights any more", where=f"version {weights.version}")
+        return found
+
+    async def _follow(self, weights: Delivered) -> None:
+        async with self._is_connected:
+            if self._weights is None:
+                await self._engine.connect(**self._fit)
+            if self._weights != weights:
+                await self._engine.follow(weights.sender, weights.version, weights.fingerprint, weights.joined)
+                self._weights = weights
 
 
 class Server:
@@ -225,6 +246,8 @@ class OnRay:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.recipe, self.folder = recipe, folder
         self._servers: list[Any] = []
+        self._of_evaluation: list[str] = []  # addresses of further servers
+        self._evaluator: VllmEngine | None = None  # delivers to these
         self._asked: list[Any] = []  # what workers are started again with lives as long as this holds it
 
     async def with_servers(self, policy: Policy) -> Recipe:
@@ -233,6 +256,8 @@ class OnRay:
         if here.is_main and self.recipe.cluster.servers:
             urls = await self._start_servers(policy)
         urls = await asyncio.to_thread(here.from_main, urls, "the addresses of servers")
+        n = self.recipe.cluster.servers
+        urls, self._of_evaluation = urls[:n], urls[n:]
         self.recipe = replace(self.recipe, engine=_on_servers(self.recipe.engine, urls)) if urls else self.recipe
         return self.recipe
 
@@ -240,6 +265,7 @@ class OnRay:
         import ray
 
         recipe, given = self.recipe, list[str]()
+        n = recipe.cluster.servers + recipe.cluster.eval_servers
         if not isinstance(recipe.policy, Pretrained):  # its vocabulary is nowhere else
             model = self.folder / "served" / "first"
             policy.save(model / "policy")
@@ -249,9 +275,18 @@ class OnRay:
         command += [] if is_vllm else ["--embedded"]
         gpus = EngineCapabilities(recipe.engine).tensor_parallel if ray.cluster_resources().get("GPU") else 0
         kind = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_concurrency=2)(Server)
-        places = [self.folder / "served" / f"server-{number}" for number in range(recipe.cluster.servers)]
+        places = [self.folder / "served" / f"server-{number}" for number in range(n)]
         self._servers = [kind.remote(command, place) for place in places]
-        return list(await asyncio.gather(*(server.start.remote() for server in self._servers)))
+        try:
+            async with asyncio.timeout(_READY_S):  # an actor that has no place on the cluster is never made
+                return list(await asyncio.gather(*(server.start.remote() for server in self._servers)))
+        except TimeoutError:
+            raise EngineError(
+                "the cluster has no room for the servers",
+                where=f"cluster.servers: {recipe.cluster.servers}, eval_servers: {recipe.cluster.eval_servers}",
+                got=f"nothing in {_READY_S:g} s; free are {ray.available_resources()}",
+                hint="wait until others have ended, or ask for less",
+            ) from None
 
     def controller(self, rules: Rules, stage: int, policy: Policy, collector: RolloutRunner) -> RemoteController:
         """Return the controller of a stage, whose workers are being started."""
@@ -260,15 +295,46 @@ class OnRay:
         recipe, engine = self.recipe, collector.engine
         assert isinstance(engine, VllmEngine) and isinstance(recipe.engine, VllmSettings)
         n = recipe.cluster.rollout_workers
+        settings: Any = recipe.stages[stage]
+        places = places_of(recipe.environment, recipe.limits, settings.group_size, n)
+        actors = self._workers(n, places, recipe.engine, stage, policy)
+        players = [RemotePlayer(f"rollout worker {i}", one, places, _READY_S) for i, one in enumerate(actors)]
+        made = ray.remote(num_cpus=0, max_concurrency=100)(ControllerActor)
+        most = max(1, recipe.limits.max_concurrent // settings.group_size)
+        actor = made.remote(rules, players, most, recipe.engine.servers)
+
+        return RemoteController(actor, partial(_delivered, engine), actors)
+
+    async def evaluations(self, policy: Policy) -> BackgroundEvaluation | None:
+        """Return what plays evaluations on the servers for them; None without any. All learners call it."""
+        if not self._of_evaluation:
+            return None
+        assert isinstance(self.recipe.engine, VllmSettings)
+        settings = replace(self.recipe.engine, servers=tuple(self._of_evaluation))
+        recipe, instances = replace(self.recipe, engine=settings), [ServerInstance(url) for url in settings.servers]
+        engine = self._evaluator = vllm_engine(settings, instances, policy, form="full", return_s=RETURN_S)
+        await engine.connect(**fit_of(recipe, policy))
+        deliver = make_publisher(recipe, policy, engine).publish
+        if not current().is_main:
+            return BackgroundEvaluation(deliver, None)
+        [actor] = self._workers(1, 1, settings, 0, policy)
+        player = RemotePlayer("who plays evaluations", actor, 1, _READY_S)
+        return BackgroundEvaluation(deliver, lambda: player.evaluate(_delivered(engine)))
+
+    def _workers(self, n: int, places: int, engine: VllmSettings, stage: int, policy: Policy) -> list[Any]:
+        """Start rollout workers on the servers of `engine`."""
+        import ray
+
+        recipe = self.recipe
         asked = ray.put(
-            Asked(
+            WorkerSpec(
                 values=values_of(recipe) | {"cluster": {}},
                 name=recipe.name,
                 base=recipe.base,
                 stage=stage,
-                engine=recipe.engine,
+                engine=engine,
                 fit=fit_of(recipe, policy),
-                dtype=engine_dtype(recipe.engine, policy),
+                dtype=engine_dtype(engine, policy),
                 tokenizer=policy.tokenizer,
                 renderer={
                     "chat_template_kwargs": policy.chat_template_kwargs,
@@ -277,24 +343,16 @@ class OnRay:
             )
         )
         self._asked.append(asked)
-        settings: Any = recipe.stages[stage]
-        places = places_of(recipe.environment, recipe.limits, settings.group_size, n)
-        worker = ray.remote(num_cpus=1, max_restarts=-1, max_concurrency=places + 2)(RolloutWorker)
-        actors = [worker.remote(asked) for _ in range(n)]
-        players = [RemotePlayer(f"rollout worker {i}", one, places, _READY_S) for i, one in enumerate(actors)]
-        made = ray.remote(num_cpus=0, max_concurrency=100)(ControllerActor)
-        most = max(1, recipe.limits.max_concurrent // settings.group_size)
-        actor = made.remote(rules, players, most, recipe.engine.servers)
-
-        def delivered() -> Delivered:
-            return Delivered(engine.sender, engine.policy_version, engine.policy_fingerprint)
-
-        return RemoteController(actor, delivered, actors)
+        how = {"max_restarts": -1, "max_concurrency": places + 3, "label_selector": recipe.cluster.worker_labels}
+        worker = ray.remote(num_cpus=1, **how)(RolloutWorker)
+        return [worker.remote(asked) for _ in range(n)]
 
     async def aclose(self) -> None:
         """End the servers in order."""
         import ray
 
+        if self._evaluator is not None:
+            await self._evaluator.close()
         for server in self._servers:
             try:
                 await asyncio.wait_for(server.stop.remote(), _STOP_S + 5)
@@ -302,6 +360,10 @@ class OnRay:
                 continue
             finally:
                 ray.kill(server)
+
+
+def _delivered(engine: VllmEngine) -> Delivered:
+    return Delivered(engine.sender, engine.policy_version, engine.policy_fingerprint, engine.joined)
 
 
 def _on_servers(engine: Any, urls: list[str]) -> VllmSettings:

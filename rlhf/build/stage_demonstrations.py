@@ -12,6 +12,7 @@ from rlhf.build.supervised_data import data_stages, texts_of
 from rlhf.digests import Manifest
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe
+from rlhf.recipe.view import worlds
 from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.training.stages import demonstrations
@@ -33,18 +34,19 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
         wants: Any = stage.sampler if isinstance(stage, PolicyGradient) else stage
         if not (wants.attempts is None if imitates else isinstance(wants, DemonstratedSampler)):
             continue
+        seen = recipe.at(stage)
         path = folder / "demonstrations" / f"{index}.jsonl"
         here = processes.current()
         if here.is_main and not (path.exists() and Manifest(folder).check(path)):
-            tasks = tasks_of(recipe.environment, stage.split, wants.n_demonstrations)
+            tasks = tasks_of(seen.environment, stage.split, wants.n_demonstrations)
             n = wants.n_demonstrations if imitates else len(tasks)
             progress.stage("demonstrations", n, 0)
             found = await demonstrations.play(
-                recipe.environment,
+                seen.environment,
                 [tasks[i % len(tasks)] for i in range(n)],
                 random_share=wants.random_share if imitates else 0.0,
                 unsolved_share=wants.unsolved_share if imitates else 0.0,
-                limits=recipe.limits,
+                limits=seen.limits,
                 seed=recipe.seed,
                 needs=demonstrations.needs_of(recipe.agent),
                 on_progress=lambda done, total: progress.advance(""),
@@ -63,7 +65,7 @@ def shown_stages(recipe: Recipe, played: Mapping[int, Sequence[Demonstration]]) 
     for index, stage in enumerate(recipe.stages):
         if isinstance(stage, PolicyGradient) and isinstance(stage.sampler, DemonstratedSampler):
             sampler = stage.sampler.shown([d.trajectory for d in played[index]])
-            sampler.start(tasks_of(recipe.environment, stage.split), recipe.seed)
+            sampler.start(tasks_of(recipe.at(stage).environment, stage.split), recipe.seed)
             stage = replace(stage, sampler=sampler)
         stages.append(stage)
     return stages
@@ -75,13 +77,15 @@ async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress
         return []
     found = [d for index, demos in played.items() if isinstance(recipe.stages[index], Supervised) for d in demos]
     if not found:
-        found = await demonstrations.play(
-            recipe.environment,
-            tasks_of(recipe.environment, recipe.stages[0].split, N_TEXT_EPISODES),
-            random_share=1.0,
-            unsolved_share=1.0,
-            limits=recipe.limits,
-            seed=recipe.seed,
-            say=progress.say,
-        )
+        for _, seen in worlds(recipe):
+            split = next((stage.split for stage in seen.stages if not stage.reads_file), recipe.evaluation.split)
+            found += await demonstrations.play(
+                seen.environment,
+                tasks_of(seen.environment, split, N_TEXT_EPISODES),
+                random_share=1.0,
+                unsolved_share=1.0,
+                limits=seen.limits,
+                seed=recipe.seed,
+                say=progress.say,
+            )
     return [text for d in found for text in d.texts]

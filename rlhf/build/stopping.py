@@ -1,4 +1,4 @@
-"""Request to a run that it write a checkpoint and end.
+"""Stop request: a run writes a checkpoint and ends.
 
 A run in one process, or in several that a launcher started, hears SIGTERM, which `rlhf stop` sends it where it runs on
 the same machine. A run on Ray hears a file in its folder, which may be written on any node.
@@ -81,7 +81,7 @@ def _asked_by_signal(folder: Path) -> tuple[Callable[[], bool], str]:
     owner = locks.owner_of(folder)
     if owner is None:
         raise UsageError(
-            "nothing trains in this folder", where=str(folder), hint=f"to go on with it: rlhf train --resume {folder}"
+            "nothing trains in this folder", where=str(folder), hint=f"to resume it: rlhf train --resume {folder}"
         )
     if not owner.is_of_here:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Data of supervised stages: read before anything loads, made into token rows before anything is trained."""
+"""Data of supervised stages: read before models load, tokenized before training."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def texts_of(recipe: Recipe, index: int) -> Sequence[Chat | Demonstration]:
     where = f"stages[{index}].data"
     if stage.data.path is not None:
         return list(read_chats(stage.data, where))
-    return _attempts(recipe, stage.data, stage.split, f"{where}.from_run")
+    return _attempts(recipe.at(stage), stage.data, stage.split, f"{where}.from_run")
 
 
 async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Renderer, max_context: int) -> DataRows:

@@ -11,7 +11,9 @@ from agents.base import History
 from environments.base import properties_of
 from rlhf.data import Message, Task
 from rlhf.errors import EnvError, RecipeError
+from rlhf.gateway.agent import ExternalAgent
 from rlhf.recipe import Recipe
+from rlhf.recipe.view import worlds
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
@@ -35,14 +37,23 @@ async def tell_splits(recipe: Recipe, renderer: Renderer, max_context: int, say:
     Raises:
         RecipeError: no prompt of a split leaves room for a single token.
     """
-    if not properties_of(recipe.environment).judged_by_rewards:
-        return
+    for path, seen in worlds(recipe):
+        if properties_of(seen.environment).judged_by_rewards:
+            await _tell_world(seen, path, renderer, max_context, say)
+
+
+async def _tell_world(
+    recipe: Recipe, path: str, renderer: Renderer, max_context: int, say: Callable[[str], None]
+) -> None:
     splits = dict(_splits(recipe))
-    say(f"tasks: {', '.join(f'{len(tasks):,} in {split}' for split, tasks in splits.items())}")
+    counts = ", ".join(f"{len(tasks):,} in {split}" for split, tasks in splits.items())
+    say(f"tasks{f' of {path[:-1]}' if path else ''}: {counts}")
+    if isinstance(recipe.agent, ExternalAgent):  # its program writes the prompts
+        return
     for split, tasks in splits.items():
         asked = [task for task in tasks[:_N_MEASURED] if isinstance(task.info.get("prompt"), str)]
         lengths = await _lengths(asked, recipe.agent, renderer, max_context)
-        for told in _cautions(split, lengths, recipe.limits, max_context):
+        for told in _cautions(split, lengths, recipe.limits, max_context, path):
             say(f"caution: {told}")
 
 
@@ -53,16 +64,16 @@ def _splits(recipe: Recipe) -> Iterator[tuple[str, Sequence[Task]]]:
             yield split, tasks_of(recipe.environment, split)
 
 
-def _cautions(split: str, lengths: Mapping[str, int], limits: Limits, max_context: int) -> Iterator[str]:
+def _cautions(split: str, lengths: Mapping[str, int], limits: Limits, max_context: int, path: str) -> Iterator[str]:
     """Yield what is wrong with the prompts of a split. Raises RecipeError where none leaves room."""
     full = {name: n for name, n in lengths.items() if n >= max_context}
     tight = {name: n for name, n in lengths.items() if max_context - limits.max_tokens < n < max_context}
-    of = f"of {len(lengths):,} prompts of {split}"
+    of = f"of {len(lengths):,} prompts of {path}{split}"
     longest = max(lengths, key=lengths.__getitem__, default="")
     if full and len(full) == len(lengths):
         raise RecipeError(
             "no prompt leaves room for an answer in the context",
-            where=f"environment, split {split!r}",
+            where=f"{path}environment, split {split!r}",
             got=f"{len(full):,} {of}, of {min(full.values()):,} tokens and more",
             expected=f"less than the context of {max_context:,} tokens",
             hint="raise policy.max_context or limits.max_context, or shorten the prompts or agent.system",
@@ -76,7 +87,7 @@ def _cautions(split: str, lengths: Mapping[str, int], limits: Limits, max_contex
     if tight:
         name = max(tight, key=tight.__getitem__)
         yield (
-            f"{len(tight):,} {of} leave less than limits.max_tokens: {limits.max_tokens:,} for an answer in the "
+            f"{len(tight):,} {of} leave less than {path}limits.max_tokens: {limits.max_tokens:,} for an answer in the "
             f"context of {max_context:,} tokens, the least {max_context - tight[name]:,} ({name}): longer answers are "
             "cut there"
         )

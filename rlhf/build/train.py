@@ -1,4 +1,4 @@
-"""From a recipe to live objects: the only place that picks an engine or a device."""
+"""Training from a recipe: builds the live objects; the only place that picks an engine or a device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from rlhf.build.extend import extended
 from rlhf.build.logged_data import logged_runs
 from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.pair_data import check_parts, check_sources, stored_groups
-from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_references, try_samplers
+from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_samplers
 from rlhf.build.processes import check_alike, joined, sharded_load, stopped_by_term, stopping_together
 from rlhf.build.record import programs_record, write_record
+from rlhf.build.reference_trial import try_references
 from rlhf.build.resume import (
     begin_of,
     check_data_unchanged,
-    check_environment,
+    check_environments,
     is_finished,
     run_folder,
     say_finished,
@@ -158,15 +159,13 @@ async def prepare(
     """Every live object of a run: new, or as checkpoint `found` has it."""
     here = processes.current()
     if is_resumed:
-        check_environment(folder, recipe.environment)
+        check_environments(folder, recipe)
         check_data_unchanged(folder, digests(recipe))
     else:
         await _preflight(recipe, folder, progress)
     policy, collector, played = await _start(recipe, folder, found, state, progress, actors)
     recipe = actors.recipe if actors else recipe
     keeper = make_store_keeper(recipe, folder, found)
-    for index, _ in data_stages(recipe):
-        played[index] = await rows_of(recipe, index, played[index], collector.renderer, policy.max_context)
     collector = replace(collector, agent=keeper.bound) if keeper else collector
     callbacks = callbacks or Callbacks(())
     metrics = Metrics(_sinks(recipe, folder, callbacks, progress) if here.is_main else [])
@@ -179,7 +178,7 @@ async def prepare(
     async def measure(name: str, full: bool) -> EvaluationResult:
         settings = recipe.evaluation
         split, n = (settings.split, settings.n_tasks) if full else (settings.watch_split, settings.watch_n_tasks)
-        result = await run_evaluation(run.collector, settings, split=split, n_tasks=n)
+        result = await run_evaluation(run.judging, settings, split=split, n_tasks=n)
         if full and here.is_main:
             writer.write_groups(name, run.state.step, "eval", result.collected.groups)
         return result
@@ -189,6 +188,7 @@ async def prepare(
         seed=recipe.seed,
         policy=policy,
         collector=collector,
+        worlds={i: recipe.at(stage) for i, stage in enumerate(recipe.stages) if stage.differs},
         publisher=make_publisher(recipe, policy, collector.engine),
         metrics=metrics,
         record=writer.write_groups if here.is_main else lambda *_: None,
@@ -200,6 +200,7 @@ async def prepare(
         store_keeper=keeper,
         callbacks=callbacks,
         lookahead=_lookahead(recipe, policy, collector, actors),
+        background_evaluation=await actors.evaluations(policy) if actors else None,
     )
     return run
 
@@ -242,7 +243,7 @@ async def _start(
     progress: RichProgress,
     actors: OnRay | None = None,
 ) -> tuple[Policy, RolloutRunner, dict[int, Any]]:
-    """Build policy, engine and demonstrations; demonstrations last, unless the tokenizer is made of them."""
+    """Build policy, engine and what is imitated; that last, unless the tokenizer is made of it."""
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
@@ -251,7 +252,10 @@ async def _start(
     try:
         if found is None and processes.current().is_main:
             await tell_splits(recipe, collector.renderer, context_of(recipe, policy), progress.say)
-        return policy, collector, played if waits else await play_all(recipe, folder, progress)
+        played = played if waits else await play_all(recipe, folder, progress)
+        for index, _ in data_stages(recipe):
+            played[index] = await rows_of(recipe, index, played[index], collector.renderer, policy.max_context)
+        return policy, collector, played
     except BaseException:
         await collector.engine.close()
         raise
@@ -335,11 +339,10 @@ async def make_collector(
     recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None
 ) -> RolloutRunner:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
-    limits = recipe.limits
-    rewards = [weighted.reward for weighted in recipe.rewards.values()]
+    rewards = [weighted.reward for weighted in recipe.all_rewards.values()]
     estimators = [stage.advantage for stage in recipe.stages if isinstance(stage, PolicyGradient)]
     check_parts([*rewards, *estimators], policy.tokenizer)
-    if record := programs_record(recipe.rewards):
+    if record := programs_record(recipe.all_rewards):
         progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
     renderer = Renderer(
         policy.tokenizer,
@@ -351,7 +354,8 @@ async def make_collector(
     is_embedded, begin = isinstance(recipe.engine, TransformersSettings), time.perf_counter()
     if not is_embedded:
         progress.say(f"waiting for the engine{f', which says in {log} what it does' if log else ''}")
-    engine = await start_engine(recipe, policy, log=log)
+    with progress.apart():
+        engine = await start_engine(recipe, policy, log=log, tell=progress.say)
     if not is_embedded:
         progress.say(f"the engine is ready after {time.perf_counter() - begin:.0f} s")
     return RolloutRunner(
@@ -360,7 +364,7 @@ async def make_collector(
         rewards=recipe.rewards,
         engine=engine,
         renderer=renderer,
-        limits=limits,
+        limits=recipe.limits,
         seed=recipe.seed,
         on_progress=progress.rollout,
     )

@@ -1,4 +1,4 @@
-"""Making an evaluation again, and saying what changed."""
+"""Reproduction of an evaluation: runs it again and reports the differences."""
 
 from __future__ import annotations
 

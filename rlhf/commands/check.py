@@ -33,27 +33,29 @@ class What(StrEnum):
 
 @command
 def check(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"The contract: {', '.join(What)}.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=f"Type of the target: {', '.join(What)}.")],
     target: Annotated[
         str,
         typer.Argument(
-            help="A kind: a catalogue name, package.module:Name, or ./file.py:Name. Of a recipe its file or name."
+            help="A catalogue name, package.module:Name, or ./file.py:Name; for a recipe, its file or name."
         ),
     ],
     fields: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys, or overrides of a recipe.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its settings, or overrides of the recipe.")
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Of a verifier: also judge a suite of answers whose verdicts are known, as math.")
+        str | None, typer.Option(help="For a verifier: also score a suite of labelled answers, such as math.")
     ] = None,
     on: Annotated[
         Path | None,
-        typer.Option(metavar="RUN|FILE", help="Of a reward: also judge a run's attempts, or answers in a .jsonl file."),
+        typer.Option(
+            metavar="RUN|FILE", help="For a reward: also score a run's attempts, or answers in a .jsonl file."
+        ),
     ] = None,
-    worst: Annotated[int, typer.Option(min=0, help="Show so many of the attempts that are worth reading.")] = 5,
+    worst: Annotated[int, typer.Option(min=0, help="Number of suspicious attempts shown with --on.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Check an environment, reward, agent or recipe; prints a line for each part in order.
+    """Check an environment, reward, agent or recipe against its contract, with one line per passing part.
 
     Examples: rlhf check environment ./maze.py:Maze size=5; rlhf check reward ./mine.py:judge --suite math
     """
@@ -134,16 +136,22 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
-    from rlhf.build.preflight import lacking_reference  # loads torch: after what may be wrong is told
+    from rlhf.build.preflight import lacking_reference, splits_of  # loads torch: after what may be wrong is told
+    from rlhf.recipe.view import worlds
 
     reports = [_named(name, name, getattr(recipe, name)) for name in ("environment", "agent")]
-    records = _records(recipe)
-    for name, weighted in recipe.rewards.items():
+    owns = ((f"stages[{i}].environment", stage.environment) for i, stage in enumerate(recipe.stages))
+    reports += [_named(path, "environment", environment) for path, environment in owns if environment is not None]
+    tried_in = {path: seen for path, seen in worlds(recipe) if splits_of(seen, path)}
+    records = {path: _records(seen, splits_of(seen, path)[-1]) for path, seen in tried_in.items()}
+    asked = [(path, name) for path, seen in tried_in.items() for name in seen.rewards]
+    for path, name in asked:
+        seen = tried_in[path]
         try:
-            lacking = lacking_reference(recipe, name)
+            lacking = lacking_reference(seen, name, splits_of(seen, path), path)
         except EnvError:  # which the walk of the environment has said
             lacking = None
-        tried = _named(f"rewards.{name}", "reward", weighted.reward, None if lacking else records)
+        tried = _named(f"{path}rewards.{name}", "reward", seen.rewards[name].reward, None if lacking else records[path])
         if lacking:
             found = Finding(False, "task: has the reference that this needs", str(lacking))
             tried = replace(tried, findings=(found, *tried.findings))
@@ -167,14 +175,14 @@ def _kind(section: str, part: Any) -> str:
     return Path(kind).name if Path(kind).is_absolute() else kind
 
 
-def _records(recipe: Recipe) -> list[tuple[Task, Trajectory]]:
+def _records(recipe: Recipe, split: str) -> list[tuple[Task, Trajectory]]:
     """Tasks that the rewards of `recipe` will meet; a verifier needs those with references."""
     from rlhf.data import Outcome, Trajectory
     from rlhf.errors import EnvError
     from rlhf.rollout.tasks import tasks_of
 
     try:
-        tasks = tasks_of(recipe.environment, recipe.evaluation.split, _N_TASKS)
+        tasks = tasks_of(recipe.environment, split, _N_TASKS)
     except EnvError:  # which the walk of the environment has said
         return []
     return [(task, Trajectory(task.id, 0, "", (), Outcome.FAILED)) for task in tasks]

@@ -57,7 +57,7 @@ def refuse_absent_hub(recipe: Recipe) -> None:
 
 
 def refuse_absent_quantization(recipe: Recipe) -> None:
-    """Raise MissingPackageError or ModelError where the base cannot be quantized as asked."""
+    """Raise MissingPackageError where the base cannot be quantised as asked."""
     from rlhf.training.policy.lora import refuse_unquantizable
 
     if recipe.policy.lora is not None and recipe.policy.lora.quantization is not None:
@@ -80,8 +80,8 @@ def refuse_absent_models(recipe: Recipe) -> None:
         "a reward_model stage leaves its model in reward_model/ of its run, another one its policy in "
         "checkpoints/NAME/policy"
     )
-    rewards = {name: weighted.reward for name, weighted in recipe.rewards.items()}
-    for path, reward in with_parts("rewards", rewards):
+    rewards = {path: weighted.reward for path, weighted in recipe.all_rewards.items()}
+    for path, reward in with_parts("", rewards):
         if isinstance(reward, ModelReward | AsksModel) and reward.path is not None and stage_of(reward) is None:
             problems += no_model(reward.path, f"{path}.path", hint)
     for problem in problems:

@@ -29,16 +29,16 @@ class Metric(StrEnum):
 @command
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FIRST SECOND...", help="Folders of evaluations, or runs; at least two.")
+        list[Path], typer.Argument(metavar="FIRST SECOND...", help="Two or more evaluation or run folders.")
     ],
-    metric: Annotated[str, typer.Option(metavar="|".join(Metric), help="What is compared.")] = Metric.success.value,
+    metric: Annotated[str, typer.Option(metavar="|".join(Metric), help="Metric to compare.")] = Metric.success.value,
     difference: Annotated[
-        float, typer.Option(min=0.0001, help="Say how many tasks would show a difference of this size.")
+        float, typer.Option(min=0.0001, help="Report how many tasks are needed to detect a difference of this size.")
     ] = 0.05,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many flipped tasks of each kind.")] = 5,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of tasks shown per kind of flip.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the first evaluation with each of the others, task by task.
+    """Compare the first evaluation with each of the others, paired by task.
 
     Examples: rlhf compare evaluations/before evaluations/after; rlhf compare runs/a runs/b runs/c --metric score
     """
@@ -68,15 +68,16 @@ def compare(
 def leaderboard(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER...", help="Folders of evaluations, or runs, or one that such folders are in."),
+        typer.Argument(metavar="FOLDER...", help="Evaluation or run folders, or a parent folder of such."),
     ],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write tables for a page.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page too: ranks, pairs and attempts in one file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write one HTML page with ranks, pairwise comparisons and attempts."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank evaluations, those of one suite and of the same tasks together.
+    """Rank evaluations, one table for each suite and set of tasks.
 
     Examples: rlhf leaderboard evaluations; rlhf leaderboard evaluations/* --html leaderboard.html
     """

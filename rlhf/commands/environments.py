@@ -26,17 +26,17 @@ _QUICK_S = 60.0
 
 @command
 def environments(
-    kind: Annotated[str | None, typer.Argument(help="Only this one, with all there is to say.")] = None,
-    fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys.")] = None,
+    kind: Annotated[str | None, typer.Argument(help="Show the details of this kind.")] = None,
+    fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its settings.")] = None,
     measure: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Play N random and N oracle episodes of each.")
+        int | None, typer.Option(min=1, metavar="N", help="Play N random and N oracle episodes per kind.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the kinds of environment with their promises, tasks, and what chance and the oracle do.
+    """List the environment kinds with their properties, tasks, and the success of random play and the oracle.
 
-    Of all kinds this says what is kept of them and starts nothing; of one kind, and with --measure, it looks.
+    The list shows recorded values and starts nothing; a named kind, or --measure, starts the environment.
 
     Examples: rlhf environments; rlhf environments keyhole rows=5 --measure 100
     """

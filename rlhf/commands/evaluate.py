@@ -37,31 +37,34 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="POLICY",
-        help="A recipe, a run, or a checkpoint of one. With --suite also a model, an adapter, a hub name, random, "
+        help="A recipe, run or checkpoint. With --suite also a model folder, an adapter, a hub name, random, "
         "oracle, or an agent as ./file.py:Name. None with --endpoint.",
     ),
 ]
-SuiteName = Annotated[
-    str, typer.Option(help="What it is judged on: a name or a file; the recipe's own evaluation if left out.")
-]
-Out = Annotated[
-    Path | None, typer.Option(help="Keep everything in this folder; what it holds already is not played again.")
-]
+SuiteName = Annotated[str, typer.Option(help="Evaluation suite, by name or file (default: the recipe's evaluation).")]
+Out = Annotated[Path | None, typer.Option(help="Output folder. Attempts it already holds are reused.")]
 Checkpoint = Annotated[
-    Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
+    Path | None, typer.Option(help="A checkpoint or model folder (default: the run's newest checkpoint).")
 ]
 StrategyName = Annotated[
     str,
-    typer.Option(help="Choose each attempt among candidates: best_of_n, or '{kind: best_of_n, n: 8}' and the like."),
+    typer.Option(help="Test-time strategy per attempt: best_of_n, or with settings '{kind: best_of_n, n: 8}'."),
 ]
 AlsoTrained = Annotated[
-    bool, typer.Option("--also-trained", help="Allow tasks that the policy was trained on; otherwise an error.")
+    bool,
+    typer.Option("--also-trained", help="Allow tasks that the policy was trained on, which are an error otherwise."),
 ]
 ProgramCommand = Annotated[
-    str, typer.Option("--command", metavar="COMMAND", help="An agent's own program, which asks through the gateway.")
+    str,
+    typer.Option(
+        "--command", metavar="COMMAND", help="Command that starts an external agent, which samples through the gateway."
+    ),
 ]
 NPrograms = Annotated[
-    int | None, typer.Option(min=1, help="So many of them, for one attempt after the other; else one for each.")
+    int | None,
+    typer.Option(
+        min=1, help="Long-lived agent processes that play attempts in turn (default: one process per attempt)."
+    ),
 ]
 
 
@@ -72,28 +75,30 @@ def evaluate(
     suite: SuiteName = "",
     out: Out = None,
     checkpoint: Checkpoint = None,
-    split: Annotated[str | None, typer.Option(help="Tasks to attempt; those of the suite if left out.")] = None,
-    n: Annotated[int | None, typer.Option("--n", "-n", "--limit", min=1, help="How many tasks of each part.")] = None,
-    attempts: Annotated[int | None, typer.Option(min=1, help="Attempts at each task, for pass@k and pass^k.")] = None,
+    split: Annotated[str | None, typer.Option(help="Task split (default: the suite's).")] = None,
+    n: Annotated[
+        int | None, typer.Option("--n", "-n", "--limit", min=1, help="Number of tasks of each environment.")
+    ] = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="Attempts per task, for pass@k and pass^k.")] = None,
     strategy: StrategyName = "",
     endpoint: Annotated[
-        str, typer.Option(metavar="URL", help="An OpenAI-compatible server whose model is evaluated.")
+        str, typer.Option(metavar="URL", help="OpenAI-compatible server of the model to evaluate.")
     ] = "",
-    model: Annotated[str, typer.Option(help="The model's name on that server.")] = "",
+    model: Annotated[str, typer.Option(help="Name of the model on --endpoint.")] = "",
     tries: Annotated[
-        int | None, typer.Option(min=1, help="How often that server is asked for a reply before it is an error.")
+        int | None, typer.Option(min=1, help="Maximum tries of a request to --endpoint before it counts as an error.")
     ] = None,
     also_trained: AlsoTrained = False,
     program: ProgramCommand = "",
     programs: NPrograms = None,
     verify: Annotated[
-        Path | None, typer.Option(help="Make the evaluation in this folder again, and say what changed.")
+        Path | None, typer.Option(help="Repeat the evaluation in this folder and report differences.")
     ] = None,
-    price_in: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens read.")] = None,
-    price_out: Annotated[float | None, typer.Option(min=0, help="Money for a million tokens sampled.")] = None,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Price of a million prompt tokens.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Price of a million sampled tokens.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a policy with 95% intervals on fixed tasks, failures of parts apart from failures of the policy.
+    """Evaluate a policy on fixed tasks, with 95% confidence intervals and infrastructure errors counted separately.
 
     Examples: rlhf evaluate runs/quickstart-seed0; rlhf evaluate random --suite quick; rlhf evaluate Qwen/Qwen3-0.6B
     --suite babyai --attempts 4 --out evaluations/qwen; rlhf evaluate --endpoint URL --model NAME --suite tools
@@ -214,7 +219,7 @@ def _refuse_half(asked: EvaluationRequest) -> None:
         )
     if asked.endpoint and asked.target and (not is_program(asked.target) or ":" not in asked.target):
         raise RecipeError(
-            "an endpoint is a policy of its own",
+            "an endpoint and a policy exclude each other",
             where="rlhf evaluate",
             got=f"{asked.target} beside --endpoint",
             expected="nothing, or an agent that asks the endpoint, as ./file.py:Name",
@@ -277,7 +282,7 @@ def _refuse_beside_verify(asked: EvaluationRequest, checkpoint: Path | None, out
     given += ["--checkpoint"] * (checkpoint is not None) + ["--out"] * (out is not None) + ["a price"] * priced
     if given:
         raise RecipeError(
-            "an evaluation is made again as it was asked for",
+            "an evaluation is repeated with its own settings",
             where="--verify",
             got=f"{', '.join(given)} beside --verify",
             expected="rlhf evaluate --verify FOLDER, and at most --json",
@@ -326,7 +331,7 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
         return str(run), checkpoint if checkpoint is not None else folder
     if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RecipeError(
-            "this is a model, and says nothing of tasks or rewards",
+            "this is a model, without tasks or rewards",
             where=target,
             got="a model folder",
             expected="a recipe, a run, or a checkpoint of one",
@@ -351,7 +356,7 @@ def newest(run: Path) -> Path | None:
             where=str(run),
             got="no complete folder in checkpoints/",
             expected="a run that has finished a stage",
-            hint=f"go on with it: rlhf train --resume {run}",
+            hint=f"resume it: rlhf train --resume {run}",
         )
     return found
 

@@ -35,28 +35,28 @@ class Format(StrEnum):
 @command
 def export(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, for its newest checkpoint, or one of them.")
+        str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run (its newest checkpoint) or a checkpoint.")
     ],
-    out: Annotated[Path, typer.Option(help="Where it goes: a folder or file that does not exist.")],
+    out: Annotated[Path, typer.Option(help="Output folder or file; must not exist.")],
     form: Annotated[
         str,
         typer.Option(
-            "--format", metavar="|".join(Format), help="The policy; or all attempts, as logs of inspect or one table."
+            "--format", metavar="|".join(Format), help="The policy, or all attempts as Inspect logs or a Parquet table."
         ),
     ] = Format.model.value,
     redact: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Of attempts: black out what a regular expression matches; repeatable."),
+        typer.Option(metavar="PATTERN", help="Redact matches of this regular expression from attempts. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export the policy of a run or checkpoint as an ordinary Hugging Face folder.
+    """Export the policy of a run or checkpoint as a Hugging Face model folder.
 
-    With --format inspect the attempts of a run or evaluation, as logs that `inspect view` opens; with --format parquet
-    as one table. Keys of common forms are blacked out in them.
+    --format inspect exports the attempts of a run or evaluation as logs for `inspect view`, --format parquet as one
+    table. API keys of common formats are redacted.
 
-    An adapter is merged into the weights it was trained over; full weights are copied as they are. The store of an
-    agent that remembers goes with them, as store.sqlite, which transformers and vLLM take no notice of.
+    An adapter is merged into its base weights; full weights are copied unchanged. The memory store of an agent is
+    exported as store.sqlite, which transformers and vLLM ignore.
 
     Examples: rlhf export runs/my-run --out my-model; rlhf export runs/my-run --format inspect --out logs
     """

@@ -20,29 +20,31 @@ class Judge(StrEnum):
 
 
 Endpoint = Annotated[
-    str, typer.Option(metavar="URL", help="An OpenAI-compatible server, asked in the place of the policy.")
+    str, typer.Option(metavar="URL", help="OpenAI-compatible server to sample from instead of the policy.")
 ]
 
 
 @command
 def gateway(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a run, or a checkpoint of one.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, run or checkpoint.")],
     overrides: Overrides = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
+        Path | None, typer.Option(help="A checkpoint or model folder (default: the run's newest checkpoint).")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the attempts.")] = Path("gateway"),
-    split: Annotated[str, typer.Option(help="Tasks for who names none.")] = "test",
-    reward: Annotated[Judge, typer.Option(help="Who says what an attempt earned.")] = Judge.posted,
-    host: Annotated[str, typer.Option(help="Address to listen on. Who has a key can ask the policy.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    out: Annotated[Path, typer.Option(help="Output folder of the attempts.")] = Path("gateway"),
+    split: Annotated[str, typer.Option(help="Task split for clients that name no task.")] = "test",
+    reward: Annotated[
+        Judge, typer.Option(help="Source of the reward: posted by the client, the environment, or the recipe.")
+    ] = Judge.posted,
+    host: Annotated[str, typer.Option(help="Address to listen on. Any client with a key can sample.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     endpoint: Endpoint = "",
-    model: Annotated[str, typer.Option(help="The model's name on that server.")] = "",
-    most: Annotated[int | None, typer.Option("--n", "-n", min=1, help="Stop after so many attempts.")] = None,
+    model: Annotated[str, typer.Option(help="Name of the model on --endpoint.")] = "",
+    most: Annotated[int | None, typer.Option("--n", "-n", min=1, help="Stop after this many attempts.")] = None,
 ) -> None:
-    """Serve a policy to agents elsewhere, each attempt at an address of its own, and store trajectories.
+    """Serve a policy to external agents, with one base URL per attempt, and store their trajectories.
 
-    Solved attempts are kept as chats too, for a supervised stage: data: {path: gateway/chats.jsonl}
+    Solved attempts are also written as chats for a supervised stage: data: {path: gateway/chats.jsonl}
 
     Examples: rlhf gateway runs/quickstart-seed0 --reward world; rlhf gateway RECIPE --endpoint URL --model NAME -n 500
     """

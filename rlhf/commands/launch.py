@@ -59,7 +59,7 @@ def launch(arguments: Sequence[str], n: int, folder: Path, *, quiet: bool = Fals
         where=str(folder),
         got=reason or "no word from it",
         expected=f"{n} processes to the end",
-        hint=f"the others were stopped; rlhf train --resume {folder} --nproc {n} goes on from the last checkpoint",
+        hint=f"the others were stopped; rlhf train --resume {folder} --nproc {n} resumes from the last checkpoint",
     )
 
 

@@ -34,12 +34,12 @@ class Part(StrEnum):
 
 @command
 def new(
-    part: Annotated[str, typer.Argument(metavar="PART", help=f"What to write: {', '.join(Part)}.")],
-    name: Annotated[str, typer.Argument(help="Its name: small letters, digits and underscores.")],
-    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
+    part: Annotated[str, typer.Argument(metavar="PART", help=f"What to create: {', '.join(Part)}.")],
+    name: Annotated[str, typer.Argument(help="Its name: lower-case letters, digits and underscores.")],
+    folder: Annotated[Path, typer.Option(help="Output folder.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Scaffold a reward, environment, agent or data set: the part, its test, and a recipe.
+    """Scaffold a reward, environment, agent or data set with a test and a recipe.
 
     Example: rlhf new reward near; rlhf check recipe near.yaml; rlhf train near.yaml
     """

@@ -38,10 +38,10 @@ Word = TypeVar("Word", bound=StrEnum)
 UNEXPECTED, TO_MEND, INTERRUPTED = 1, 2, 130
 
 #: The arguments that several commands share.
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on the last line of stdout.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Other values for keys of the recipe: seed=2 limits.max_turns=8"),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Recipe overrides, such as seed=2 limits.max_turns=8"),
 ]
 
 
@@ -196,7 +196,7 @@ def _disk_full(error: BaseException) -> RlhfError | None:
         where=str(error.filename or _place(error)),
         got=str(error.strerror),
         expected="room to write",
-        hint="free some space, then go on from the last checkpoint: rlhf train --resume RUN",
+        hint="free some space, then resume from the last checkpoint: rlhf train --resume RUN",
     )
 
 

@@ -12,20 +12,20 @@ from rlhf.commands.output import Overrides, command, errors, quiet_libraries
 
 @command
 def serve(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a run, or a checkpoint of one.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, run or checkpoint.")],
     overrides: Overrides = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="A checkpoint or model folder; the newest of the run if left out.")
+        Path | None, typer.Option(help="A checkpoint or model folder (default: the run's newest checkpoint).")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Whoever reaches it can change the weights.")
+        str, typer.Option(help="Address to listen on. No authentication: any client can update the weights.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Serve with the embedded engine, for small models and without vLLM.")
+        bool, typer.Option("--embedded", help="Use the embedded engine instead of vLLM, for small models.")
     ] = False,
 ) -> None:
-    """Serve a policy with vLLM: token-in, token-out for `engine.servers`, and the OpenAI-compatible routes.
+    """Serve a policy with vLLM: token-in, token-out for `engine.servers`, and OpenAI-compatible routes.
 
     Examples: rlhf serve runs/quickstart-seed0; rlhf serve RECIPE policy.path=./my_model --port 8001
     """
@@ -45,16 +45,18 @@ def serve(
 
 @command
 def serve_environment(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="A kind of environment, or ./file.py:Name.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="An environment kind, or ./file.py:Name.")],
     fields: Overrides = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. Whoever reaches it can play.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at a time.")] = 64,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. No authentication: any client can play.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
     allow_origin: Annotated[
-        list[str] | None, typer.Option(help="Origin of a page in a browser that may connect; without one none may.")
+        list[str] | None, typer.Option(help="Allow browser pages of this origin to connect (default: none).")
     ] = None,
 ) -> None:
-    """Serve an environment in the protocol of OpenEnv, for other toolkits or other machines.
+    """Serve an environment over the OpenEnv protocol, for other toolkits or machines.
 
     Examples: rlhf serve-environment keyhole rows=3 --port 8001
     """

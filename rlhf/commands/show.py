@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 def show(
     recipe: Annotated[str, typer.Argument(help="A YAML file, a name from `rlhf recipes`, or a run folder.")],
     overrides: Overrides = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Processes that would share every step.")] = 1,
-    trial: Annotated[int | None, typer.Option(min=1, help="Make so many steps of each stage, and measure.")] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Number of trainer processes to plan for.")] = 1,
+    trial: Annotated[
+        int | None, typer.Option(min=1, help="Run this many steps of each stage and measure time and memory.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a recipe with every default, and what it comes to: episodes, tokens, updates, memory of each process.
+    """Show a recipe with all defaults and its estimates: episodes, tokens, updates, memory per process.
 
-    Nothing is trained and no weights are read, unless --trial asks for it: then time and memory are measured, in a
-    folder that is thrown away.
+    Nothing is trained and no weights are loaded, unless --trial measures time and memory in a temporary folder.
     """
     from rlhf.recipe import dump, load
     from rlhf.recipe.checks import cautions
@@ -101,7 +102,7 @@ def _print_device(console: CleanConsole, recipe: Recipe, n_processes: int) -> No
     from rlhf.estimate.device_choice import budget_for, choices, refuse_for
 
     here = device.present()
-    for what, chosen in choices(recipe, here):
+    for what, chosen in choices(recipe, here, n_processes):
         console.print(Text.assemble((what, "bold"), " ", chosen), soft_wrap=True)
     fits = budget_for(recipe, here, n_processes)
     if fits is not None:
@@ -216,8 +217,10 @@ def _cluster_text(cluster: dict[str, Any]) -> str:
     """Summary of the processes on Ray."""
     workers = f"{_count(cluster['n_rollout_workers'], 'rollout worker')} of "
     workers += f"{_count(cluster['groups_of_a_worker'], 'group')} at a time"
+    servers = _count(cluster["n_servers"], "server")
+    servers += f", {cluster['n_eval_servers']} for evaluations" if cluster["n_eval_servers"] else ""
     return (
-        f"on Ray: {_count(cluster['n_learners'], 'learner')}, {workers}, {_count(cluster['n_servers'], 'server')}; "
+        f"on Ray: {_count(cluster['n_learners'], 'learner')}, {workers}, {servers}; "
         f"takes {_count(cluster['n_cpus'], 'CPU')}, and a GPU for each learner and server where there are any"
     )
 

@@ -13,13 +13,13 @@ from rlhf.evaluation.folder import no_run
 
 @command
 def stop(
-    run: Annotated[Path, typer.Argument(help="The folder of a run that trains.")],
-    timeout: Annotated[float, typer.Option(min=1, help="Most seconds to wait for its end.")] = 600.0,
+    run: Annotated[Path, typer.Argument(help="Folder of a run in progress.")],
+    timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds to wait.")] = 600.0,
 ) -> None:
-    """Stop a run as Ctrl-C does: it writes a checkpoint and ends. Returns when it has, with all its processes.
+    """Stop a run after it has written a checkpoint, as Ctrl-C does, and wait until all its processes have exited.
 
-    What was sampled and is finished is in the checkpoint; attempts that run begin again when the run goes on. A run on
-    Ray may be stopped from any node that sees its folder, another one from its own machine.
+    Finished attempts are saved in the checkpoint; unfinished ones start over on resume. A run on Ray can be stopped
+    from any node that sees its folder, any other run only from its own machine.
 
     Examples: rlhf stop runs/quickstart-seed0
     """
@@ -31,7 +31,7 @@ def stop(
     ask(run, timeout)
     newest = latest(run / "checkpoints")
     errors().print(
-        f"stopped at {newest}; to go on: rlhf train --resume {run}" if newest else "stopped before a checkpoint",
+        f"stopped at {newest}; to resume: rlhf train --resume {run}" if newest else "stopped before a checkpoint",
         highlight=False,
         soft_wrap=True,
     )

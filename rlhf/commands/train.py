@@ -41,40 +41,41 @@ from rlhf.processes import n_here, n_wanted, take_one_gpu
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
-#: Keys that say where updates and attempts are made, not which.
-_OF_TRAINER = re.compile(r"(stages\.\d+\.trainer|cluster)(\.|$)")
+#: Keys that say where updates and attempts are made and how many at a time, not which.
+_OF_TRAINER = re.compile(
+    r"(stages\.\d+\.(trainer|max_tokens_per_microbatch|pairs_per_microbatch|gradient_checkpointing)|cluster"
+    r"|engine\.(max_sessions|max_batch_tokens|gpu_memory_share|kv_cache_gb|sleep))(\.|$)"
+)
 
 
 @command
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file, or a name from `rlhf recipes`; left out with --resume.")
+        str | None, typer.Argument(help="A YAML file, or a name from `rlhf recipes`. Omit with --resume.")
     ] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME-seedN if left out.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")] = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Processes on this machine that share every step.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/NAME-seedN).")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder from its newest checkpoint.")
+    ] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Number of trainer processes on this machine.")] = 1,
     memory_check: Annotated[
-        bool, typer.Option(help="Refuse a run that cannot fit into the memory that is free.")
+        bool, typer.Option(help="Fail before training if the estimated memory exceeds what is free.")
     ] = True,
     profile: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="Write a trace of N steps to RUN/profile, and a table of where their time went."
-        ),
+        typer.Option(metavar="N", help="Profile N steps: a trace in RUN/profile and a table of time per phase."),
     ] = None,
-    view: Annotated[
-        bool, typer.Option("--view", help="Show the run in a browser while it trains, as `rlhf view` does.")
-    ] = False,
+    view: Annotated[bool, typer.Option("--view", help="Open the viewer of the run, as `rlhf view` does.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a policy from a recipe.
 
-    Ctrl-C writes a checkpoint and says how to go on; SIGTERM does the same.
+    Ctrl-C and SIGTERM write a checkpoint, stop the run and print the command that resumes it.
 
-    Several processes, by --nproc or a launcher such as torchrun, need stages with trainer: {kind: deepspeed}. A run may
-    go on with another trainer and in another number of processes: --resume RUN stages.0.trainer.zero=3 --nproc 2. Its
-    last stage may be given more steps, also where it is finished: --resume RUN steps=60.
+    Several trainer processes, started by --nproc or a launcher such as torchrun, need stages with trainer: {kind:
+    deepspeed}. A run can be resumed with another trainer and another number of processes: --resume RUN
+    stages.0.trainer.zero=3 --nproc 2. Extend its last stage, finished or not, with --resume RUN steps=60.
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
     """
@@ -130,21 +131,22 @@ def refuse_before(recipe: Recipe, *, is_resumed: bool, memory_check: bool = True
     refuse_absent_trackers(recipe)
     if _is_main():
         refuse_absent_hub(recipe)
-    if n_here() == 1:  # one of several has not taken its GPU yet
-        _say_device(recipe)
+    _say_device(recipe)
     if memory_check:
         refuse_too_large(recipe, n_wanted(), n_here())
 
 
 def _say_device(recipe: Recipe) -> None:
-    """Say what is chosen for a GPU, and refuse what it cannot do."""
+    """Refuse what the GPU of this process cannot do; the first process prints what is chosen for the device."""
     from rlhf import device
     from rlhf.estimate.device_choice import choices, refuse_for
 
     here = device.present()
     refuse_for(recipe, here)
-    if here.is_gpu:
-        for what, chosen in choices(recipe, here):
+    if _is_main():
+        for what, chosen in choices(recipe, here, n_wanted()):
+            if not here.is_gpu and what == "device":
+                continue
             errors().print(f"{what}: {chosen}", soft_wrap=True, markup=False)
 
 
@@ -197,7 +199,7 @@ def _viewer(folder: Path, is_wanted: bool) -> Iterator[None]:
 def _check_profile(n: int) -> None:
     if n < 1:
         raise UsageError(
-            "so many steps cannot be profiled",
+            "this number of steps cannot be profiled",
             where="--profile",
             got=str(n),
             expected="a number of steps, 1 or more",
@@ -233,7 +235,7 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
         raise no_run(run, f"--resume {run}")
     if out is not None:
         raise RecipeError(
-            "a run goes on in its own folder",
+            "a run resumes in its own folder",
             where=f"--out {out}",
             got=f"--resume {run}",
             expected="one of the two",
@@ -248,7 +250,7 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
     if other := next(_other_kinds(values_of(own), read(find(recipe or run), overrides)), None):
         key, kind, before = other
         raise RecipeError(
-            "a run goes on with the recipe it began with",
+            "a run resumes with its own recipe",
             where=key,
             got=kind,
             expected=before,
@@ -260,7 +262,7 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
         had, wanted = (r.stages[-1].steps if isinstance(r.stages[-1], PolicyGradient) else 0 for r in (own, asked))
         if wanted < had:
             raise RecipeError(
-                "a run can be extended, and not be cut short",
+                "a run can be extended, but not shortened",
                 where=steps,
                 got=str(wanted),
                 expected=f"{had} or more",
@@ -269,10 +271,11 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
         differing.remove(steps)
     if differing:
         raise RecipeError(
-            "a run goes on with the recipe it began with",
+            "a run resumes with its own recipe",
             where=f"--resume {run}",
             got=f"another value of {', '.join(differing)}",
-            expected=f"the recipe in {run / 'recipe.yaml'}; stages.N.trainer and cluster may differ, and {steps} grow",
+            expected=f"the recipe in {run / 'recipe.yaml'}; what trains and how much at a time may differ: "
+            f"stages.N.trainer, max_tokens_per_microbatch, cluster, memory of the engine; {steps} may grow",
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return asked

@@ -41,7 +41,7 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
         code = launch(arguments, n_processes, run, quiet=True)
         if code:
             raise TrainingError(
-                "the trial did not come to its end",
+                "the trial did not finish",
                 where="--trial",
                 got=f"exit code {code}",
                 expected=f"{n_steps} steps of each stage",

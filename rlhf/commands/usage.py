@@ -9,17 +9,19 @@ from typer.core import TyperGroup
 from rlhf.errors import UsageError, closest, meant, nearest
 
 
-def usage_error(error: Any, group: TyperGroup) -> UsageError:
+def usage_error(error: Any, group: TyperGroup, begun: str | None = None) -> UsageError:
     """Return what the parser of the command line complains of, in four parts.
 
     Args:
         error: of the parser; has `format_message`, and `ctx`, the context of the command that was read, or None.
         group: of all commands.
+        begun: name of the command whose options were being read, for an error without a context.
     """
-    command = error.ctx.command if error.ctx is not None else group
+    command = error.ctx.command if error.ctx is not None else group.commands.get(begun or "", group)
     called = "rlhf" if command is group else f"rlhf {command.name}"
-    said, help_ = error.format_message().strip().rstrip("."), f"{called} --help says what it takes"
-    if option := getattr(error, "option_name", ""):
+    said, help_ = error.format_message().strip().rstrip("."), f"{called} --help lists its options"
+    if said.startswith("No such option"):
+        option = error.option_name
         known = _options(command, error.ctx)
         hint = _misplaced(option, group, error.ctx) if command is group else ""
         near = closest(option.strip("-"), (name.strip("-") for name in known))  # dashes are alike in all
@@ -30,12 +32,19 @@ def usage_error(error: Any, group: TyperGroup) -> UsageError:
         hint = nearest(name, known) or help_
         return UsageError("no such command", where=called, got=name, expected=", ".join(known), hint=hint)
     expected = error.ctx.get_usage().removeprefix("Usage: ") if error.ctx is not None else ""
-    return UsageError(said[:1].lower() + said[1:], where=called, expected=expected, hint=help_)
+    return UsageError(said[:1].lower() + said[1:], where=called, expected=expected or _form(error, command), hint=help_)
 
 
 def _options(command: Any, ctx: Any) -> list[str]:
     names = (name for one in command.get_params(ctx) for name in (*one.opts, *one.secondary_opts))
     return sorted(name for name in names if name.startswith("--"))
+
+
+def _form(error: Any, command: Any) -> str:
+    """Form of the option that an error without a context is about: `--profile N`."""
+    name = getattr(error, "option_name", "")
+    option = next((one for one in command.params if name in one.opts), None)
+    return "" if option is None else name if option.is_flag else f"{name} {option.metavar or 'VALUE'}"
 
 
 def _misplaced(option: str, group: TyperGroup, ctx: Any) -> str:

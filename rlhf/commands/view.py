@@ -21,22 +21,22 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def view(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs, evaluations, or folders with some; runs/ if left out."),
+        typer.Argument(metavar="[RUN]...", help="Runs, evaluations, or folders of them (default: runs)."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The next free one if it is in use.")] = 8470,
-    host: Annotated[str, typer.Option(help="Address to listen on; other machines reach only what is not loopback.")] = (
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on, or the next free one.")] = 8470,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default serves only this machine.")] = (
         "127.0.0.1"
     ),
     redact: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Black out what a regular expression matches; may be repeated."),
+        typer.Option(metavar="PATTERN", help="Redact matches of this regular expression. Repeatable."),
     ] = None,
     until_closed: Annotated[bool, typer.Option("--until-closed", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs in a browser, live: curves, groups, trajectories token by token, evaluations.
+    """Open a live viewer of runs in the browser: metrics, groups, trajectories with tokens, evaluations.
 
-    It reads the files of the runs alone, so that it shows one that trains, is over, or was copied from elsewhere.
+    It only reads run folders, so it works on runs in progress, finished runs and copies from other machines.
 
     Examples: rlhf view; rlhf view runs/quickstart-seed0 runs/quickstart-seed1; rlhf view runs --redact 'user-[0-9]+'
     """
@@ -81,13 +81,13 @@ def shown_beside(folder: Path) -> Iterator[None]:
 
 @command
 def top(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Watch a run in the terminal: success with its interval, loss, KL, tokens per second, time left.
 
-    It ends with the run, or by Ctrl-C.
+    Exits when the run ends, or on Ctrl-C.
     """
     from rlhf.viewer.run_folder import RunFolder, is_run
     from rlhf.viewer.run_views import head

@@ -91,10 +91,10 @@ def needs_branches(estimator: object) -> bool:
 def without(estimator: object, context: CheckContext, why: str, do: str) -> Problem:
     """The problem of an estimator without the part that it compares by."""
     return Problem(
-        "this estimator lacks the part that it compares by",
+        "this estimator needs a component that is missing",
         where=context.at("kind"),
         got=f"{context.kind_of('advantage', estimator)}, and {why}",
-        expected="the part that it compares by",
+        expected="the component",
         do=do,
     )
 

@@ -44,20 +44,21 @@ class GiGPO:
     min_group: ClassVar[int] = 2
 
     step_weight: Annotated[float, Field(ge=0)] = 1.0
-    """ω, the weight of the comparison of states."""
+    """ω, the weight of the state-level advantage."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """Discount per turn of the returns that are compared at a state."""
+    """Discount per turn of the returns compared in a state group."""
     normalize: Literal["mean_std", "mean"] = "mean_std"
     """`mean` only subtracts the mean: for environments where a state group may mix easy and hopeless situations."""
     statistics: Literal["trajectory", "turn"] = "trajectory"
-    """Unit of mean and deviation of A^E: each trajectory once, or once per turn (long ones weigh more)."""
+    """Unit of mean and standard deviation of A^E: each trajectory once, or once per turn (long ones weigh more)."""
     similarity: Annotated[float, Field(gt=0, le=1)] | None = None
-    """None: states are the same if their keys are equal. A number: if `difflib` finds their keys at least this alike,
-    each key joining the first cluster whose first member it resembles; depends on the order, slow for many states."""
+    """null: states are the same if their keys are equal. A number: if the `difflib` similarity of their keys is at
+    least this, each key joining the first cluster whose first member it resembles; depends on the order, slow for many
+    states."""
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -34,7 +34,7 @@ def group_returns(group: ScoredGroup) -> list[float]:
             where=f"group {group.task_id}",
             got=str(returns),
             expected="finite numbers",
-            hint="a reward returned NaN or infinity: mend it, or let it raise so that the attempt is left out",
+            hint="a reward returned NaN or infinity: fix it, or let it raise so that the attempt is excluded",
         )
     return returns
 

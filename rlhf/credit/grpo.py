@@ -30,13 +30,13 @@ class GRPO:
     needs_values: ClassVar[bool] = False
 
     normalize_std: bool = True
-    """Divide by the deviation; without it hard and easy tasks count as their scores do (see `dr_grpo`)."""
+    """Divide by the standard deviation; false removes the difficulty bias (see `dr_grpo`)."""
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by G − 1, 0 by G."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
     single_group: Literal["zero", "raw"] = "zero"
-    """Advantage of a trajectory that is alone in its group: 0, or its score as verl has it (REINFORCE, no baseline)."""
+    """Advantage of a group of one trajectory: 0, or its score as in verl (REINFORCE, no baseline)."""
 
     @property
     def scale(self) -> Scale | None:

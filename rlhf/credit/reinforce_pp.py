@@ -36,9 +36,9 @@ class ReinforcePP:
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per sampled token."""
     subtract_mean: bool = True
-    """Subtract the mean of the step, which is the only baseline."""
+    """Subtract the mean of the step, the only baseline."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation, the one with n − 1."""
+    """Added to the standard deviation, the one with n − 1."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""

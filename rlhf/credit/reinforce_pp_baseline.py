@@ -36,7 +36,7 @@ class ReinforcePPBaseline:
     subtract_mean: bool = True
     """Subtract the mean over the step's tokens a second time, as the authors do."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation, the one with n − 1."""
+    """Added to the standard deviation, the one with n − 1."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""

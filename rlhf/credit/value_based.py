@@ -29,11 +29,12 @@ class FromValues(ABC):
     min_group: ClassVar[int] = 1
 
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """λ: 1 trusts the rewards that came, 0 the critic; between them, less variance for more bias."""
+    """GAE λ: 1 uses the observed returns, 0 the critic alone; in between, lower variance with more bias."""
     whiten: bool = True
-    """Whiten advantages: subtract the mean over the step's tokens and divide by their deviation, with n − 1."""
+    """Whiten advantages: subtract the mean over the step's tokens and divide by their standard deviation, with n − 1.
+    """
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""

@@ -23,7 +23,7 @@ class Wrapper(ABC):
     """
 
     inner: AdvantageEstimator = Field(default_factory=GRPO)
-    """The estimator whose numbers are changed."""
+    """The wrapped estimator."""
 
     @property
     def needs_values(self) -> bool:

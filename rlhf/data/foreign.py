@@ -152,7 +152,7 @@ def message_of(error: BaseException) -> str:
         return f"its message raises {type_of(other)}"
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """Return kind, message and place of an exception; one of this project's says itself where it happened."""
     said, trace = message_of(error), error.__traceback__
     if issubclass(type(error), RlhfError):

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rlhf.data.tokens import TokenBuffer, packed_ids, packed_logprobs, view
+from rlhf.data.tokens import (
+    OUT_OF_BAND,
+    Packed,
+    TokenBuffer,
+    code_of,
+    loaded,
+    owned,
+    packed_ids,
+    packed_logprobs,
+    stored,
+    view,
+)
 from rlhf.errors import DataError
 
 if TYPE_CHECKING:
@@ -177,7 +187,7 @@ class Generation:
     if TYPE_CHECKING:
         _buffer: TokenBuffer
         _start: int
-        _logps: array[float]
+        _logps: Packed
 
     def __init__(
         self,
@@ -234,7 +244,7 @@ class Generation:
         """`[P + T]`, prompt and sampled ids as integers that cannot be written to."""
         if self._buffer is self.prompt._buffer and self._start == self.prompt._n:
             return view(self._buffer.ids, 0, self.length)
-        return view(self.prompt._buffer.ids[: self.prompt._n] + self._array)
+        return view(owned(self.prompt._buffer.ids[: self.prompt._n]) + owned(self._array))
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -251,10 +261,10 @@ class Generation:
         given = self.prompt
         if self._buffer is given._buffer and self._start == given._n:
             return _prompt_in(self._buffer, self.length, given.stop_ids, given.adapter)
-        return Prompt(given._buffer.ids[: given._n] + self._array, given.stop_ids, given.adapter)
+        return Prompt(owned(given._buffer.ids[: given._n]) + owned(self._array), given.stop_ids, given.adapter)
 
     @property
-    def _array(self) -> array[int]:
+    def _array(self) -> Packed:
         return self._buffer.ids[self._start : self._start + len(self._logps)]
 
     @property
@@ -275,13 +285,15 @@ class Generation:
     def __repr__(self) -> str:
         return f"Generation({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _generation_in, (self._buffer, self._start, self._logps, *self._said)
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        logps = stored(self._logps) if protocol >= OUT_OF_BAND else owned(self._logps)
+        return _generation_in, (self._buffer, self._start, logps, *self._said)
 
 
-def _generation_in(buffer: TokenBuffer, start: int, logps: array[float], *said: Any) -> Generation:
-    """The generation whose ids are those of a buffer from `start` on."""
+def _generation_in(buffer: TokenBuffer, start: int, logps: Packed | tuple[str, Any], *said: Any) -> Generation:
+    """The generation whose ids are those of a buffer from `start` on; its log-probs may come from a pickle."""
     made = object.__new__(Generation)
+    logps = loaded(*logps) if isinstance(logps, tuple) else logps
     names = ("prompt", "finish", "policy_version", "version_spans", "role", "usage", "by")
     _fill(made, _buffer=buffer, _start=start, _logps=logps, **dict(zip(names, said, strict=True)))
     return made
@@ -317,7 +329,7 @@ class Conversations:
         elif len(buffer) < n:
             buffer.append(ids[len(buffer) :])
         own, start = buffer, n
-        if len(buffer) == n and buffer.ids.typecode == sampled.typecode:
+        if len(buffer) == n and code_of(buffer.ids) == code_of(sampled):
             buffer.append(sampled)
         elif buffer.ids[n : n + len(sampled)] != sampled:  # another answer to the same prompt
             own, start = TokenBuffer(sampled), 0
@@ -361,7 +373,7 @@ def joined(pieces: Sequence[Generation]) -> Generation:
     if len(pieces) == 1:
         return pieces[0]
     first, last = pieces[0], pieces[-1]
-    versions = [v for piece in pieces for v in _versions(piece)]
+    versions = [v for piece in pieces for v in versions_of(piece)]
     return replace(
         first,
         token_ids=tuple(x for piece in pieces for x in piece.token_ids),
@@ -376,7 +388,7 @@ def piece_of(generation: Generation, start: int, stop: int) -> Generation:
 
     It counts as stopped unless it is the end: whatever cut a call is said of its last piece.
     """
-    versions = _versions(generation)[start:stop]
+    versions = versions_of(generation)[start:stop]
     before = _generation_in(generation._buffer, generation._start, generation._logps[:start], *generation._said)
     finish = generation.finish if stop == generation.n_tokens else Finish.STOP
     version = versions[0] if versions else generation.policy_version
@@ -384,7 +396,7 @@ def piece_of(generation: Generation, start: int, stop: int) -> Generation:
     return _generation_in(generation._buffer, generation._start + start, generation._logps[start:stop], *said)
 
 
-def _versions(generation: Generation) -> list[int]:
+def versions_of(generation: Generation) -> list[int]:
     """Version of the weights that sampled each token."""
     if generation.version_spans:
         return [version for version, n in generation.version_spans for _ in range(n)]

@@ -186,7 +186,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class TokenFigures:
-    """What the trainer computes for each sampled token of a group before the update, nats; NaN where it does not train.
+    """Figures of the trainer for each sampled token of a group before the update, nats; NaN where it does not train.
 
     Attributes:
         entropies_GNT: `[G][N][T]` entropy of the distribution that the token was drawn from.

@@ -1,4 +1,4 @@
-"""Task: one problem to attempt, from its beginning or from somewhere in the middle."""
+"""Task: a problem to attempt, from its start or from a given state."""
 
 from __future__ import annotations
 

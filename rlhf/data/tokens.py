@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import pickle
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlhf.data.foreign import shown
 from rlhf.errors import DataError
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+#: An array of this process, or a view of one that another process made.
+Packed: TypeAlias = "array[Any] | memoryview"
 #: Four bytes hold the ids of any model; ids that no model has, such as those of texts, may need eight.
 _WHOLE, _FRACTIONS = "iqQ", "fd"
+#: First protocol of pickle that leaves large arrays out.
+OUT_OF_BAND = 5
 #: Largest log-prob that counts as rounding above 0.
 _MOST = 1e-4
 
@@ -28,23 +33,54 @@ class TokenBuffer:
 
     __slots__ = ("ids",)
 
-    def __init__(self, ids: array[int]) -> None:
+    def __init__(self, ids: Packed) -> None:
         self.ids = ids
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return (_buffer_in, stored(self.ids)) if protocol >= OUT_OF_BAND else (TokenBuffer, (owned(self.ids),))
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def begins_like(self, ids: array[int]) -> bool:
+    def begins_like(self, ids: Packed) -> bool:
         """True if this begins with `ids`, or `ids` begin with all of this."""
         n = min(len(self.ids), len(ids))
-        return self.ids.typecode == ids.typecode and self.ids[:n] == ids[:n]
+        return code_of(self.ids) == code_of(ids) and self.ids[:n] == ids[:n]
 
-    def append(self, ids: array[int]) -> None:
+    def append(self, ids: Packed) -> None:
         """Put ids of the same type behind the others."""
+        self.ids = owned(self.ids)
         try:
             self.ids.extend(ids)
         except BufferError:  # a NumPy array looks at it, and keeps what it has
-            self.ids = self.ids + ids
+            self.ids = self.ids + owned(ids)
+
+
+def code_of(values: Packed) -> str:
+    """Type code of an array's elements."""
+    return values.typecode if isinstance(values, array) else values.format
+
+
+def owned(values: Packed) -> array[Any]:
+    """Return `values` as an array of this process, copied if another made it."""
+    return values if isinstance(values, array) else array(values.format, values.tobytes())
+
+
+def stored(values: Packed) -> tuple[str, pickle.PickleBuffer]:
+    """Return what `loaded` makes `values` of, which protocol 5 pickles without a copy."""
+    return code_of(values), pickle.PickleBuffer(values)
+
+
+def loaded(code: str, data: Any) -> Packed:
+    """Return the array that was `stored`; of a buffer out of band, a view of it."""
+    if not isinstance(data, memoryview):
+        return array(code, bytes(data))
+    kind: Any = code
+    return data.cast("B").cast(kind)
+
+
+def _buffer_in(code: str, data: Any) -> TokenBuffer:
+    return TokenBuffer(loaded(code, data))
 
 
 def packed_ids(ids: Iterable[int]) -> array[int]:
@@ -55,6 +91,8 @@ def packed_ids(ids: Iterable[int]) -> array[int]:
     """
     if isinstance(ids, array):
         return ids[:]
+    if isinstance(ids, memoryview):
+        return owned(ids)
     for code in _WHOLE:
         try:
             return array(code, ids)
@@ -80,11 +118,11 @@ def packed_logprobs(values: Sequence[float]) -> array[float]:
     return small if small == large else large
 
 
-def view(values: array[Any], start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+def view(values: Packed, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
     """Return a part of an array as a NumPy array that cannot be written to."""
     import numpy as np
 
-    kind: np.dtype[Any] = np.dtype(values.typecode)
+    kind: np.dtype[Any] = np.dtype(code_of(values))
     found: npt.NDArray[Any] = np.frombuffer(values, kind) if values else np.empty(0, kind)
     found.flags.writeable = False
     return found[start:stop]

@@ -32,8 +32,11 @@ def arithmetic(recipe: Recipe, n_processes: int = 1) -> dict[str, Any]:
     return {
         "stages": [
             *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
-            *({"stage": path, **_paired(stage, recipe)} for path, stage in paired_stages(recipe)),
-            *({"stage": path, **_policy_gradient(stage, recipe)} for path, stage in policy_gradient_stages(recipe)),
+            *({"stage": path, **_paired(stage, recipe.at(stage))} for path, stage in paired_stages(recipe)),
+            *(
+                {"stage": path, **_policy_gradient(stage, recipe.at(stage))}
+                for path, stage in policy_gradient_stages(recipe)
+            ),
         ],
         "policy": policy,
         "memory_bytes": memory,
@@ -122,7 +125,8 @@ def _on_cluster(stage: Any, recipe: Recipe) -> dict[str, Any]:
         "n_learners": cluster.learners,
         "n_rollout_workers": cluster.rollout_workers,
         "n_servers": cluster.servers or len(recipe.engine.servers),  # type: ignore[union-attr]
-        "n_cpus": cluster.learners + cluster.rollout_workers + cluster.servers,
+        "n_eval_servers": cluster.eval_servers,
+        "n_cpus": cluster.n_cpus,
         "groups_of_a_worker": places,
     }
 

@@ -39,7 +39,7 @@ def beside(
 
     n, _ = count(parameters)
     of_trained = sum(p.n_bytes for p in parameters if p.is_trained)
-    parts = with_parts("rewards", {name: weighted.reward for name, weighted in recipe.rewards.items()})
+    parts = with_parts("", {path: weighted.reward for path, weighted in recipe.all_rewards.items()})
     asked = [part for _, part in parts if isinstance(part, ModelReward | AsksModel)] if attempts else []
     paths = {part.path for part in asked if part.path is not None}
     sizes = {path: _bytes_of(path, recipe.policy, n * size) for path in sorted(paths)}

@@ -46,11 +46,16 @@ def refuse_for(recipe: Recipe, device: Device) -> None:
                 )
 
 
-def choices(recipe: Recipe, device: Device) -> Iterator[tuple[str, str]]:
-    """Yield what is chosen for a device, and why."""
-    yield "device", f"{device.n} x {_named(device)}" if device.is_gpu else f"CPU, {size_of(device.memory_bytes)}"
+def choices(recipe: Recipe, device: Device, n_processes: int = 1) -> Iterator[tuple[str, str]]:
+    """Yield what is chosen for a device, and why; each of several processes takes one."""
     if not device.is_gpu:
+        yield "device", f"CPU, {size_of(device.memory_bytes)}"
+        if _dtype(recipe) != "float32" and not device.has_bfloat16:
+            slow = "which this CPU has no instructions for: many times as slow as policy.dtype=float32"
+            yield "number format", f"{_dtype(recipe)}, {slow}"
         return
+    how_many = f"{n_processes} processes, each with one" if n_processes > 1 else f"{device.n} x"
+    yield "device", f"{how_many} {_named(device)}"
     dtype = _dtype(recipe)
     short = dtype != "float32"
     if short and device.has_flash:
@@ -58,12 +63,8 @@ def choices(recipe: Recipe, device: Device) -> Iterator[tuple[str, str]]:
     else:
         why = f"policy.dtype is {dtype}" if device.has_flash else "the GPU is older than Ampere"
         yield "attention", f"a call for rows of like length, as {why}"
-    compiles = {stage.trainer.compile for stage in recipe.stages if isinstance(stage.trainer, Torch)}
-    if True in compiles or ("auto" in compiles and short and device.has_triton):
-        yield "layers", "compiled, up to a minute in the first step"
-    else:
-        why = f"policy.dtype is {dtype}" if not short else "the GPU is older than Volta, or the trainer has no such key"
-        yield "layers", f"not compiled, as {why}"
+    why_not = _uncompiled(recipe, device)
+    yield "layers", f"not compiled, as {why_not}" if why_not else "compiled, up to a minute in the first step"
     if not short:
         best = "bfloat16" if device.has_bfloat16 else "float16, with trainer: {kind: deepspeed}"
         yield "number format", f"float32, a fraction of the GPU's speed: set policy.dtype to {best}"
@@ -73,6 +74,21 @@ def choices(recipe: Recipe, device: Device) -> Iterator[tuple[str, str]]:
         yield "engine", "vLLM" if recipe.engine.eager is True else "vLLM with CUDA graphs"
     else:
         yield "engine", "embedded, made for a CPU and small models: engine.kind=vllm is meant for a GPU"
+
+
+def _uncompiled(recipe: Recipe, device: Device) -> str:
+    """Reason why no stage compiles layers; empty where one does. See `Policy.compiles_well`."""
+    asked = {stage.trainer.compile for stage in recipe.stages if isinstance(stage.trainer, Torch)}
+    lora, dtype = recipe.policy.lora, _dtype(recipe)
+    if True in asked:
+        return ""
+    if "auto" not in asked:
+        return "trainer.compile is false" if asked else "the trainer has no such key"
+    if dtype == "float32":
+        return f"policy.dtype is {dtype}"
+    if lora is not None and (lora.quantization or lora.roles):
+        return f"the base is in {lora.quantization}" if lora.quantization else "policy.lora.roles is set"
+    return "" if device.has_triton else "the GPU is older than Volta"
 
 
 def budget_for(recipe: Recipe, device: Device, n_processes: int = 1) -> str | None:

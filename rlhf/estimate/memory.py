@@ -45,9 +45,10 @@ def estimates(recipe: Recipe, n_processes: int = 1) -> list[Estimate]:
         ModelError: the configuration of a pretrained model cannot be read.
     """
     model, config = meta_model(recipe.policy)
-    in_4bit = recipe.policy.lora is not None and recipe.policy.lora.quantization is not None
-    found, stages = parameters_of(model, in_4bit=in_4bit), enumerate(recipe.stages)
-    return [_estimate(recipe, f"stages[{i}]", stage, found, config, n_processes) for i, stage in stages]
+    lora = recipe.policy.lora
+    found = parameters_of(model, quantization=None if lora is None else lora.quantization)
+    stages = enumerate(recipe.stages)
+    return [_estimate(recipe.at(stage), f"stages[{i}]", stage, found, config, n_processes) for i, stage in stages]
 
 
 def largest(found: Sequence[Estimate]) -> Estimate:
@@ -135,8 +136,9 @@ def _on_host(kind: Any) -> set[str]:
 def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
     """Return the bytes in which gradients wait to be summed, and those of layers that are gathered.
 
-    ZeRO has its buckets. Else embedding and output layer are gathered, and two layers, one of them ahead of its use;
-    gradients are whole for embedding, output layer and one layer, and once more in float32 while they are summed.
+    ZeRO has a bucket, which is there in full however small the model is. Else embedding and output layer are gathered,
+    and two layers, one of them ahead of its use; gradients are whole for embedding, output layer and one layer, and
+    once more in float32 while they are summed.
 
     Args:
         parameters: of the policy.
@@ -150,7 +152,7 @@ def buffers(parameters: Sequence[Parameter], kind: Any, config: Any) -> int:
     n, n_trained = count(parameters)
     if sharding.bucket_bytes:
         gathered = min(n, _ZERO3_LIVE) * size if sharding.parameters else 0
-        return int(min(sharding.bucket_bytes, n_trained * size) + gathered)
+        return int(sharding.bucket_bytes + gathered)
     text = config.get_text_config()
     ends = [p for p in parameters if p.n == text.vocab_size * text.hidden_size]
     (of_ends, trained_ends), n_layers = count(ends), text.num_hidden_layers
@@ -165,7 +167,7 @@ def _refuse_heads(path: str, n: int, text: Any) -> None:
     problem = heads_problem(n, *heads) if n > 1 else None
     if problem:
         raise RecipeError(
-            "attention heads cannot be shared evenly by so many processes",
+            "the attention heads are not divisible by this number of processes",
             where=f"{path}.trainer.sequence_parallel",
             got=f"{n}, and {problem}",
             expected=heads_rule(*heads),

@@ -41,26 +41,28 @@ class Parameter:
 _SIZE_4BIT = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 
 
-def parameters_of(model: Any, *, in_4bit: bool = False) -> list[Parameter]:
+def parameters_of(model: Any, *, quantization: str | None = None) -> list[Parameter]:
     """Return the parameters of a model or of a part of one, each once.
 
     Args:
         model: without memory or with.
-        in_4bit: its frozen linear layers but the output layer are to be held in 4 bits.
+        quantization: of its frozen linear layers but the output layer: 4bit, 8bit, or None.
     """
-    small = _quantized(model) if in_4bit else set()
-    return [
-        Parameter(p.numel(), _SIZE_4BIT if id(p) in small else p.element_size(), p.requires_grad)
-        for p in model.parameters()
-    ]
+    small = {} if quantization is None else _quantized(model, quantization)
+    return [Parameter(p.numel(), small.get(id(p), p.element_size()), p.requires_grad) for p in model.parameters()]
 
 
-def _quantized(model: Any) -> set[int]:
+def _quantized(model: Any, quantization: str) -> dict[int, float]:
+    """Bytes of a number of each weight that is quantised; in 8 bits a row has a scale in float32."""
     from torch import nn
 
     head = model.get_output_embeddings()
     layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    return {id(m.weight) for m in layers if not m.weight.requires_grad}
+    return {
+        id(m.weight): _SIZE_4BIT if quantization == "4bit" else 1 + 4 / m.in_features
+        for m in layers
+        if not m.weight.requires_grad
+    }
 
 
 def count(parameters: Iterable[Parameter]) -> tuple[int, int]:

@@ -113,13 +113,13 @@ def openings(attempts: Iterable[Attempt]) -> dict[str, str]:
     """Task -> hash of what its environment says first.
 
     Raises:
-        DataError: one task began in two ways.
+        DataError: two attempts at one task have different openings.
     """
     found: dict[str, str] = {}
     for a in attempts:
         if a.opening and found.setdefault(a.task_id, a.opening) != a.opening:
             raise DataError(
-                "one task began in two ways",
+                "two attempts at one task have different openings",
                 where=a.task_id,
                 got="different openings in two attempts",
                 expected="an environment whose tasks are fixed",

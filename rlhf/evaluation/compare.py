@@ -102,7 +102,7 @@ def caution_of(side: Side) -> str:
     stands = _standing(side.folder)
     return (
         f"{side.name} was measured {when(side.stage)}, and its run is not finished{stands and f', it is {stands}'}; "
-        f"go on with it: rlhf train --resume {side.folder}"
+        f"resume it: rlhf train --resume {side.folder}"
     )
 
 
@@ -110,7 +110,7 @@ def unfinished(folder: Path) -> str:
     """Hint on how to resume an unfinished evaluation; '' for anything else."""
     if not is_evaluation(folder) or (folder / SUMMARY).is_file():
         return ""
-    return f"{folder} is not finished; the command that it was begun with goes on with it"
+    return f"{folder} is not finished; run its command again to resume it"
 
 
 def _standing(run: Path) -> str:

@@ -19,22 +19,22 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Evaluation:
-    """Tasks that success is reported on, and the sampling there."""
+    """Evaluation tasks and sampling."""
 
     split: str = "test"
-    """Tasks of the result; training never draws from it."""
+    """Split of the final evaluation; never trained on."""
     n_tasks: Annotated[int, Field(ge=1)] = 200
-    """The first tasks of the split, or all it has. At 200 the 95% interval is at most 7 points to each side."""
+    """Number of tasks, the first of the split. At 200 the 95% interval is at most ±7 points."""
     attempts: Annotated[int, Field(ge=1)] = 1
-    """Attempts at each task."""
+    """Attempts per task."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    """0 takes the likeliest token."""
+    """Sampling temperature; 0 is greedy."""
     watch_split: str = "dev"
-    """Tasks of the evaluations during training."""
+    """Split of the evaluations during training."""
     watch_n_tasks: Annotated[int, Field(ge=1)] = 64
-    """Number of watched tasks."""
+    """Number of tasks of the evaluations during training."""
     allow_overlap: bool = False
-    """Allow evaluation tasks that are also trained on, or watched during training; otherwise that is an error."""
+    """Allow overlap of evaluation tasks with training tasks, or with those of `watch_split`; otherwise an error."""
     seed: int = 20_000
     """Seed of the evaluation, independent of the run's seed."""
 
@@ -70,6 +70,13 @@ class EvaluationResult:
         """Plain values for files and the command line."""
         names = ("success", "low", "high", "n", "n_errors", "return_mean", "n_turns_mean", "split")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def versions(self) -> set[int]:
+        """Versions of the policy that sampled; those of players in its place are not among them."""
+        trajectories = (t for group in self.collected.groups for t in group.trajectories)
+        generations = (g for t in trajectories for turn in t.own_turns for g in turn.generations)
+        return {version for g in generations if not g.by for version in g.versions}
 
     @property
     def metrics(self) -> dict[str, float]:

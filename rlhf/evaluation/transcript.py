@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,24 @@ def load_tokenizer(run_folder: Path) -> Any | None:
         from tokenizers import Tokenizer
     except ImportError:
         return None
-    for path in sorted(
-        Path(run_folder).rglob("tokenizer.json"), key=lambda p: (p.stat().st_mtime, str(p)), reverse=True
-    ):
+    for path in _newest_first(run_folder):
         try:
             verify_model(path.parent, weights=False)
             return Tokenizer.from_file(str(path))
         except Exception:  # the tokenizers library raises plain Exception; ids are shown instead
             continue
     return None
+
+
+def _newest_first(run_folder: Path) -> list[Path]:
+    """Files `tokenizer.json` below a folder; those of a checkpoint that is removed meanwhile are left out."""
+    found = []
+    for folder, _, names in os.walk(run_folder):  # unlike rglob it passes over a folder that has gone
+        if "tokenizer.json" in names:
+            path = Path(folder, "tokenizer.json")
+            with suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime, str(path), path))
+    return [path for *_, path in sorted(found, reverse=True)]
 
 
 def pieces(tokenizer: Any | None, token_ids: Sequence[int]) -> list[str]:

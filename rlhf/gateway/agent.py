@@ -1,4 +1,4 @@
-"""The agent that lives elsewhere: its requests are answered by the policy."""
+"""External agent: the policy answers the requests of a program outside of this process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agents.tool_calls import Call, Style, Unreadable, how_to_call, read_calls
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
-from rlhf.gateway.asked import Answered, Asked, Refusal, Token
 from rlhf.gateway.conversation import Conversations
+from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, Token
 from rlhf.gateway.sampling import against, refuse
 from rlhf.gateway.session import SESSION, Session
 from rlhf.settings import STRICT
@@ -29,8 +29,8 @@ _OPENINGS: Mapping[Style, tuple[str, ...]] = {
 
 
 @runtime_checkable
-class Told(Protocol):
-    """A policy that says how it samples, and what its tokens read like."""
+class SamplingPolicy(Protocol):
+    """Policy that exposes its temperature and the texts of its tokens."""
 
     temperature: float
     tells_tokens: bool
@@ -45,11 +45,11 @@ class ExternalAgent:
     """An agent in a program of its own, which asks the policy through the gateway."""
 
     style: Style = "hermes"
-    """How the policy writes a call: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
+    """Format of the policy's tool calls: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
     through: Literal["template", "text"] = "template"
-    """Who tells the policy of the tools: the model's own chat template, or an instruction."""
+    """Place of the tool definitions: the model's own chat template, or an instruction."""
     override_sampling: bool = False
-    """Whether parameters of sampling that a client sends are overridden and counted; else such requests are refused."""
+    """Override and count a client's parameters of sampling; otherwise such requests are refused."""
     max_calls: Annotated[int, Field(ge=1)] = 16
     """Most calls of one reply; more are taken for none."""
 
@@ -81,10 +81,10 @@ class ExternalAgent:
             )
         if session.conversations is None:
             session.conversations = Conversations(self.style, tools_as_text=self.through == "text")
-        turn = await session.turn(_Answering(self, session, policy))
+        turn = await session.turn(_PolicyAnswers(self, session, policy))
         return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
 
-    def read(self, text: str, asked: Asked, was_cut: bool) -> tuple[str, tuple[Call, ...]]:
+    def read(self, text: str, asked: ChatRequest, was_cut: bool) -> tuple[str, tuple[Call, ...]]:
         """Text and calls of a reply without its thoughts; what is no call of an offered tool stays text."""
         names = {tool["function"]["name"] for tool in asked.tools}
         if not names or was_cut:
@@ -111,13 +111,13 @@ class ExternalAgent:
         return (Message(Role.SYSTEM, "\n".join(lines)), *messages)
 
 
-class _Answering:
+class _PolicyAnswers:
     """Answers the requests of one turn with the policy."""
 
     def __init__(self, agent: ExternalAgent, session: Session, policy: PolicyHandle) -> None:
         self._agent, self._session, self._policy = agent, session, policy
 
-    async def __call__(self, asked: Asked) -> tuple[Answered, Generation, str]:
+    async def __call__(self, asked: ChatRequest) -> tuple[ChatReply, Generation, str]:
         """Sample a reply and record it. Raises Refusal, EngineError; AgentError where this turn has no call left."""
         session, conversations = self._session, self._session.conversations
         assert conversations is not None
@@ -140,33 +140,35 @@ class _Answering:
         conversations.record(place, asked.tools, answered.said, reply.generation.token_ids, reply.generation.finish)
         return answered, reply.generation, reply.text
 
-    def _check(self, asked: Asked) -> None:
-        if asked.logprobs and not (isinstance(self._policy, Told) and self._policy.tells_tokens):
+    def _check(self, asked: ChatRequest) -> None:
+        if asked.logprobs and not (isinstance(self._policy, SamplingPolicy) and self._policy.tells_tokens):
             raise Refusal(
                 400, "the model is behind a server, and its log-probs are not known here. Do: leave out logprobs."
             )
         if not asked.sampling:
             return
-        temperature = self._policy.temperature if isinstance(self._policy, Told) else 1.0
+        temperature = self._policy.temperature if isinstance(self._policy, SamplingPolicy) else 1.0
         found = against(asked.sampling, temperature)
         if found and not self._agent.override_sampling:
             raise refuse(found, temperature)
         self._session.overridden += [f"{name}={value!r}" for name, value in found.items()]
 
-    def _tokens(self, asked: Asked, reply: Reply) -> tuple[Token, ...]:
-        if not asked.logprobs or not isinstance(self._policy, Told):
+    def _tokens(self, asked: ChatRequest, reply: Reply) -> tuple[Token, ...]:
+        if not asked.logprobs or not isinstance(self._policy, SamplingPolicy):
             return ()
         generation = reply.generation
         texts = self._policy.token_texts(generation.token_ids)
         return tuple(Token(text, logprob) for text, logprob in zip(texts, generation.logprobs, strict=True))
 
 
-def answered_by(agent: ExternalAgent, asked: Asked, reply: Reply, tokens: tuple[Token, ...], n_calls: int) -> Answered:
+def answered_by(
+    agent: ExternalAgent, asked: ChatRequest, reply: Reply, tokens: tuple[Token, ...], n_calls: int
+) -> ChatReply:
     """A reply as a wire writes it; calls are numbered through the session."""
     thoughts = split_thoughts(reply.text)
     was_cut = reply.generation.finish is Finish.LENGTH
     text, calls = agent.read(thoughts.answer, asked, was_cut)
-    return Answered(
+    return ChatReply(
         text=text,
         reasoning=thoughts.thought or ("" if thoughts.is_finished else reply.text.partition("<think>")[2].strip()),
         calls=tuple((f"{n_calls + i}", call) for i, call in enumerate(calls)),

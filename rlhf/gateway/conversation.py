@@ -25,7 +25,7 @@ _SHOWN = 200
 
 
 @dataclass(frozen=True)
-class Said:
+class ChatMessage:
     """One message of a request.
 
     Attributes:
@@ -76,13 +76,13 @@ class Fork:
 class _Node:
     """A message on a path, with the ids that stand for it in prompts; None for its text."""
 
-    said: Said
+    said: ChatMessage
     ids: tuple[int, ...] | None = None
     is_sampled: bool = False
     was_cut: bool = False
     after: list[_Node] = field(default_factory=list)
     goes_on: bool = False
-    """Whether a reply was sampled somewhere behind it."""
+    """True if a reply was sampled somewhere behind it."""
     key: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Place:
     messages: tuple[Message, ...]
     fork: Fork | None
     path: tuple[_Node, ...]
-    rest: tuple[Said, ...]
+    rest: tuple[ChatMessage, ...]
     root: _Node
 
 
@@ -119,10 +119,10 @@ class Conversations:
         self._roots: dict[str, _Node] = {}
         self._sampled: dict[tuple[object, ...], tuple[int, ...]] = {}
 
-    def place(self, messages: Sequence[Said], tools: Sequence[Mapping[str, Any]] = ()) -> Place:
+    def place(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> Place:
         """Find the deepest path that the messages begin with; nothing is recorded yet."""
         name = json.dumps(list(tools), sort_keys=True)
-        root = self._roots.get(name) or _Node(Said(Role.SYSTEM, ""))
+        root = self._roots.get(name) or _Node(ChatMessage(Role.SYSTEM, ""))
         path = _deepest(root, [m.key for m in messages])
         shown = [self._message(node.said, node.ids) for node in path]
         for m in messages[len(path) :]:  # a reply that was sampled under another beginning keeps its ids too
@@ -131,7 +131,7 @@ class Conversations:
         return Place(tuple(shown), self._fork(name, root, path, messages), path, tuple(messages[len(path) :]), root)
 
     def record(
-        self, place: Place, tools: Sequence[Mapping[str, Any]], reply: Said, ids: Sequence[int], finish: Finish
+        self, place: Place, tools: Sequence[Mapping[str, Any]], reply: ChatMessage, ids: Sequence[int], finish: Finish
     ) -> None:
         """Put a request and its reply into the tree; a reply that was cut is never gone on from."""
         root = self._roots.setdefault(json.dumps(list(tools), sort_keys=True), place.root)
@@ -163,14 +163,14 @@ class Conversations:
                 shown = [self._message(node.said, node.ids) for node in path]
                 yield json.loads(name), list(zip(shown, is_new, strict=True))
 
-    def _message(self, said: Said, ids: tuple[int, ...] | None) -> Message:
+    def _message(self, said: ChatMessage, ids: tuple[int, ...] | None) -> Message:
         text = said.text
         if said.calls and ids is None:
             text = "\n".join(filter(None, [text, write_calls(said.calls, self._style)]))
         role = Role.USER if said.role is Role.TOOL and self._tools_as_text else said.role
         return Message(role, text, ids)
 
-    def _fork(self, name: str, root: _Node, path: Sequence[_Node], messages: Sequence[Said]) -> Fork | None:
+    def _fork(self, name: str, root: _Node, path: Sequence[_Node], messages: Sequence[ChatMessage]) -> Fork | None:
         if not self._roots:
             return None
         n_kept = max((i + 1 for i, node in enumerate(path) if node.is_sampled), default=0)

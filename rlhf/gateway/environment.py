@@ -35,9 +35,9 @@ from environments.base import (
 from rlhf.checking import CheckContext, Problem, Silenced
 from rlhf.data import Finish, Outcome, Task
 from rlhf.errors import EnvError
-from rlhf.gateway.asked import Answered, Asked
 from rlhf.gateway.program import Program, is_there
 from rlhf.gateway.programs import Programs, programs_of
+from rlhf.gateway.request import ChatReply, ChatRequest
 from rlhf.gateway.session import SESSION, Session
 from rlhf.rollout.env_session import Ended, EnvSession
 from rlhf.rollout.episode import lanes_of
@@ -54,7 +54,7 @@ class External:
     limits_defaults: ClassVar[Mapping[str, Any]] = {"step_timeout_s": 120.0}
 
     world: Environment
-    """Where tasks come from: `{kind: dataset, path: tasks.jsonl}`, or any environment."""
+    """Source of the tasks: `{kind: dataset, path: tasks.jsonl}`, or any environment."""
     command: tuple[str, ...] = ()
     """The agent's program and its arguments; empty waits for agents that come by themselves and ask for attempts."""
     n_programs: Annotated[int, Field(ge=1)] | None = None
@@ -66,17 +66,17 @@ class External:
     variables: Mapping[str, str] = Field(default_factory=dict)
     """Environment variables of the program, beside those that tell it of the gateway."""
     reward: Literal["posted", "world", "recipe"] = "posted"
-    """Who says what an attempt earned: the program; the world, played through the gateway; or the recipe's rewards."""
+    """Source of the reward: the program; the world, played through the gateway; or the recipe's rewards."""
     solved_at: float = 1.0
     """A posted reward of at least so much is a success, where the program does not say."""
     reward_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
-    """How long a reward may come after the end of an attempt."""
+    """Most seconds for which a reward may come after the end of an attempt."""
     memory_mb: Annotated[int, Field(ge=64)] | None = None
     """Address space of the program."""
     cpu_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Processor time of the program."""
     host: str = "127.0.0.1"
-    """Where the gateway listens; another address lets other machines in."""
+    """Address that the gateway listens on; another address lets other machines in."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Its port; 0 takes a free one."""
 
@@ -313,6 +313,6 @@ def variables_of(url: str, session: Session) -> dict[str, str]:
     }
 
 
-def _unsampled(text: str, asked: Asked) -> Answered:
+def _unsampled(text: str, asked: ChatRequest) -> ChatReply:
     """A reply that no policy sampled."""
-    return Answered(text, "", (), Finish.STOP, 0, 0)
+    return ChatReply(text, "", (), Finish.STOP, 0, 0)

@@ -146,7 +146,7 @@ class Programs:
         if program is None or self.gateway is None:
             return
         self.gateway.keys.discard(key)
-        own = [session for owner, session in self._attempts.values() if owner == key and not session.is_finished]
+        own = [session for owner, session in list(self._attempts.values()) if owner == key and not session.is_finished]
         self._n_failed = 0 if own else self._n_failed + 1
         for session in own if self._n_failed < _MOST_FAILED else list(self._open.values()):
             if not session.is_over:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf.gateway.asked import Refusal
+from rlhf.gateway.request import Refusal
 
 
 def against(sampling: Mapping[str, Any], temperature: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from rlhf.errors import EngineError
-from rlhf.gateway.asked import Answered, Asked, Refusal
+from rlhf.gateway.request import ChatReply, ChatRequest, Refusal
 from rlhf.gateway.session import Reward, Session
 from rlhf.gateway.wires import chat, messages, responses
 from rlhf.gateway.wires.parts import whole
@@ -254,7 +254,7 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
 
     try:
         session = gateway.session(request.path_params["name"], _key(request))
-        asked: Asked = wire.read(await _body(request))
+        asked: ChatRequest = wire.read(await _body(request))
         named, retries = request.headers.get("idempotency-key", ""), request.headers.get("x-stainless-retry-count")
         repeats = None if retries is None else retries not in ("", "0")
         with gateway.room():
@@ -267,7 +267,7 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
     return JSONResponse(wire.reply(answered, asked))
 
 
-async def _streamed(wire: ModuleType, answered: Answered, asked: Asked) -> AsyncIterator[str]:
+async def _streamed(wire: ModuleType, answered: ChatReply, asked: ChatRequest) -> AsyncIterator[str]:
     for piece in wire.stream(answered, asked):
         yield piece
 
@@ -288,9 +288,9 @@ async def _on_run(session: Session, work: Coroutine[Any, Any, Any]) -> Any:
         raise Refusal(409, "the request was given up: the session is over.", "session_over") from None
 
 
-async def _unless_gone(request: Any, session: Session, work: Coroutine[Any, Any, Answered]) -> Answered:
+async def _unless_gone(request: Any, session: Session, work: Coroutine[Any, Any, ChatReply]) -> ChatReply:
     """As `_on_run`, and where the client goes away, no longer wait for it."""
-    doing: asyncio.Task[Answered] = asyncio.ensure_future(_on_run(session, work))
+    doing: asyncio.Task[ChatReply] = asyncio.ensure_future(_on_run(session, work))
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)

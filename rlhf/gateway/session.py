@@ -1,4 +1,4 @@
-"""One attempt of an outside agent: its requests, its reward, and how it ended. It lives on the run's event loop."""
+"""Session of an outside agent: the requests, reward and end of one attempt, on the run's event loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from rlhf.data import Generation, Role
 from rlhf.errors import AgentError, EngineError
-from rlhf.gateway.asked import Answered, Asked, Refusal
-from rlhf.gateway.conversation import Conversations, Fork, Said
+from rlhf.gateway.conversation import ChatMessage, Conversations, Fork
+from rlhf.gateway.request import ChatReply, ChatRequest, Refusal
 
 #: Seconds for which a request goes on whose client has gone: one that asks again gets the reply.
 GRACE_S = 3.0
@@ -23,13 +23,13 @@ _names = itertools.count(1)
 #: The session of the attempt that the present task plays; the environment sets it, the agent answers its requests.
 SESSION: ContextVar[Session] = ContextVar("SESSION")
 #: Answers one request with the policy, and says what was sampled.
-Answer = Callable[[Asked], Awaitable[tuple[Answered, Generation, str]]]
+Answer = Callable[[ChatRequest], Awaitable[tuple[ChatReply, Generation, str]]]
 
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    asked: Asked
-    future: asyncio.Future[Answered]
+    asked: ChatRequest
+    future: asyncio.Future[ChatReply]
     task: asyncio.Task[None] | None = None
     n_waiting: int = 0
 
@@ -88,13 +88,14 @@ class Session:
         self.counts: Counter[str] = Counter()
         self.conversations: Conversations | None = None
         self._pending: deque[_Call] = deque()
+        self._calls = set[_Call]()  # without an answer yet
         self._known: dict[str, _Call] = {}
         self._changed = asyncio.Event()
-        self._stored: dict[str, tuple[Said, ...]] = {"": ()}
+        self._stored: dict[str, tuple[ChatMessage, ...]] = {"": ()}
 
     # --- what the server asks -----------------------------------------------------------------------------------------
 
-    async def ask(self, asked: Asked, name: str = "", *, repeats: bool | None = None) -> Answered:
+    async def ask(self, asked: ChatRequest, name: str = "", *, repeats: bool | None = None) -> ChatReply:
         """Answer a request; one that is repeated gets the reply that there is, or is being made.
 
         Args:
@@ -116,6 +117,8 @@ class Session:
             whole = asked.after(self._stored[asked.previous])
             call = self._known[key] = _Call(whole, self.loop.create_future())
             self._pending.append(call)
+            self._calls.add(call)
+            call.future.add_done_callback(lambda _: self._calls.discard(call))
             self.counts["n_requests"] += 1
             self._changed.set()
         else:
@@ -189,7 +192,7 @@ class Session:
         last = max((i + 1 for i, m in enumerate(messages) if m.role is Role.ASSISTANT), default=0)
         return "\n".join(message.text for message in messages[last:])
 
-    def answer_with(self, text: str, answered: Callable[[str, Asked], Answered]) -> None:
+    def answer_with(self, text: str, answered: Callable[[str, ChatRequest], ChatReply]) -> None:
         """Answer the request that waits with a text that nobody sampled, where another than the policy plays."""
         while self._pending:
             call = self._pending.popleft()
@@ -198,12 +201,10 @@ class Session:
     def close(self) -> None:
         """End it: whoever still asks is refused."""
         self.is_over = True
-        for call in self._known.values():
+        for call in self._calls:  # of which `_known` has the last of several that are alike
             if call.task is not None:
                 call.task.cancel()
-            if not call.future.done():
-                call.future.set_exception(self._refused_over())
-                call.future.exception()  # perhaps nobody looks
+            _fail(call, self._refused_over())
         self._pending.clear()
         self._changed.set()
 

@@ -1,4 +1,4 @@
-"""The one seam to a model: token ids in, token ids and log-probs out."""
+"""Contract of an inference engine: token ids in, token ids and log-probs out."""
 
 from __future__ import annotations
 

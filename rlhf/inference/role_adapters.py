@@ -105,7 +105,7 @@ def refuse_names(model: Any, names: Sequence[str]) -> None:
     for name in names:
         if name in parts or hasattr(nn.ModuleDict, name):
             raise ModelError(
-                "a role with an adapter is called as a part of the model",
+                "a role with an adapter has the name of a module of the model",
                 where="policy.lora.roles",
                 got=repr(name),
                 expected="a name that no module of the model has",

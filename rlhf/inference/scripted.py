@@ -1,4 +1,4 @@
-"""A rollout engine whose model is a Python function: for tests, examples and agents that are programs.
+"""Scripted engine: a Python function in the place of a model, for tests, examples and agents that are programs.
 
 It is a real engine: it obeys token limits, stop ids, versions, seeds and sessions as any other.
 
@@ -108,7 +108,7 @@ class ScriptedEngine:
         version = self._version
         released = self.sessions.setdefault(session, asyncio.Event())
         if call in self.fails_on:
-            raise EngineError("this call was told to fail", where=f"ScriptedEngine call {call}")
+            raise EngineError("this call is scripted to fail", where=f"ScriptedEngine call {call}")
         room = check_prompt(prompt, "ScriptedEngine.generate", max_context=self._max_context)
         await asyncio.sleep(0)  # others get their turn, as with any engine
         if self.latency_s and await _happens(released, self.latency_s):

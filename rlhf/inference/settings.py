@@ -22,9 +22,9 @@ class TransformersSettings:
     shares_policy: ClassVar[bool] = True
 
     max_sessions: Annotated[int, Field(ge=1)] = 128
-    """Episodes whose key/value cache is kept at a time."""
+    """Episodes whose KV cache is kept at a time."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 4096
-    """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+    """Maximum tokens of one forward pass; longer prompts are prefilled in chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -40,11 +40,11 @@ class GuidedSettings(TransformersSettings):
     shares_policy: ClassVar[bool] = False
 
     tuned: str
-    """Folder or hub name of the small model after its training; its tokenizer must be the policy's."""
+    """Folder or hub name of the small model after training; its tokenizer must be the policy's."""
     base: str
-    """Folder or hub name of that model before its training."""
+    """Folder or hub name of that model before training."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """λ, how much of the difference is added."""
+    """λ, the weight of the difference."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse folders without a model, and rollouts by copies of the policy or by adapters of roles."""
@@ -66,7 +66,7 @@ class EngineCapabilities(CapabilityView):
     shares_policy = Capability(False, bool)
     """True if it samples with the trainer's own weights."""
     lora = Capability("merged", str)
-    """How it takes an adapter; one that does not say takes full weights."""
+    """Form in which it takes an adapter; full weights where it does not say."""
     tensor_parallel = Capability(1, int)
     """GPUs of one copy of the model."""
 
@@ -91,46 +91,48 @@ class VllmSettings:
 
     servers: tuple[str, ...] = ()
     """Addresses of running servers, such as http://127.0.0.1:8000, see `rlhf serve`; empty starts an engine."""
-    delivery: Literal["auto", "cuda_ipc", "shared_memory", "http"] = "auto"
-    """Transport of full weights: CUDA memory shared on one GPU, shared memory of this machine, or messages; auto takes
-    the first possible."""
+    delivery: Literal["auto", "cuda_ipc", "broadcast", "shared_memory", "http"] = "auto"
+    """Transport of full weights: CUDA IPC on one GPU, NCCL to other GPUs (gloo without GPUs), shared memory of this
+    machine, or HTTP; auto takes the first possible, broadcast on this machine only."""
     at_update: Literal["drain", "keep", "abort_and_resume"] = "drain"
-    """Generations that run when weights arrive: finish first, go on with the new weights, or stop and go on after."""
+    """Generations in progress when weights arrive: finish them first, continue with the new weights, or abort and
+    resume them."""
     lora: Literal["auto", "adapter", "merged"] = "auto"
-    """Delivery of an adapter: beside the base, or merged into full weights, which samples faster; auto merges on a GPU
-    of this machine, unless roles have adapters."""
+    """Delivery of an adapter: separate from the base, or merged into full weights, which samples faster; auto merges on
+    a GPU of this machine, unless roles have adapters."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the engine's copy; auto is the policy's."""
+    """Data type of the engine's copy; auto is the policy's."""
     max_sessions: Annotated[int, Field(ge=1)] = 128
-    """Requests that run at a time; more wait."""
+    """Maximum concurrent requests; more wait."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 8192
-    """Most tokens of one forward pass; a longer prompt is computed in pieces."""
+    """Maximum tokens of one forward pass; longer prompts are prefilled in chunks."""
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
-    """Memory for keys and values in 1e9 bytes; null is all that `max_sessions` contexts need, or what there is."""
+    """KV cache in 1e9 bytes; null is what `max_sessions` contexts need, or what is available."""
     gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.4
-    """Share of a GPU's memory that the engine may take, weights included; the trainer needs the rest."""
+    """Share of a GPU's memory for the engine, weights included; the trainer needs the rest."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
-    """GPUs that share one copy of the model."""
+    """Tensor-parallel size: GPUs per copy of the model."""
     eager: Literal["auto"] | bool = "auto"
-    """Run the model without CUDA graphs, which start faster and sample slower; auto uses them where there is a GPU."""
+    """Run without CUDA graphs: faster start, slower sampling; auto uses graphs on a GPU."""
     compile: bool = False
-    """Compile the model beside using CUDA graphs: a minute or more at the first start, less when its cache is there."""
+    """Compile the model in addition to CUDA graphs: a minute or more at the first start, less with a warm cache."""
     sleep: bool = False
-    """Give the GPU's memory back while the policy is updated: weights go to the machine's, the cache is dropped."""
+    """Release GPU memory while the policy is updated: weights move to host memory, the KV cache is dropped."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Number format of keys and values; fp8 holds twice as many and moves log-probs away from the trainer's, which
-    `loss/sampler_gap_mean` and `loss/sampler_kl_k3` of every step measure. From Ada and Hopper on."""
+    """Data type of the KV cache; fp8 holds twice as many tokens and increases the mismatch of log-probs with the
+    trainer, measured at every step by `loss/sampler_gap_mean` and `loss/sampler_kl_k3`. From Ada and Hopper on."""
     quantization: Literal["fp8"] | None = None
-    """Weights of linear layers in 8 bits as well, quantised as they arrive; moves log-probs further.
-    From Ada and Hopper on."""
+    """Quantise the weights of linear layers to 8 bits on arrival; increases the mismatch further. From Ada and Hopper
+    on."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Most seconds for one generation."""
+    """Timeout of one generation, in seconds."""
     delivery_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """Most seconds for one delivery of weights."""
+    """Timeout of one weight delivery, in seconds."""
     buffer_mb: Annotated[int, Field(ge=1)] = 256
-    """Memory through which full weights pass, in 2^20 bytes."""
+    """Transfer buffer for full weights, in 2^20 bytes."""
     canary_tolerance: Annotated[float, Field(gt=0)] | None = None
-    """Most nats that engine and trainer may differ after a delivery; null measures it, at least 1e-3 in float32."""
+    """Maximum log-prob difference of engine and trainer after a delivery, in nats; null measures it, at least 1e-3 in
+    float32."""
 
     def __post_init__(self) -> None:
         if self.compile and self.eager is True:
@@ -157,7 +159,7 @@ class VllmSettings:
         """Refuse adapters on servers of several processes: whoever delivers them alone knows their names."""
         if self.servers and context.recipe.policy.lora is not None and self.lora != "merged":
             yield Problem(
-                "an adapter on servers is known to the process that delivers it alone",
+                "an unmerged adapter on servers needs a single process",
                 where=context.at("lora"),
                 got=f"{self.lora}, with {len(self.servers)} servers, and {n} processes were started",
                 expected="merged",

@@ -41,10 +41,9 @@ class GSPO(Regularized):
     reductions: ClassVar[tuple[str, ...]] = ("seq_mean_token_mean", "per_trajectory_mean")
 
     clip_low: Annotated[float, Field(ge=0, le=1)] = 3e-4
-    """ε_low: a trajectory with negative advantage pushes until s is 1 − ε_low. Bounds made for tokens are some three
-    orders of magnitude too wide."""
+    """ε_low: lower clipping bound 1 − ε_low of s. Token-level bounds are some three orders of magnitude too wide."""
     clip_high: Annotated[float, Field(ge=0)] = 4e-4
-    """ε_high: a trajectory with positive advantage pushes until s is 1 + ε_high; .inf is no bound."""
+    """ε_high: upper clipping bound 1 + ε_high of s; .inf is no bound."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""

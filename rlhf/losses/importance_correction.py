@@ -118,12 +118,12 @@ class Dropping:
     """Base of corrections that may also leave out or silence whole trajectories."""
 
     veto: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Leave a trajectory out, denominators included, if any of its tokens has w below this: the trainer would hardly
-    have sampled that token, so what came after it tells little; 1e-4 is common, null is off."""
+    """Veto: reject a trajectory, denominators included, if any token has w below this, as the trainer would hardly have
+    sampled it; 1e-4 is common, null is off."""
     opsm_delta: Annotated[float, Field(ge=0)] | None = None
-    """δ of off-policy sequence masking, in nats: tokens with A < 0 get weight 0 where the mean of log μ − log π_old
-    over the trajectory is above δ; 1e-4 is common, null is off. Measured before the first update, so it tells of the
-    engine and of stale weights; how far the step itself moves is the clipping's concern."""
+    """δ of off-policy sequence masking (OPSM), in nats: tokens with A < 0 get weight 0 if the mean of log μ − log π_old
+    over the trajectory is above δ; 1e-4 is common, null is off. Measured before the first update, so it covers engine
+    mismatch and staleness; clipping covers the step itself."""
 
     def _output(
         self,
@@ -153,11 +153,11 @@ class Weighing(Dropping):
     """Base of corrections that weigh tokens by w."""
 
     level: Level = "token"
-    """Level of w: `token`, its own; `sequence`, the product over its trajectory (no bias but that of the bounds, and a
-    variance that grows with its length); `geometric`, the geometric mean over its trajectory."""
+    """Level of the importance weight w: `token`; `sequence`, the product over the trajectory (unbiased up to the
+    bounds, with a variance that grows with length); `geometric`, the geometric mean over the trajectory."""
     batch_normalize: bool = False
-    """Divide the weights of a step by their mean, so that the size of the gradient stays the same: over its tokens with
-    `level: token`, over its trajectories otherwise, however long each is."""
+    """Divide the weights of a step by their mean, which preserves the gradient scale: over tokens with `level: token`,
+    over trajectories otherwise, whatever their length."""
 
     @property
     def per_token(self) -> bool:
@@ -182,7 +182,7 @@ class Truncated(Weighing):
     """
 
     max_weight: Annotated[float, Field(gt=0)] = 2.0
-    """C, the largest weight; .inf does not truncate."""
+    """C, the maximum weight; .inf does not truncate."""
 
     def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
         """Return the weights of the tokens of a step."""
@@ -256,11 +256,11 @@ class Criterion:
     statistic: Statistic = "k1"
     """`k1`: the ratio w. `k2`, `k3`: the divergence log² w / 2 or w − 1 − log w, in nats, which have no lower bound."""
     over: Literal["token", "sum", "mean", "max"] = "mean"
-    """`token` judges and rejects tokens; the others judge a trajectory by that over its tokens and reject it whole."""
+    """`token` rejects single tokens; the others aggregate over a trajectory's tokens and reject it whole."""
     at_least: Annotated[float, Field(gt=0)] | None = None
-    """Smallest value that is kept; null is no bound."""
+    """Minimum value kept; null is no bound."""
     at_most: Annotated[float, Field(gt=0)] | None = None
-    """Largest value that is kept; null is no bound."""
+    """Maximum value kept; null is no bound."""
 
     def __post_init__(self) -> None:
         if self.statistic == "k1" and self.over == "max":
@@ -294,7 +294,7 @@ class Criterion:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Rejection(Dropping):
-    """Keep the tokens that pass every criterion, with weight 1, and leave the others out.
+    """Rejection sampling: keep the tokens that pass every criterion, with weight 1, and reject the others.
 
     What is rejected is as if it had never been sampled: unlike a weight of 0 it does not count in the numbers that the
     reduction divides by, and a trajectory of which nothing is left does not count as one. The gradient is that of the

@@ -46,6 +46,8 @@ class LossInputs:
         old_mean_logprobs: of the policy before the first update; None where that is the current one.
         teacher_logprobs: of a teacher, NaN on tokens that it does not teach; None without one.
         off_policy: bool, True on tokens that another than the policy wrote; None where there are none.
+        ages: int64, how many versions the policy that sampled a token is behind the one that is trained, also within a
+            reply during which weights arrived; -1 where no policy sampled it. None where that is not known.
         whole: every token of the trajectories that these tokens belong to, in order, without gradient; None when the
             loss does not look at them.
     """
@@ -67,6 +69,7 @@ class LossInputs:
     old_mean_logprobs: torch.Tensor | None = None
     teacher_logprobs: torch.Tensor | None = None
     off_policy: torch.Tensor | None = None
+    ages: torch.Tensor | None = None
     whole: LossInputs | None = None
 
     def __post_init__(self) -> None:

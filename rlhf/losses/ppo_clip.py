@@ -40,14 +40,14 @@ class PPOClip(Regularized):
     ratio_keys: ClassVar[tuple[str, ...]] = ("ratio", "clip_low", "clip_high", "dual_clip")
 
     ratio: Literal["token", "turn", "trajectory"] = "token"
-    """Whose ratio is clipped: the token's own, or the product over its reply, or over its trajectory."""
+    """Level of the clipped importance-sampling ratio: token, or the product over a reply, or over a trajectory."""
 
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low; 1 is no bound."""
+    """ε_low: lower clipping bound 1 − ε_low of the ratio; 1 is no bound."""
     clip_high: Annotated[float, Field(ge=0)] = 0.28
-    """ε_high: a token with positive advantage pushes until its ratio is 1 + ε_high; .inf is no bound."""
+    """ε_high: upper clipping bound 1 + ε_high of the ratio; .inf is no bound."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """c: largest loss per unit of negative advantage; null is no bound."""
+    """Dual-clip bound c for negative advantages; null is no bound."""
 
     @property
     def needs_whole(self) -> Whole | None:

@@ -36,16 +36,16 @@ Kind = Literal[
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Reduction:
-    """Way in which the losses of single tokens become one number."""
+    """Aggregation of token losses."""
 
     kind: Kind = "token_mean"
-    """Coefficient of each token in the loss."""
+    """Loss aggregation: the coefficient of each token."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """C of `seq_mean_token_sum_norm`: a constant such as the most policy tokens a trajectory may have. It must not
-    depend on the batch, or the bias towards long trajectories returns."""
+    """C of `seq_mean_token_sum_norm`: a constant such as the maximum number of policy tokens of a trajectory. It must
+    not depend on the batch, or the length bias returns."""
     divide_by: Literal["constant", "constant_and_sequences"] = "constant_and_sequences"
-    """For `seq_mean_token_sum_norm`: by C alone (verl; the step then grows with the batch), or by C and the number of
-    sequences (the paper)."""
+    """For `seq_mean_token_sum_norm`: divide by C alone (verl; the update then grows with the batch), or by C and the
+    number of sequences (the paper)."""
     per: Literal["trajectory", "row"] = "trajectory"
     """Unit that counts as a sequence."""
 

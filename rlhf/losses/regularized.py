@@ -32,16 +32,17 @@ class Regularized:
     in_units_of_reward: ClassVar[bool] = False
 
     kl: KLKind | None = None
-    """Estimator of the divergence from the reference: k2, k3, k1+ or k3+ (`rlhf.losses.kl`); null needs no reference
-    model. With `kl_coef` 0 the divergence is measured and logged only."""
+    """KL estimator to the reference: k2, k3, k1+ or k3+ (`rlhf.losses.kl`); null needs no reference model. With
+    `kl_coef` 0 the KL is only logged."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """β, in units of loss per nat."""
+    """KL coefficient β, in units of loss per nat."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
-    """Divergence in nats per token to keep to: β begins as `kl_coef` and changes after each step; null keeps it."""
+    """Adaptive KL: target in nats per token; β starts at `kl_coef` and is adapted after each step; null keeps it fixed.
+    """
     kl_horizon: Annotated[int, Field(ge=1)] = 10_000
-    """Trajectories over which a divergence that is 20% or more off its target changes β by a fifth."""
+    """Adaptive KL: trajectories over which a KL that is 20% or more off its target changes β by a fifth."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """c, the entropy bonus, in units of loss per nat."""
+    """Coefficient c of the entropy bonus, in units of loss per nat."""
 
     def __post_init__(self) -> None:
         if self.kl == "k1":

@@ -26,7 +26,7 @@ class Reinforce(Regularized):
     ratio_keys: ClassVar[tuple[str, ...]] = ("max_weight",)
 
     max_weight: Annotated[float, Field(gt=0)] | None = None
-    """Correct later updates of the same samples by the ratio of new to old probability, truncated here; null does not
+    """Correct later updates of the same samples with the importance-sampling ratio, truncated here; null does not
     correct."""
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from rlhf.catalog import CATALOG
 from rlhf.checking import Problem, RecipeView, no_effect, no_split
 from rlhf.errors import nearest
 from rlhf.recipe.keys import keys_of
-from rlhf.recipe.model import plain_rewards
+from rlhf.recipe.rewards import plain_rewards
 from rlhf.recipe.view import Place, places
 from rlhf.registry import resolve
 from rlhf.sections import DEFAULT_KIND
@@ -122,8 +123,9 @@ def _groups(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 
 def _votes(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
-    for name, weighted in view.rewards.items():
-        for path, stage in view.learning:
+    for context in (place.context for place in found if place.section == "stage" and place.context.learns):
+        path, stage = context.path, context.stage
+        for name, weighted in context.recipe.rewards.items():
             if weighted.weight and isinstance(weighted.reward, GroupReward) and stage.group_size < 2:
                 yield Problem(
                     "this reward compares the attempts at a task, and there is one of each",
@@ -191,7 +193,7 @@ def _wrapped(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     from rlhf.credit.estimator import BatchEstimator
 
     for place in found:
-        outer = place.context.holder if place.section == "advantage" else None
+        outer = place.context.parent if place.section == "advantage" else None
         if outer is not None and isinstance(place.part, BatchEstimator) and not isinstance(outer, BatchEstimator):
             yield Problem(
                 "this estimator compares the groups of a step, and what holds it shows it one group at a time",
@@ -217,7 +219,7 @@ def _branches(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 def _silenced(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     """Keys that another key of the same class leaves without effect; a subclass says so of itself."""
     for place in found:
-        if place.context.holder is not None and place.section != "advantage":
+        if place.context.parent is not None and place.section != "advantage":
             continue
         part = place.part
         for silenced in vars(type(part)).get("silences", ()):
@@ -234,7 +236,8 @@ def _silenced(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     wanted = {"evaluation.split": view.evaluation.split}
-    wanted |= {f"stages[{i}].split": stage.split for i, stage in enumerate(view.stages) if not stage.reads_file}
+    for place in (place for place in found if place.section == "stage" and not place.part.reads_file):
+        yield from no_split(place.part.split, place.context.recipe.properties.splits, place.context.at("split"))
     if any(stage.evaluate_every for _, stage in view.learning):
         wanted["evaluation.watch_split"] = view.evaluation.watch_split
     for where, split in wanted.items():
@@ -248,14 +251,17 @@ def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     known = {name: w.weight for name, w in view.trained_rewards.items()}
     awaited = {name: stage_of(w.reward) for name, w in view.trained_rewards.items()}
     for i, stage in enumerate(view.stages):
-        where, own = f"stages[{i}].rewards", known if stage.rewards is None else stage.rewards
+        where, own = f"stages[{i}].rewards", known if stage.weights is None else stage.weights
+        for name in stage.own_rewards.keys() & known.keys():
+            do = "give it another name, or a number, which is the weight of the recipe's"
+            yield Problem("a reward of the recipe has this name", f"{where}.{name}", name, "a name of its own", do)
         for name in own:
             if name not in known:
                 do = nearest(name, known) or "name a reward of the recipe that is not watched"
                 yield Problem("there is no such reward", f"{where}.{name}", name, ", ".join(known) or "no rewards", do)
         counting = {name for name, weight in own.items() if weight and name in known}
         late = {name for name in counting if (at := awaited[name]) is not None and at >= i}
-        if late and late == counting and not stage.reads_file:
+        if late and late == counting and not stage.own_rewards and not stage.reads_file:
             yield Problem(
                 "the model that scores this stage is not trained yet",
                 where=where,
@@ -265,32 +271,68 @@ def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             )
 
 
+def _own_worlds(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    """Yield problems of stages that are played elsewhere than the recipe says."""
+    for place in (place for place in found if place.section == "stage" and place.part.differs):
+        stage, own, at = place.part, place.context.recipe, place.context.at
+        for rule in OF_TASKS:
+            for problem in rule(own, found):
+                moves = problem.where.startswith("rewards")
+                yield replace(problem, where=at(problem.where)) if moves else problem
+        if own.limits.max_context != view.limits.max_context:
+            yield Problem(
+                "one engine samples for all stages, with one context",
+                where=at("limits.max_context"),
+                got=str(own.limits.max_context),
+                expected=f"limits.max_context = {view.limits.max_context}",
+                do="set limits.max_context of the recipe to the longest",
+            )
+        if view.cluster.is_on:
+            yield Problem(
+                "rollout workers on Ray use the settings of the recipe in every stage",
+                where=place.context.path,
+                got="environment, limits or rewards of its own",
+                expected="none, with cluster.rollout_workers",
+                do="train in one recipe for each stage, from the newest checkpoint: policy.path; or remove cluster",
+            )
+        for key in ("reward_refresh", "judge_refresh"):
+            if place.context.learns and vars(stage)[key] is not None:
+                yield Problem(
+                    "rewards of the recipe are renewed, and this stage is not scored as the recipe says",
+                    where=at(key),
+                    got=f"{key} beside environment, limits or rewards of its own",
+                    expected="one of them",
+                    do=f"remove {key}, or write the stage in a recipe of its own",
+                )
+
+
 #: What the agent, the environment and the rewards ask of each other.
 OF_TASKS: tuple[Rule, ...] = (_tools, _held_out, _seats, _rewards)
 #: What stages ask of parts beside them, before each part is looked at: behind these, much else would be a consequence.
 OF_STAGES: tuple[Rule, ...] = (_groups, _critics, _wrapped, _silenced, _votes)
 #: What is asked last.
-OF_ALL: tuple[Rule, ...] = (_splits, _branches, _weights)
+OF_ALL: tuple[Rule, ...] = (_splits, _branches, _weights, _own_worlds)
 
 
 def unseen(view: RecipeView) -> Iterator[str]:
-    """Tell of success that is measured on tasks of training."""
+    """Caution about success that is measured on tasks of training."""
     split = view.evaluation.split
-    drawn = ((i, stage.split) for i, stage in enumerate(view.stages) if not stage.reads_file)
+    here = ((i, stage) for i, stage in enumerate(view.stages) if stage.environment is None)
+    drawn = ((i, stage.split) for i, stage in here if not stage.reads_file)
     if stages := [f"stages[{i}]" for i, its in drawn if its == split]:
         judged = f"evaluation.split {split} is that of {' and '.join(stages)}"
         yield f"{judged}: success is measured on tasks that were trained on"
 
 
 def cut(view: RecipeView) -> Iterator[str]:
-    """Tell of episodes that limits cut before the environment does."""
+    """Caution about episodes that limits cut before the environment does."""
     steps = environment_says(view.environment).max_steps
     if steps is not None and steps > view.limits.max_turns:
         yield f"limits.max_turns {view.limits.max_turns} cuts episodes before the environment's {steps} steps"
 
 
 def one_for_all(view: RecipeView) -> Iterator[str]:
-    """Tell of seats whose credit is one. An estimator that is not listed may read the notes that say who had a turn."""
+    """Caution about seats that share one credit; an estimator that is not listed may read notes of who had a turn."""
     from rewards.combinators.parts import with_parts
     from rlhf.credit.contrib.self_play import Seats
 
@@ -301,7 +343,7 @@ def one_for_all(view: RecipeView) -> Iterator[str]:
         inner = "" if stage.advantage.needs_values else f", inner: {{kind: {kind}}}"
         others = ", an older version's among them" if stage.opponents is not None else ""
         yield (
-            f"{path}.advantage {kind} tells no seats apart: what one wins praises the moves of the other{others}; "
+            f"{path}.advantage {kind} does not separate seats: a win of one credits the moves of the other{others}; "
             f"unless they win together, write advantage: {{kind: seats{inner}}}"
         )
 

@@ -30,9 +30,12 @@ def properties_declared_by(environment: object, path: str = "environment") -> Pr
 def with_defaults(part: str, environment: object, given: object) -> object:
     """Recipe keys of a part, with those that the environment suggests: its `agent_defaults` or `limits_defaults`.
 
-    An agent of another kind than `chat` is left as it is given.
+    An agent of another kind than `chat`, or than the environment suggests, is left as it is given.
     """
     defaults = getattr(environment, f"{part}_defaults", None)
-    if not defaults or not isinstance(given, Mapping) or given.get("kind", "chat") != "chat":
+    if not defaults or not isinstance(given, Mapping):
+        return given
+    suggested = defaults.get("kind", "chat")
+    if given.get("kind", suggested) != suggested:
         return given
     return {**defaults, **given}

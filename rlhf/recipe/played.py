@@ -20,8 +20,8 @@ def environment_of(folder: Path, part: str) -> Environment:
     """Return the environment that a stored attempt was played in.
 
     Args:
-        folder: of a run, which has one environment, or of an evaluation, which has one for each part of its suite.
-        part: name of the part, which is the stage of its attempts; of a run any.
+        folder: of a run, or of an evaluation, which has one for each part of its suite.
+        part: name of the part, which is the stage of its attempts; of a run the stage, as `1-policy_gradient`.
 
     Raises:
         CheckpointError: the folder's recipe or plan is not what was written.
@@ -30,7 +30,8 @@ def environment_of(folder: Path, part: str) -> Environment:
     if not is_evaluation(folder):
         if not (folder / RECIPE).is_file():
             raise no_run(folder, "the folder of the attempt", "a run or an evaluation")
-        return load(folder).environment
+        recipe, number = load(folder), part.partition("-")[0]
+        return (recipe.at(recipe.stages[int(number)]) if number.isdigit() else recipe).environment
     plan = folder / PLAN
     parts = parse(read_listed(plan), str(plan))["suite"]["parts"]
     if part not in parts:

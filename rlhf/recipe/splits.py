@@ -28,7 +28,7 @@ def refuse_judging(recipe: Recipe) -> None:
     own, offered = recipe.evaluation, properties_declared_by(recipe.environment).splits
     if (stages := drawing_from_the_judged(recipe)) and not own.allow_overlap:
         raise RecipeError(
-            "tasks that judge the policy would be trained on",
+            "evaluation tasks would be trained on",
             where="evaluation.split",
             got=f"{own.split}, which {' and '.join(stages)} draw{'s' * (len(stages) == 1)} from",
             expected=" or ".join(split for split in offered if split != own.split) or "another split",
@@ -39,5 +39,6 @@ def refuse_judging(recipe: Recipe) -> None:
 def drawing_from_the_judged(recipe: Recipe) -> list[str]:
     """YAML paths of the stages that draw from the split of the result."""
     judged = recipe.evaluation.split
-    drawing = ((i, stage.split) for i, stage in enumerate(recipe.stages) if not stage.reads_file)
+    here = (s.environment is None and not s.reads_file for s in recipe.stages)
+    drawing = ((i, stage.split) for i, (stage, is_here) in enumerate(zip(recipe.stages, here, strict=True)) if is_here)
     return [f"stages[{i}]" for i, split in drawing if split == judged]

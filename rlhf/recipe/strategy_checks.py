@@ -74,7 +74,7 @@ def check_strategy(
     has = StrategyCapabilities(strategy)
     if has.needs_tokens and not has_tokens:
         raise RecipeError(
-            "nothing is known of the log-probs of this policy",
+            "the log-probs of this policy are unknown",
             where="strategy.judge",
             got=f"{kind} without a judge, for {policy}",
             expected="a judge, or a model that is loaded here",
@@ -82,7 +82,7 @@ def check_strategy(
         )
     if not has_tokens and reads_tokens(has.judge):
         raise RecipeError(
-            "this judge reads the tokens of a policy, and those of this one are not known",
+            "this judge reads token ids, and those of this policy are unknown",
             where="strategy.judge",
             got=f"{kind_of('reward', has.judge)}, for {policy}",
             expected="a judge that reads text, or a model that is loaded here",
@@ -91,7 +91,7 @@ def check_strategy(
     for name, environment in environments.items():
         if replays(strategy.rollout) and not properties_declared_by(environment).replayable:
             raise RecipeError(
-                "candidates would begin with a replay, which this environment does not promise to repeat",
+                "candidates would begin with a replay, and this environment is not replayable",
                 where=f"parts.{name}.environment",
                 got=f"{kind} in {kind_of('environment', environment)}",
                 expected="an environment whose `properties` say replayable=True",

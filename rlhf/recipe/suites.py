@@ -31,7 +31,8 @@ from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import with_defaults
 from rlhf.recipe.files import Listed, files_beside, listed_in
-from rlhf.recipe.model import Recipe, deciding, plain_rewards, rewards_of
+from rlhf.recipe.model import Recipe
+from rlhf.recipe.rewards import deciding, plain_rewards, rewards_of
 from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
 from rlhf.recipe.text import read
@@ -55,7 +56,7 @@ class Sampling:
     """Sampling of a policy while it is judged."""
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    """0 takes the likeliest token."""
+    """Sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the smallest set of tokens with this much probability; 1 keeps all."""
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -84,7 +85,7 @@ class Tasks:
         """
         from rlhf.rollout.tasks import tasks_of
 
-        found = tasks_of(environment, self.split, None if self.ids else self.n)
+        found = list(tasks_of(environment, self.split, None if self.ids else self.n))
         if self.ids:
             by_id = {task.id: task for task in found}
             absent = [name for name in self.ids if name not in by_id]

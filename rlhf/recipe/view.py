@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import CATALOG
@@ -56,6 +56,17 @@ def paired_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 def _stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     return ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))
+
+
+def worlds(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Give path and recipe of each environment with limits and rewards: of all plain stages, and of each other stage.
+
+    The path stands before keys: "" for the recipe's own, or "stages[1].". A recipe's `stages` are those that are there.
+    """
+    yield "", replace(recipe, stages=tuple(stage for stage in recipe.stages if not stage.differs))
+    for path, stage in _stages(recipe):
+        if stage.differs:
+            yield f"{path}.", replace(recipe.at(stage), stages=(stage,))
 
 
 def shards_parameters(recipe: Recipe) -> bool:
@@ -131,7 +142,7 @@ def _without_tools(path: str, world: Any) -> Iterator[tuple[str, Any]]:
 
 
 def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool = False) -> list[Place]:
-    """Every part of `recipe` with its place: stages before their parts, other holders after.
+    """Every part of `recipe` with its place: stages before their parts, other parents after.
 
     Args:
         recipe: all of it is built.
@@ -149,6 +160,13 @@ def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool =
     found += _within(recipe.policy, "policy", "policy", common)
     for path, stage in _stages(recipe):
         own = common | {"stage": stage, "stage_path": path}
+        if stage.differs:
+            own["recipe"] = view_of(recipe.at(stage))
+        for name, weighted in stage.own_rewards.items():
+            where, named = f"{path}.rewards.{name}", own | {"reward": name}
+            if weighted.watch is not None:
+                found += _within(weighted.watch, "", join(where, "watch"), named)
+            found += _within(weighted.reward, "reward", where, named)
         found.append(_place(stage, "stage", path, own))
         found += _held(stage, path, own)
     found += _within(recipe.engine, "engine", "engine", common)
@@ -168,7 +186,7 @@ def _within(part: Any, section: str, path: str, known: Mapping[str, Any]) -> Ite
         yield from _within(part.verifier, section, path, known)
         return
     if not inspect.isroutine(part):
-        yield from _held(part, path, {**known, "holder": part})
+        yield from _held(part, path, {**known, "parent": part})
     yield _place(part, section, path, known)
 
 
@@ -177,9 +195,11 @@ def _place(part: Any, section: str, path: str, known: Mapping[str, Any]) -> Plac
 
 
 def _held(part: Any, path: str, known: Mapping[str, Any]) -> Iterator[Place]:
-    """Give the places of what the keys of `part` hold, in their order."""
+    """Give the places of what the keys of `part` hold, in their order; rewards of a stage have theirs already."""
+    from rlhf.training.stages.overrides import StageOverrides
+
     for name, key in keys_of(type(part)).items():
-        if holds_objects(key.annotation):
+        if holds_objects(key.annotation) and not (name == "rewards" and isinstance(part, StageOverrides)):
             section = section_in(key.annotation) or ""
             for where, value in _objects(join(path, name), getattr(part, name)):
                 yield from _within(value, section, where, known)

@@ -1,4 +1,4 @@
-"""The environment's side of one attempt: started once, stepped under a limit, closed once on every path."""
+"""Environment session of one attempt: started once, stepped under a time limit, closed once on every path."""
 
 from __future__ import annotations
 

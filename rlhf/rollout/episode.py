@@ -18,7 +18,7 @@ from agents.base import Agent, History
 from agents.gate import checked_action
 from environments.base import Capabilities, Environment, StepResult, properties_of
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
-from rlhf.data.foreign import told
+from rlhf.data.foreign import described
 from rlhf.errors import ContextFull, EngineError
 from rlhf.inference.engine import RolloutEngine
 from rlhf.rollout import telemetry
@@ -81,7 +81,7 @@ async def run_episode(
         session: name of the engine's cache, unique among live episodes.
         lanes: shared between the episodes of one environment; without them this episode makes its own.
         watch: kept up to date while the episode runs.
-        players: who has a seat in the policy's place, by its name.
+        players: who has a seat in the policy's place, by its name, or a turn, by its key.
     """
     own = lanes or lanes_of(environment)
     clock, begun_at = time.monotonic(), time.time()
@@ -99,7 +99,7 @@ async def run_episode(
         try:
             await live.close(notes)
         finally:
-            for asked in (engine, *(player.engine for player in players.values())):
+            for asked in {id(e): e for e in (engine, *(player.engine for player in players.values()))}.values():
                 await _release(asked, session, limits, notes)
             if lanes is None:
                 await own.close()
@@ -273,7 +273,7 @@ async def _release(engine: RolloutEngine, session: str, limits: Limits, notes: l
         async with asyncio.timeout(limits.step_timeout_s):
             await engine.release(session)
     except Exception as error:  # the episode is over; the reader is told
-        notes.append(f"engine.release: {told(error)}")
+        notes.append(f"engine.release: {described(error)}")
 
 
 def _engine_error(error: BaseException | None) -> EngineError | None:

@@ -1,4 +1,4 @@
-"""Calls into code that may block or hang, kept off the event loop.
+"""Call executors: code that may block or hang runs off the event loop, under a time limit.
 
 One rule for plain and async functions: a call runs as a coroutine in the event loop of a worker thread. A plain
 function simply runs there; what an async one awaits, it awaits there. So neither a blocking `step` nor a blocking
@@ -31,7 +31,7 @@ from weakref import WeakSet
 
 from environments.base import CALL_LIMIT_S
 from rlhf.data.clock import Clock
-from rlhf.data.foreign import is_from_outside, told
+from rlhf.data.foreign import described, is_from_outside
 from rlhf.errors import EnvError
 from rlhf.rollout.blocking import ON_LOOP
 
@@ -84,7 +84,7 @@ class InlineLane:
             if waiting is None or type(error) is not StopIteration:
                 if is_from_outside(error):
                     raise
-                raise CallError(told(error)) from error
+                raise CallError(described(error)) from error
             waiting, value = None, error.value
         finally:
             ON_LOOP[thread] = None
@@ -331,7 +331,7 @@ async def _settle(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 async def _caught(awaited: Awaitable[Any]) -> _Caught:
-    """Result or error as a value, so that errors of the called code are told from ours.
+    """Result or error as a value, so that errors of the called code are distinct from ours.
 
     The error is put into words where the call ran: its message may take as long as a call.
     """
@@ -340,7 +340,7 @@ async def _caught(awaited: Awaitable[Any]) -> _Caught:
     except BaseException as error:
         if is_from_outside(error):
             raise
-        failed = CallError(told(error))
+        failed = CallError(described(error))
         failed.__cause__ = error
         return None, failed
 

@@ -1,4 +1,4 @@
-"""Many attempts at once: every task, `group_size` times."""
+"""Group rollouts: every task attempted `group_size` times, concurrently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.branching import Branch, split_generations
 from rlhf.rollout.episode import lanes_of, run_episode
-from rlhf.rollout.group_structure import GroupStructure, Independent, branches_of, told_first
+from rlhf.rollout.group_structure import GroupStructure, Independent, branches_of, posed
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
 from rlhf.rollout.policy_client import EpisodeMonitor
@@ -290,9 +290,7 @@ def _jobs(tasks: Sequence[Task], grouping: GroupStructure, group_size: int, earl
     jobs = []
     for index, task in enumerate(tasks):
         for attempt in range(grouping.n_from_start(group_size)):
-            told = told_first(grouping, attempt)
-            own = replace(task, messages=(*task.messages, *told)) if told else task
-            jobs.append(_Job(index, own, seen[task.id], attempt))
+            jobs.append(_Job(index, posed(grouping, task, attempt), seen[task.id], attempt))
         seen[task.id] += 1
     return jobs
 

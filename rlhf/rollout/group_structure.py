@@ -9,8 +9,10 @@ before. All attempts at a task, of whichever tree or chain, are one group.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
@@ -29,8 +31,8 @@ class GroupStructure(Protocol):
     """Structure of a group: independent attempts, trees or chains of retries.
 
     A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches. A
-    method `told_first(attempt)` gives a message for that attempt, beside those of its task. One that asks a judge where
-    to branch has a method `branches_by_value(task, group, rng)`, async, in the place of `branches`.
+    method `posed(task, attempt)` gives the task as that attempt reads it. One that asks a judge where to branch has a
+    method `branches_by_value(task, group, rng)`, async, in the place of `branches`.
     """
 
     @property
@@ -53,6 +55,7 @@ class GroupStructure(Protocol):
 
 class _Optional(CapabilityView):
     replays = Capability[object](False)
+    posed = Capability[Callable[[Task, int], Task] | None](None, Callable)
     told_first = Capability[Callable[[int], Message] | None](None, Callable)
     branches_by_value = Capability[Callable[..., Awaitable[list[Branch]]] | None](None, Callable)
 
@@ -62,10 +65,14 @@ def replays(part: object) -> bool:
     return bool(_Optional(part).replays)
 
 
-def told_first(grouping: object, attempt: int) -> tuple[Message, ...]:
-    """Return what a structure with a method `told_first(attempt)` tells an attempt beside the messages of its task."""
-    tell = _Optional(grouping).told_first
-    return () if tell is None else (tell(attempt),)
+def posed(grouping: object, task: Task, attempt: int) -> Task:
+    """Return the task as an attempt reads it, of a structure with a method `posed(task, attempt)`; else as it is."""
+    optional = _Optional(grouping)
+    if optional.told_first is not None:  # written before there was `posed`: read for one release
+        words = "told_first(attempt), a message, is now posed(task, attempt), the task with it"
+        warnings.warn(f"{type(grouping).__name__}.{words}", FutureWarning, stacklevel=2)
+        return replace(task, messages=(*task.messages, optional.told_first(attempt)))
+    return task if optional.posed is None else optional.posed(task, attempt)
 
 
 async def branches_of(
@@ -81,7 +88,7 @@ def unreplayable(section: str, part: object, path: str, context: CheckContext) -
     if replays(part) and not context.recipe.properties.replayable:
         environment = context.kind_of("environment", context.recipe.environment)
         yield Problem(
-            "episodes would begin with a replay, which this environment does not promise to repeat",
+            "episodes would begin with a replay, and this environment is not replayable",
             where=f"{path}.{section}.kind",
             got=f"{context.kind_of(section, part)} in {environment}",
             expected="an environment whose `properties` say replayable=True",
@@ -105,7 +112,7 @@ def unmakeable(rollout: GroupStructure, group_size: int, path: str) -> Iterator[
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Independent:
-    """Every attempt is made from the task's start."""
+    """Independent attempts from the task's start."""
 
     n_rounds: ClassVar[int] = 0
 
@@ -147,7 +154,7 @@ class Tree:
     branches_per_round: Annotated[int, Field(ge=1)] = 2
     """N, the states of a tree that are branched from in one round."""
     continuations: Annotated[int, Field(ge=1)] = 1
-    """T, the attempts that leave from each of them."""
+    """T, the attempts that continue from each of them."""
     rounds: Annotated[int, Field(ge=1)] = 1
     """L; later rounds also branch from the attempts of earlier ones."""
     choose: Literal["random", "surprisal"] = "random"
@@ -215,23 +222,23 @@ class Retry:
     """
 
     retries: Annotated[int, Field(ge=1)] = 2
-    """Attempts that a chain may have after the first."""
+    """Maximum retries after the first attempt."""
     until: Literal["solved", "end"] = "solved"
-    """End of a chain before its last attempt: once it is solved, or never."""
+    """Stop a chain once it is solved, or never."""
     ask: str | None = None
-    """Message after the earlier attempts; null asks for another way after a failure, and for a better one where nobody
-    knows."""
+    """Message after the earlier attempts; null asks for another way after a failure, and for a better one if success is
+    unknown."""
     max_shown: Annotated[int, Field(ge=1)] = 2
-    """Earlier attempts that are shown, the last ones."""
+    """Number of previous attempts shown."""
     max_chars: Annotated[int, Field(ge=40)] = 2000
-    """Longest text of an earlier attempt; of a longer one its end is shown."""
+    """Maximum length of a previous attempt; its end is shown."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse `until: solved` where a reward decides success, as rewards come after the retries."""
         solving = next((name for name, w in context.recipe.rewards.items() if w.solved_at is not None), None)
         if solving and self.until == "solved" and context.learns and not context.is_trained:
             yield Problem(
-                "whether to retry is decided before rewards are asked",
+                "retries are decided before rewards are computed",
                 where=context.at("until"),
                 got=f"solved, which rewards.{solving}.solved_at says",
                 expected="end",

@@ -1,4 +1,4 @@
-"""Limits of rollouts: nothing here waits for ever."""
+"""Rollout limits: turns, tokens, timeouts, concurrency, and the share of failures that is tolerated."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ class Limits:
     """Limits of an episode, and the share of errors that a run tolerates."""
 
     max_turns: Annotated[int, Field(ge=1)] = 20
-    """Actions of one episode; those that could not be parsed count."""
+    """Maximum turns per episode; unparseable actions count."""
     max_calls: Annotated[int, Field(ge=1)] = 16
-    """Calls of the policy in one turn."""
+    """Maximum calls of the policy per turn."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
-    """New tokens of one generation."""
+    """Maximum new tokens per generation."""
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end a generation, beside the model's own end of turn; they stay part of it."""
+    """Stop strings in addition to the model's end of turn; they are kept in the generation."""
     max_context: Annotated[int, Field(ge=2)] | None = None
-    """Prompt and generation together; the engine's own limit where none is given."""
+    """Maximum context of prompt and generation; null is the engine's limit."""
     step_timeout_s: _Seconds = 30.0
-    """Seconds for one `step` or `close` of an environment."""
+    """Timeout of one `step` or `close` of an environment, in seconds."""
     episode_timeout_s: _Seconds = 300.0
-    """Seconds for one attempt from start to end."""
+    """Timeout of one attempt, in seconds."""
     start_timeout_s: _Seconds = 60.0
-    """Seconds for one `start` of an environment."""
+    """Timeout of one `start` of an environment, in seconds."""
     reward_timeout_s: _Seconds = 60.0
-    """Seconds for one reward of one trajectory."""
+    """Timeout of one reward of one trajectory, in seconds."""
     max_retries: Annotated[int, Field(ge=0)] = 1
-    """Fresh tries of an attempt in which the environment or the engine failed."""
+    """Retries of an attempt after an error of the environment or the engine."""
     max_error_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Share of failed attempts above which the run stops and says why."""
+    """Share of infrastructure errors above which the run stops."""
     max_concurrent: Annotated[int, Field(ge=1)] = 64
-    """Episodes alive at a time."""
+    """Maximum concurrent episodes."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse generations that fill the context alone."""
         if self.max_context:
-            yield from self.unprompted(self.max_context)
+            yield from self.unprompted(self.max_context, context.path)
 
-    def unprompted(self, max_context: int) -> Iterator[Problem]:
-        """Yield a problem where one generation fills a context of so many tokens."""
+    def unprompted(self, max_context: int, path: str = "limits") -> Iterator[Problem]:
+        """Yield a problem, of limits at a YAML path, where one generation fills a context of so many tokens."""
         if self.max_tokens >= max_context:
             yield Problem(
                 "one generation would fill the context: no room for a prompt",
-                where="limits.max_tokens",
+                where=f"{path}.max_tokens",
                 got=str(self.max_tokens),
                 expected=f"less than the context of {max_context}",
                 do="lower it, or give more context",

@@ -1,4 +1,4 @@
-"""Opponents: seats of a game that another engine samples for."""
+"""Opponents: seats of a game, or turns of an attempt, that another engine samples for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlhf.inference.engine import RolloutEngine
 
 @dataclass(frozen=True, slots=True)
 class OpponentEngine:
-    """Whoever has a seat.
+    """Engine of a seat or a turn.
 
     Attributes:
-        name: what its generations are told by (`Generation.by`); empty for the policy.
+        name: recorded in its generations (`Generation.by`); empty for the policy.
         engine: samples for it; knows the policy's tokens.
     """
 
@@ -22,11 +22,16 @@ class OpponentEngine:
     engine: RolloutEngine
 
 
+def turn_key(turn: int) -> str:
+    """Key of a turn, counted from 0, among the opponents of an attempt, whose other keys are names of seats."""
+    return f"turn {turn}"
+
+
 class Players(Protocol):
-    """Says who plays along."""
+    """Draws the opponents of an attempt."""
 
     def __call__(self, seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
-        """Opponent engines by seat; the same for the same arguments.
+        """Opponent engines by seat, or by turn (`turn_key`); the same for the same arguments.
 
         Args:
             seed: of the attempt's task in this step, whichever the attempt.

@@ -1,4 +1,4 @@
-"""Policy as one episode sees it, and the observable state of a running episode."""
+"""Policy client of one episode: renders, samples and records; with the episode's observable state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.branching import SharedPrefix
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.opponent_engine import OpponentEngine
+from rlhf.rollout.opponent_engine import OpponentEngine, turn_key
 from rlhf.rollout.renderer import Renderer
 
 
 class EpisodeStatus(StrEnum):
-    """Things that an episode waits for."""
+    """Status of a running episode: the part whose answer it awaits."""
 
     ENVIRONMENT = "environment"
     AGENT = "agent"
@@ -89,7 +89,8 @@ class EpisodePolicy:
 
     def begin_turn(self, turn: int, head: SharedPrefix | None = None, seat: str = "") -> None:
         """Forget the calls of the last turn; with a head, answer as it says first. All calls are those of a seat."""
-        self._player = self._players.get(seat, OpponentEngine("", self._engine))
+        own = OpponentEngine("", self._engine)
+        self._player = self._players.get(seat) or self._players.get(turn_key(turn), own)
         self._turn, self._n_calls, self.generations = turn, 0, []
         self._head, self._pieces = head, {}
 
@@ -161,7 +162,7 @@ class EpisodePolicy:
         pieces = self._head.pieces if self._goes_on(call) else self._head.calls[call]
         if pieces[0].prompt != prompt:
             raise AgentError(
-                "the agent asks otherwise when a turn is played again",
+                "the agent builds another prompt when a turn is replayed",
                 where=f"turn {self._turn + 1}, call {call + 1}",
                 got=f"a prompt of {prompt.n_tokens} tokens",
                 expected="the prompt that it made of the same history before",

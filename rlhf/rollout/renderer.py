@@ -223,7 +223,7 @@ class Renderer:
         header = whole.removeprefix(before).partition(_MARKER)[0].strip()
         if header and whole.startswith(before) and before == self._render(asked, header=True):
             raise ModelError(
-                "the chat template has no generation part: the policy would not be told that it is its turn",
+                "the chat template has no generation part: a prompt would not end with the header of the reply",
                 where="chat template",
                 got=f"add_generation_prompt changes nothing, and replies begin with {header[:80]!r}",
                 expected=f"{{% if add_generation_prompt %}}{header[:80]}{{% endif %}} at the end of the template",

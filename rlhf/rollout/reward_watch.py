@@ -21,9 +21,9 @@ class Watch:
     """
 
     compare_with: str | None = None
-    """The trained reward that it stands beside, by its name in the recipe; null compares with the whole score."""
+    """Training reward to compare with, by its name in the recipe; null is the whole score."""
     window: Annotated[int, Field(ge=8)] = 20
-    """Steps over which a trend is looked for; twice, four times as many, and so on are looked at too."""
+    """Steps over which a trend is tested; also twice, four times as many, and so on."""
     stop: bool = False
     """Stop the run, once in a stage, when the trained reward rises while this one falls."""
 
@@ -42,7 +42,7 @@ class Watch:
         if self.compare_with is not None and self.compare_with not in counted:
             is_there = self.compare_with in recipe.rewards
             yield Problem(
-                "a watched reward is compared with one that is trained on" if is_there else "there is no such reward",
+                "a watched reward needs a training reward to compare with" if is_there else "there is no such reward",
                 where=context.at("compare_with"),
                 got=self.compare_with,
                 expected=", ".join(counted) or "a reward with a weight above 0",
@@ -67,6 +67,6 @@ class Watch:
             )
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of a window that no stage fills."""
+        """Caution about a window that no stage fills."""
         if context.recipe.longest < self.window:
             yield f"{context.at('window')} is {self.window} and no stage has as many steps: it cannot warn"

@@ -1,4 +1,4 @@
-"""Collecting: tasks in, scored groups out. Training and evaluation both go through here."""
+"""Rollout runner: tasks in, scored groups out, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from environments.base import Environment
 from rlhf.data import Finish, Outcome, SamplingParams, ScoredGroup, Task, Turn
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.inference.engine import RolloutEngine
+from rlhf.mapped_gather import gather_mapped
 from rlhf.processes import current
 from rlhf.rollout.group import finished_groups
 from rlhf.rollout.group_structure import GroupStructure, Independent
@@ -158,7 +159,7 @@ def _of_parts(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RolloutRunner:
-    """Everything an attempt needs, tied together once."""
+    """Runs and scores the attempts at tasks: environment, agent, engine, rewards and limits."""
 
     environment: Environment
     agent: Agent
@@ -182,7 +183,8 @@ class RolloutRunner:
     ) -> RolloutBatch:
         """Attempt every task `group_size` times, as `grouping` says, and score the attempts, each group as it ends.
 
-        Of several processes each attempts its share of the tasks, and all return all groups.
+        Of several processes each attempts its share of the tasks, and all return all groups; the tokens of others are
+        mapped and not copied.
 
         Another round of a step is given the `earlier` ones: what is returned holds their groups first. `players` says
         who has seats of an attempt in the policy's place.
@@ -200,7 +202,7 @@ class RolloutRunner:
         with span("rollout"):
             async with aclosing(self.groups(own, sampling, group_size=group_size, step=step, **how)) as found:
                 scored = [group async for group in found]
-        parts = here.gather((scored, time.perf_counter() - start), f"the rollouts of step {step + 1}")
+        parts = gather_mapped((scored, time.perf_counter() - start), f"the rollouts of step {step + 1}")
         groups = (*before, *(group for found, _ in parts for group in found))
         check_failures(groups, self.limits)
         seconds = max(seconds for _, seconds in parts)

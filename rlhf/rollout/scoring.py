@@ -1,4 +1,4 @@
-"""From finished attempts to a scored group: rewards are called, weighted and spread over the turns.
+"""Scoring: rewards of finished attempts, weighted and spread over the turns.
 
 A reward that raises, hangs or returns no number makes its attempt a failure. It never makes it a zero.
 """
@@ -271,7 +271,7 @@ def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
     if weighted.max_value is None or verdict.value <= weighted.max_value + 1e-6:
         return verdict
     raise RewardError(
-        "worth more than a right answer, and nothing says what that is worth",
+        "more than the reward of a correct answer, which solved_at would set",
         where=f"reward {weighted.name}",
         got=f"{verdict.value:g}",
         expected=f"from 0 for wrong to {weighted.max_value:g} for right",

@@ -1,4 +1,4 @@
-"""Listeners that hear of each episode as it ends; without any, an episode costs nothing more."""
+"""Episode listeners: functions called with each finished episode."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _listeners: list[Listener] = []
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have `listener` told of every episode of this process; returns what ends that."""
+    """Call `listener` with every episode of this process; returns a function that removes it."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener) if listener in _listeners else None
 
 
 def tell(episode: EndedEpisode) -> None:
-    """Tell all listeners. One that raises is told no more, and the episode is what it was."""
+    """Call all listeners. One that raises is removed; the episode is unaffected."""
     for listener in list(_listeners):
         try:
             listener(episode)
         except Exception as error:
             _listeners.remove(listener)
-            warnings.warn(f"episodes are no longer told of: {type(error).__name__}: {error}", stacklevel=2)
+            warnings.warn(f"an episode listener raised and was removed: {type(error).__name__}: {error}", stacklevel=2)

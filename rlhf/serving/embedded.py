@@ -186,8 +186,10 @@ class Served:
         }
 
     async def connect(self, body: Any, query: Mapping[str, str]) -> Any:
-        """Hear how weights will arrive."""
+        """Hear how weights will arrive; who announces a broadcast would wait for this engine in vain."""
         path = body["init_info"]["path"]
+        if body["init_info"].get("group"):
+            raise ValueError("the embedded engine joins no process group: set engine.delivery: auto")
         self.inbox = Inbox(Path(path)) if path else Copy()
         return {}
 

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,10 @@ from rlhf.evaluation.baselines import WholeMessages
 from rlhf.evaluation.endpoint import EndpointEngine
 from rlhf.evaluation.store import TrajectoryWriter, list_steps
 from rlhf.gateway.agent import ExternalAgent
-from rlhf.gateway.asked import Refusal
 from rlhf.gateway.environment import External
 from rlhf.gateway.programs import KEY, programs_of
 from rlhf.gateway.recording import chats_of
+from rlhf.gateway.request import Refusal
 from rlhf.gateway.server import Gateway
 from rlhf.gateway.session import SESSION, Session
 from rlhf.progress import RichProgress
@@ -152,7 +152,7 @@ class Serving:
     def __init__(
         self,
         collector: RolloutRunner,
-        tasks: list[Task] | tuple[Task, ...],
+        tasks: Sequence[Task],
         out: Path,
         most: int | None = None,
     ) -> None:

@@ -35,10 +35,10 @@ class Dynamic:
     """
 
     metric: str = "success"
-    """Metric in which attempts must differ: `success`; `score`; or `reward/<name>`, one reward as it is. Not the score
-    where penalties are part of it: they make equal attempts differ, and then the penalty is all there is to learn."""
+    """Metric in which attempts must differ: `success`; `score`; or `reward/<name>`, one unweighted reward. Do not use
+    the score if it has penalties: attempts that differ only in these would count as informative."""
     max_rounds: Annotated[int, Field(ge=1)] = 4
-    """Rounds of one step at most; with 1 it is only chosen."""
+    """Maximum sampling rounds per step; 1 only filters."""
     on_exhaustion: Literal["train", "stop"] = "train"
     """With too few groups after the last round: `train` on them, or `stop` the run."""
 
@@ -48,7 +48,7 @@ class Dynamic:
         yield from alone("selection", self, context)
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of groups that are kept for their penalties."""
+        """Caution about groups that are kept for their penalties."""
         names = context.recipe.penalties
         if names and self.metric == "score":
             yield (

@@ -1,1 +1,1 @@
-"""Trainers: stages of a recipe, the optimiser, checkpoints, and the loop."""
+"""Training: loop, stages, hooks, critics, backends, policy and checkpoints."""

@@ -2,24 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+from rlhf.processes import current
+from rlhf.training.background_evaluation import BackgroundEvaluation
+from rlhf.training.context import is_due
 from rlhf.training.contrib import judge_refresh, reward_refresh
 from rlhf.training.reward_model_training import asking_left
 from rlhf.training.run import Run
 from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
+#: Seconds between two lines about an evaluation that is waited for, and most that a run which is stopped waits for one.
+_NOTE_EVERY_S, _LAST_S = 1.0, 60.0
+
 
 async def between(run: Run, parts: StageComponents) -> None:
     """Do what is due after a step, or was when a run was stopped there."""
-    success = await run.evaluate_if_due(parts.stage.evaluate_every, parts.stage.steps)
+    if run.background_evaluation is not None:
+        await _evaluate_in_background(run, parts, run.background_evaluation)
+        success = None
+    else:
+        success = await run.evaluate_if_due(parts.stage.evaluate_every, parts.stage.steps)
     if success is not None:
         for hook in parts.hooks:
             hook.on_evaluation(run, success)
     for hook in parts.hooks:
         await hook.between_steps(run, parts)
+
+
+async def _evaluate_in_background(run: Run, parts: StageComponents, beside: BackgroundEvaluation) -> None:
+    """Begin an evaluation where one is due, from a checkpoint of its step; take in the one before.
+
+    What is played is taken in before the next checkpoint. So a run that goes on from a checkpoint has the evaluations
+    before it, and begins the one of its own step again.
+    """
+    stage, step = parts.stage, run.state.step
+    begun = beside.begun.step if beside.begun is not None else run.state.watched
+    begins = is_due(stage.evaluate_every, step, stage.steps) and begun < step
+    await take_in(run, waits=begins or is_due(stage.checkpoint_every, step, stage.steps))
+    if begins:
+        if not (run.checkpoints / run.state.folder_name).is_dir():
+            run.save(parts, in_background=True)
+        await beside.begin(step, run.policy.version)
+
+
+async def take_in(run: Run, *, waits: bool, limit_s: float = float("inf")) -> None:
+    """Take in an evaluation that has ended; with `waits` wait until it has, for at most `limit_s`."""
+    beside, deadline = run.background_evaluation, time.monotonic() + limit_s
+    while beside is not None and (begun := beside.begun) is not None:
+        ended = await beside.ended(_NOTE_EVERY_S if waits else 0.0)
+        if ended is not None:
+            run.take_in_background(begun, ended)
+        elif not waits or time.monotonic() > deadline:
+            return
+        else:
+            run.progress.note(f"the evaluation of step {begun.step}, version {begun.version}, is waited for")
+
+
+@asynccontextmanager
+async def taking_in(run: Run) -> AsyncIterator[None]:
+    """Afterwards, no evaluation is played any more; a user who stops the run waits for it for `_LAST_S`."""
+    try:
+        yield
+        await take_in(run, waits=True)
+    except asyncio.CancelledError:
+        if current().n == 1 or current().stops_together:
+            await take_in(run, waits=True, limit_s=_LAST_S)
+        raise
+    finally:
+        if run.background_evaluation is not None:
+            if (begun := run.background_evaluation.begun) is not None:
+                run.progress.say(f"the evaluation of step {begun.step}, version {begun.version}, was not finished")
+            await run.background_evaluation.close()
 
 
 def restore_refreshed_rewards(run: Run, stages: Sequence[Any]) -> None:

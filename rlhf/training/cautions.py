@@ -1,4 +1,4 @@
-"""Warnings about a rollout that are told at once, though the run goes on."""
+"""Warnings about a rollout that the run survives, such as truncation and failed attempts."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlhf.tasks.sampler import Stateful
     from rlhf.training.backends.optimizer import AdamW
     from rlhf.training.backends.torch import TorchTrainer
+    from rlhf.training.background_evaluation import BackgroundEvaluation
     from rlhf.training.checkpoints.store import Keep, State
     from rlhf.training.policy.model import Policy
 
@@ -179,6 +180,7 @@ class RunContext(Protocol):
     state: State
     demonstrations: Mapping[int, Any]
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None
+    background_evaluation: BackgroundEvaluation | None
 
     @property
     def record(self) -> RecordGroups:
@@ -229,11 +231,11 @@ class RunContext(Protocol):
         ...
 
     def caution(self, collected: RolloutBatch, where: str) -> None:
-        """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""
+        """Warn the user of faults that the run survives, once for each kind."""
         ...
 
     def say_once(self, texts: Mapping[str, str]) -> None:
-        """Tell the user each of `texts` unless one of its name was told before."""
+        """Print each of `texts` unless one of its name was printed before."""
         ...
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:

@@ -17,4 +17,4 @@ class Hub:
     repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
     """User or organisation, slash, name: `me/my-model`."""
     private: bool = True
-    """Whether a repository that is made is private; one that is there stays as it is."""
+    """Make a new repository private; one that is there stays as it is."""

@@ -1,4 +1,4 @@
-"""The whole pipeline on one screen.
+"""The training loop: the stages of a run, and the steps of a policy-gradient stage.
 
 Task -> Trajectory -> ScoredGroup -> Credit -> Sample -> Batch -> update -> PolicyWeights -> engine.load
 """
@@ -16,9 +16,10 @@ from rlhf.batching.samples import make_samples
 from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.spans import span
-from rlhf.training.between_steps import between, restore_refreshed_rewards
+from rlhf.training.between_steps import between, restore_refreshed_rewards, taking_in
 from rlhf.training.context import is_due
 from rlhf.training.hooks.base import Step
+from rlhf.training.out_of_memory import naming_keys
 from rlhf.training.rollout_phase import sample_groups
 from rlhf.training.run import Run
 from rlhf.training.stage_rewards import StageRewards
@@ -43,7 +44,8 @@ async def train(run: Run, stages: Sequence[Any]) -> None:
             if "before" not in run.state.results and is_played(stage):
                 await run.publish()
                 await run.measure("before")
-            await work(run, stage)
+            with naming_keys(stage, index, run.folder):
+                await work(run, stage)
             run.save()
         if index == len(stages) - 1 and "after" not in run.state.results:
             await run.measure("after")
@@ -61,7 +63,8 @@ async def train_policy(run: Run, stage: PolicyGradient) -> None:
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
     async with parts.closing_ahead():
         with run.saved_if_stopped(parts):
-            await make_steps(run, parts)
+            async with taking_in(run):
+                await make_steps(run, parts)
         run.save(parts)  # with all that more steps would need
     parts.trainer.close()
     for hook in parts.hooks:

@@ -1,4 +1,4 @@
-"""The reward that a key of a stage names, or the only one that it can mean."""
+"""Resolution of the reward that a stage key names, or of the only candidate."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ def prepare(
       update: those of the policy before it moves. They cost nothing.
     - Everything else takes one forward pass without gradient over the rows of the step, and so does the entropy of
       their tokens where `filters.high_entropy_share` asks for it; what it leaves out it leaves out last. The same pass
-      gives the mean log-probs to a loss that compares them with later ones.
+      gives the mean log-probs to a loss that compares them with later ones, and the experts of each token where their
+      routing is replayed.
 
     Args:
         stage: whose rows these are.
@@ -40,10 +41,13 @@ def prepare(
         DataError: it gave what does not fit the tokens.
     """
     share, wanted = stage.filters.high_entropy_share, _wanted(stage)
-    if not wanted or not samples:
+    if not (wanted or stage.routing_replay) or not samples:
         return _corrected(stage, trainer, samples, shares_policy=shares_policy)
     budget = stage.max_tokens_per_microbatch
-    found = trainer.scores(samples, wanted, temperature=stage.temperature, max_tokens=budget)
+    routing, temperature = stage.routing_replay, stage.temperature
+    found = trainer.scores(samples, wanted, temperature=temperature, max_tokens=budget, routing=routing)
+    if routing:
+        samples = [replace(s, routing=experts) for s, experts in zip(samples, found["routing"], strict=True)]
     if "entropy" in found:
         samples = [replace(s, entropy=placed(e, s.mask)) for s, e in zip(samples, found["entropy"], strict=True)]
     if "mean_logprobs" in found:

@@ -1,4 +1,4 @@
-"""The policy's weights to the rollout engine, and the proof that they arrived.
+"""Weight publisher: delivers the policy to the rollout engine, and proves arrival by fingerprint and canary.
 
 Three proofs, always on. The engine compares fingerprints and versions (see its `load`). Then both sides say how likely
 canaries are: prompts that the engine continues, and whose continuations the trainer scores. They must agree, as closely
@@ -89,7 +89,7 @@ def adapter_config(model: Any) -> dict[str, Any]:
 
 @dataclass
 class Publisher:
-    """Delivers one policy to one engine, and remembers what the canary said.
+    """Delivers one policy to one engine, and keeps the canary's log-probs.
 
     Args:
         policy: whose `version` counts publications.
@@ -129,7 +129,9 @@ class Publisher:
     @property
     def _format(self) -> torch.dtype:
         found: torch.dtype = self.dtype or self.policy.model.dtype
-        return found
+        # A base in 8 bits rounds activations too, as coarsely as 16 bits do.
+        is_rounded = any(p.dtype is torch.int8 for p in self.policy.model.parameters())
+        return torch.bfloat16 if is_rounded and found is torch.float32 else found
 
     @property
     def _is_exact(self) -> bool:
@@ -256,7 +258,7 @@ class _Said:
 
 def _unknown(last: _Said | None) -> str:
     if last is None:
-        return "whose copy is stale cannot be told at the first delivery"
+        return "at the first delivery it is unknown whose copy is stale"
     return "both have moved, to different weights"
 
 

@@ -1,4 +1,4 @@
-"""The models that score attempts: made from the policy, judged on tasks of their own, kept as ordinary folders."""
+"""Reward-model training: models made from the policy, evaluated on held-out tasks, stored as ordinary folders."""
 
 from __future__ import annotations
 

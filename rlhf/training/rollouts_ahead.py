@@ -29,6 +29,7 @@ from rlhf.asynchrony.shares import merged
 from rlhf.data import ScoredGroup, Task
 from rlhf.inference.engine import RestartableEngine
 from rlhf.inference.vllm.instance import NoInstanceError
+from rlhf.mapped_gather import gather_mapped
 from rlhf.processes import current
 from rlhf.rollout.counted_engine import CountedEngine
 from rlhf.rollout.limits import Limits
@@ -101,6 +102,7 @@ class RolloutsAhead(StageHook):
         self._run: RunContext | None = None
         self._n_trained = self._n_learned = 0  # steps that are trained, and that the source of tasks has taken in
         self._n_offered: int | None = None
+        self._first = 0  # step of the oldest group that is to begin
         self._thread = ThreadPoolExecutor(1, "update")
         self._due: tuple[int, ...] = ()
         self._clock = _Clock()
@@ -123,7 +125,9 @@ class RolloutsAhead(StageHook):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there with this process's share; what ran then begins again."""
-        self._n_trained = state["pipeline"]["counts"]["step"]
+        counts = state["pipeline"]["counts"]
+        self._n_trained = counts["step"]
+        self._first = min((*state["pipeline"]["running"], counts["n_begun"])) // self.stage.tasks_per_step
         if self.controller is not None:
             groups = self._unpack(state["groups"].numpy().tobytes())
             self.controller.restore(state["pipeline"], groups, len(self._shares))
@@ -158,10 +162,7 @@ class RolloutsAhead(StageHook):
 
     def _new_tasks(self) -> dict[int, list[Task]]:
         """The tasks of steps that may be played now and were not said yet, by the steps' numbers."""
-        begin = self._n_offered
-        if begin is None:  # where the first finished go first, some of earlier steps may be left
-            behind = 0 if self.settings.order == "in_order" else self.settings.staleness
-            begin = max(0, self._n_trained - behind)
+        begin = self._first if self._n_offered is None else self._n_offered
         self._n_offered = min(self._n_trained + self.settings.steps_ahead + 1, self.stage.steps)
         n = self.stage.tasks_per_step
         return {k: self.source.draw(n, (k - self._n_learned) * n) for k in range(begin, self._n_offered)}
@@ -200,7 +201,7 @@ class RolloutsAhead(StageHook):
         if current().n == 1:
             return [value]
         run.progress.note(f"{what} of the other processes are waited for")
-        return await self.work(current().gather, value, what)
+        return await self.work(gather_mapped, value, what)
 
     async def work(self, function: Callable[..., T], *args: Any) -> T:
         """Return what `function` returns in the thread of the update; cancelled, wait until that has ended."""
@@ -233,7 +234,8 @@ class RolloutsAhead(StageHook):
 
     async def before_cut(self, run: RunContext, *, is_checkpoint: bool) -> None:
         """Wait for what runs, where an evaluation or a checkpoint that drains comes next."""
-        is_evaluation = is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
+        shares_servers = run.background_evaluation is None
+        is_evaluation = shares_servers and is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
         if is_evaluation or (is_checkpoint and self.settings.checkpoint == "drain"):
             who = "an evaluation waits for" if is_evaluation else "a checkpoint waits for"
             ask = None if self.controller is None else self.controller.is_quiet
@@ -245,7 +247,7 @@ class RolloutsAhead(StageHook):
         own = await self.controller.counts() if self.controller is not None else None
         found = [part for part in await self._together(run, own, "the figures") if part is not None]
         lost = {name: why for part in found for name, why in part.lost.items()}
-        step.cautions |= {f"lost {name}": f"{name} is lost, the others go on: {why}" for name, why in lost.items()}
+        step.cautions |= {f"lost {name}": f"{name} is lost, the others continue: {why}" for name, why in lost.items()}
         step.metrics |= figures(found, self.stage.tasks_per_step) | self._clock.figures()
         if self.settings.order == "first_finished":
             step.cautions |= length_caution(step.metrics["asynchrony/length_bias"], step.where)

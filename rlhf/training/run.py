@@ -1,4 +1,4 @@
-"""A live run: the parts a recipe built, and what is done with them between stages."""
+"""Live run: the built parts of a recipe, its state, folder, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from rlhf import locks
-from rlhf.errors import CheckpointError, RlhfError
+from rlhf.errors import CheckpointError, DeliveryError, RlhfError
 from rlhf.inference.engine import RestingEngine
 from rlhf.processes import ProcessError, current
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
+from rlhf.rollout.scoring import Weighted
 from rlhf.sinks import Metrics
 from rlhf.spans import span
 from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.background_evaluation import BackgroundEvaluation, Begun, Ended
 from rlhf.training.cautions import cautions
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
@@ -35,6 +37,22 @@ from rlhf.training.rollouts_ahead import Lookahead
 from rlhf.training.used_memory import used_memory
 
 
+class World(Protocol):
+    """Environment, limits and rewards that a stage may have of its own."""
+
+    @property
+    def environment(self) -> Any:
+        """Environment of its attempts."""
+
+    @property
+    def limits(self) -> Any:
+        """Limits of its attempts."""
+
+    @property
+    def rewards(self) -> Mapping[str, Weighted]:
+        """Rewards of its attempts, by name."""
+
+
 class Interrupted(RlhfError):
     """The run was stopped by its user; everything up to the last finished step is saved."""
 
@@ -46,13 +64,16 @@ class Run:
     Attributes:
         folder: where everything is written.
         policy: shared by trainer and engine.
-        collector: turns tasks into scored groups with the policy's engine.
+        collector: turns tasks into scored groups with the policy's engine, in the environment of the present stage.
+        worlds: environment, limits and rewards of the stages that have their own, by index.
+        home: collector of the recipe's environment, where the present stage has its own; else None.
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         store_keeper: of the agent's store, or None where it has none.
         lookahead: how far rollouts may run ahead; None where attempts and updates take turns.
+        background_evaluation: evaluations on servers of their own; None has those of the rollouts play them.
         writer: of checkpoints that are written while training goes on.
         profiler: of some steps, or None where none are profiled.
         callbacks: of the program that trains.
@@ -70,9 +91,12 @@ class Run:
     progress: Progress
     state: State
     demonstrations: Mapping[int, Any] = field(default_factory=dict)
+    worlds: Mapping[int, World] = field(default_factory=dict)
+    home: RolloutRunner | None = None
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
     store_keeper: StoreKeeper | None = None
     lookahead: Lookahead | None = None
+    background_evaluation: BackgroundEvaluation | None = None
     writer: Writer = field(default_factory=Writer)
     profiler: Profiler | None = None
     callbacks: Callbacks = field(default_factory=lambda: Callbacks(()))
@@ -106,6 +130,11 @@ class Run:
         if isinstance(self.collector.engine, RestingEngine):
             with span("delivery"):
                 await self.collector.engine.rest()
+
+    @property
+    def judging(self) -> RolloutRunner:
+        """The collector of evaluations: they are in the recipe's environment, whatever the stage has."""
+        return self.home or self.collector
 
     def replace_reward(self, name: str, reward: Any) -> None:
         """Score with `reward` under this name, from now on."""
@@ -178,7 +207,7 @@ class Run:
             return folder
 
     def begin_stage(self, index: int, kind: str) -> None:
-        """Stand before the first step of a stage."""
+        """Reset the state to the first step of a stage."""
         self.state = replace(
             self.state,
             stage=index,
@@ -231,7 +260,7 @@ class Run:
             raise
         except Exception:
             last = self._save_whole(parts)
-            self.progress.say(f"the last checkpoint is {last}; to go on: rlhf train --resume {self.folder}")
+            self.progress.say(f"the last checkpoint is {last}; to resume: rlhf train --resume {self.folder}")
             raise
 
     def _save_whole(self, parts: LiveStage) -> Path | None:
@@ -245,11 +274,11 @@ class Run:
         return self.save(parts) if is_whole and is_begun else store.latest(self.checkpoints)
 
     def caution(self, collected: RolloutBatch, where: str) -> None:
-        """Tell the user, once for each kind of trouble, what went wrong though the run goes on."""
+        """Warn the user of faults that the run survives, once for each kind."""
         self.say_once(cautions(collected, self.collector.limits, where))
 
     def say_once(self, texts: Mapping[str, str]) -> None:
-        """Tell the user each of `texts` unless one of its name was told before."""
+        """Print each of `texts` unless one of its name was printed before."""
         for name, text in texts.items():
             if name not in self._said:
                 self._said.add(name)
@@ -259,16 +288,29 @@ class Run:
         """Evaluate, log, and keep the full results under `name`; returns what was found."""
         with self.off_the_clock(), span("evaluation"):
             self.progress.note(f"evaluating ({name})")
-            result = await self.evaluate(name, full)
-            self.caution(result.collected, f"an evaluation ({name})")
-            self._log(self.state.step, result.metrics)
+            result, version = await self.evaluate(name, full), self.policy.version
+            self._take_in(name, result, self.state.step, version)
             if full:
-                self.state = replace(self.state, results={**self.state.results, name: result.record})
-                self.progress.say(
-                    f"{name}: success {result.success:.1%} on {result.n} unseen tasks, "
-                    f"95% interval {result.low:.1%} to {result.high:.1%}"
-                )
+                found = {**result.record, "version": version}
+                self.state = replace(self.state, results={**self.state.results, name: found})
+                self.progress.say(_result_line(name, result, version))
         return result
+
+    def _take_in(self, name: str, result: Any, step: int, version: int) -> None:
+        """Log an evaluation under the step and the version that it is of.
+
+        Raises:
+            DeliveryError: another version of the policy sampled in it.
+        """
+        if result.versions - {version}:
+            raise DeliveryError(
+                "an evaluation met other weights than those it is of",
+                where=f"evaluation ({name})",
+                got=f"tokens by the versions {sorted(result.versions)}",
+                expected=f"version {version}",
+            )
+        self.caution(result.collected, f"an evaluation ({name})")
+        self._log(step, {**result.metrics, "eval/version": version})
 
     async def evaluate_if_due(self, every: int, n_steps: int) -> float | None:
         """Measure between two steps where that is due: after each `every` of `n_steps`, but for the last.
@@ -282,10 +324,25 @@ class Run:
         if step <= self.state.watched or not is_due(every, step, n_steps):
             return None
         found = await self.measure(f"step {step}", full=False)
-        is_best = not self.state.best or found.low > self.state.best_low
-        best = {"best": self.state.folder_name, "best_low": float(found.low)} if is_best else {}
-        self.advance(watched=step, **best)
+        self._watch(step, found.low)
         return float(found.success)
+
+    def take_in_background(self, begun: Begun, ended: Ended) -> None:
+        """Record a background evaluation, or say why it failed."""
+        if ended.result is None:
+            self.progress.say(f"no evaluation of step {begun.step}, version {begun.version}: {ended.fault}")
+            self.advance(watched=begun.step)
+            return
+        name = f"step {begun.step}"
+        self._take_in(name, ended.result, begun.step, begun.version)
+        self.progress.say(_result_line(name, ended.result, begun.version))
+        self._watch(begun.step, ended.result.low)
+
+    def _watch(self, step: int, low: float) -> None:
+        """Note that the policy after a step was evaluated, and the lower end of the interval of its success."""
+        name = replace(self.state, step=step).folder_name
+        is_best = not self.state.best or low > self.state.best_low
+        self.advance(watched=step, **({"best": name, "best_low": float(low)} if is_best else {}))
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
         """Write one line of metrics for the present stage, with the step's delivery figures if any."""
@@ -296,3 +353,11 @@ class Run:
         locks.check(self.folder)
         self.metrics.log(step, self.state.label, values)
         self.state = replace(self.state, n_logged=self.state.n_logged + 1)
+
+
+def _result_line(name: str, result: Any, version: int) -> str:
+    """Success and version of an evaluation."""
+    return (
+        f"{name}: success {result.success:.1%} on {result.n} unseen tasks, "
+        f"95% interval {result.low:.1%} to {result.high:.1%}, version {version} of the policy"
+    )

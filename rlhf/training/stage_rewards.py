@@ -1,4 +1,4 @@
-"""Rewards of a stage: its own weights, and models trained by earlier stages."""
+"""Environment, limits and rewards of a stage, with the models that earlier stages have trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf.training.stages.reward_model import RewardModel
 
 @dataclass
 class StageRewards:
-    """All rewards of a recipe, and which of them the present stage asks.
+    """All rewards of a recipe, and what the present stage is played in and scored by.
 
     Attributes:
         run: whose collector asks them.
@@ -29,16 +29,37 @@ class StageRewards:
         self.known = dict(self.run.collector.rewards)
 
     def begin(self, stage: Any, stages: Sequence[Any]) -> None:
-        """Install the rewards of `stage` with its weights, without models yet to be trained."""
-        present, state = self.run.collector.rewards, self.run.state
+        """Install what `stage` is played in and scored by, without models yet to be trained."""
+        run, index = self.run, self.run.state.stage
+        collector, world = run.judging, run.worlds.get(index)
+        present = collector.rewards
         for name, weighted in self.known.items():
             if name in present:  # which may have been refreshed
                 self.known[name] = replace(weighted, reward=present[name].reward)
-            index = stage_of(weighted.reward)
-            if index is not None and index < state.stage and isinstance(stages[index], RewardModel):
-                self.known[name] = replace(weighted, reward=left_by(index, weighted.reward, self.run.folder))
-        asked = {name: w for name, w in self.known.items() if stage_of(w.reward) is None}
-        self.run.collector = replace(self.run.collector, rewards=reweighted(asked, stage.rewards))
+            self.known[name] = self._trained(self.known[name], stages)
+        home = replace(collector, rewards=_there(reweighted(self.known, None if world else stage.weights)))
+        run.home, run.collector = (home, home) if world else (None, home)
+        if world:
+            kept = {
+                name: replace(w, reward=self.known[name].reward)
+                for name, w in world.rewards.items()
+                if name in self.known
+            }
+            rewards = {name: kept.get(name) or self._trained(w, stages) for name, w in world.rewards.items()}
+            changes: dict[str, Any] = {"environment": world.environment, "limits": world.limits}
+            run.collector = replace(home, rewards=_there(rewards), **changes)
+
+    def _trained(self, weighted: Weighted, stages: Sequence[Any]) -> Weighted:
+        """The reward with the model of the stage that it names, where that stage is over."""
+        index = stage_of(weighted.reward)
+        if index is None or index >= self.run.state.stage or not isinstance(stages[index], RewardModel):
+            return weighted
+        return replace(weighted, reward=left_by(index, weighted.reward, self.run.folder))
+
+
+def _there(rewards: Mapping[str, Weighted]) -> dict[str, Weighted]:
+    """Those that can be asked: their model, if they have one, is trained."""
+    return {name: w for name, w in rewards.items() if stage_of(w.reward) is None}
 
 
 def reweighted(rewards: Mapping[str, Weighted], weights: Mapping[str, float] | None) -> dict[str, Weighted]:

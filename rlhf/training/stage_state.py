@@ -1,4 +1,4 @@
-"""The live parts of a policy-gradient stage: what its recipe keys become while it runs."""
+"""Live parts of a policy-gradient stage: trainer, task source, critic and hooks."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ class StageComponents:
         # It may begin as a copy of the policy, whose module the trainer may take to pieces.
         critic = stage.critic.start(stage, run.policy, start, run.seed) if stage.critic else None
         trainer = stage.trainer.start(run.policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches)
+        if stage.routing_replay:
+            trainer.replay_routing()
         if isinstance(critic, CriticTrainer):
             critic.model.to(device_of(run.policy.model))
         if isinstance(critic, PrivilegedCritic):
@@ -138,7 +140,7 @@ class StageComponents:
 def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: LiveCritic | None) -> list[StageHook]:
     """Return the hooks of a stage before its first step, in the order they are called in."""
     rewards, policy, seed = run.collector.rewards, run.policy, f"{run.seed}/reward_refresh"
-    guide = Guide({task.id: task for task in tasks})
+    guide = Guide({task.id: task for task in tasks} if stage.expert or stage.imitate_failed else {})
     watches, memories = Watches.of(rewards), StatefulRewards.begun(rewards)
     hooks = (
         AdaptiveKL.of(stage.loss),

@@ -1,4 +1,4 @@
-"""A step in one line, for who watches the terminal."""
+"""Progress line of a step for the terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 from rlhf.stats import share_interval
 
-#: The divergence that is trained against where there is one, else the one from the policy that sampled.
+#: KL to the reference where there is one, else to the policy that sampled, from which a step's later updates move away.
 _KL = ("loss/kl_ref", "loss/approx_kl")
+#: Divergence in nats that is rounding: that of a step's only update.
+_ROUNDING = 1e-9
 
 
 def step_line(metrics: Mapping[str, Any]) -> str:
@@ -18,6 +20,7 @@ def step_line(metrics: Mapping[str, Any]) -> str:
     parts = [f"success {success:.0%} {within}", f"return {metrics['rollout/return_mean']:+.2f}"]
     if "loss/total" in metrics:
         parts.append(f"loss {metrics['loss/total']:.3g}")
-    if (name := next((name for name in _KL if name in metrics), None)) is not None:
+    name = next((name for name in _KL if name in metrics), None)
+    if name is not None and (name == _KL[0] or abs(metrics[name]) > _ROUNDING):
         parts.append(f"KL {metrics[name]:.2g}")
     return "  ".join([*parts, f"{metrics['rollout/tokens_per_s']:.0f} tok/s"])

@@ -264,7 +264,7 @@ class TrackerSink:
             self._has_failed = True
             name = type(self.tracker).__name__
             self.say(
-                f"caution: the tracker {name} failed, and the run goes on without it: {type(error).__name__}: {error}"
+                f"caution: the tracker {name} failed, and the run continues without it: {type(error).__name__}: {error}"
             )
 
 

@@ -1,4 +1,4 @@
-"""The update of a step: rows in, optimiser updates made, figures out."""
+"""Policy update of a step: token rows in, optimizer updates, metrics out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
+from rlhf.processes import current
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.hooks.base import StageHook
 from rlhf.training.old_logprobs import prepare
@@ -41,6 +42,10 @@ def update(
                 if "/sampler_" not in name or name not in totals:
                     totals.setdefault(name, []).append(value)
     merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
+    if trainer.routing is not None:
+        parts = current().gather(trainer.routing.changed(), "the routing of an update")
+        n, of = (sum(column) for column in zip(*parts, strict=True))
+        merged["routing/changed_share"] = n / max(of, 1)
     n_skipped = trainer.n_skipped - n_skipped
     counts = {"optimizer/n_updates": trainer.n_updates, "optimizer/n_skipped": n_skipped}
     counts["batch/n_trained_trajectories"] = len({s.sequence for s in samples})

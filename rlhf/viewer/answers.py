@@ -64,7 +64,7 @@ class Answers:
         """A page of the groups of a step."""
         attempts = self.find(run).attempts
         stored = attempts.find(stage, phase, step)
-        places = None if asked == Filter() else set(self._honest(attempts.matching(stored, asked), asked))
+        places = None if asked == Filter() else set(attempts.matching(stored, asked, self.redaction.text))
         rows = attempts.rows(stored)
         found = groups(rows, places)
         return self._clean(
@@ -83,10 +83,11 @@ class Answers:
         attempts = self.find(run).attempts
         if like:
             stage, phase, step, row = place_of(like, "like")
-            asked = Filter(exact=attempts.rows(attempts.find(stage, phase, step))[row]["task_id"])
-        found = attempts.search(asked, cursor, SEARCH_S, SEARCH_N)
-        honest = self._honest({i: hit["around"] for i, hit in enumerate(found["hits"])}, asked)
-        return self._clean({**found, "hits": [hit for i, hit in enumerate(found["hits"]) if i in honest]})
+            rows = attempts.rows(attempts.find(stage, phase, step))
+            if row >= len(rows):
+                raise DataError("no such attempt", where="like", got=like[:80], expected=f"row 0 to {len(rows) - 1}")
+            asked = Filter(exact=rows[row]["task_id"])
+        return self._clean(attempts.search(asked, cursor, SEARCH_S, SEARCH_N, self.redaction.text))
 
     def trajectory(self, run: str, stage: str, phase: str, step: int, row: int) -> Any:
         """One attempt, turn by turn and token by token."""
@@ -164,13 +165,6 @@ class Answers:
         if found is None:
             raise NoSuchRunError("no such run", where="the viewer", got=wanted[:80], hint="go back to all runs")
         return found
-
-    def _honest(self, found: dict[int, str], asked: Filter) -> dict[int, str]:
-        """Without what was found in a text that is blacked out: a search would tell it letter by letter."""
-        if not asked.text:
-            return found
-        wanted = asked.text.casefold()
-        return {i: around for i, around in found.items() if wanted in self.redaction.text(around).casefold()}
 
     def _clean(self, values: Any) -> Any:
         return self.redaction.values(values)

@@ -45,9 +45,11 @@ HEADERS = {
 }
 
 
-def create_app(library: Library, key: str, redaction: Redaction | None = None) -> FastAPI:
-    """The application that shows the runs of a library below `/KEY/`."""
-    routes = _Routes(Answers(library, redaction or Redaction()))
+def create_app(
+    library: Library, key: str, redaction: Redaction | None = None, is_ending: Callable[[], bool] = lambda: False
+) -> FastAPI:
+    """The application that shows the runs of a library below `/KEY/`; live streams end once `is_ending`."""
+    routes = _Routes(Answers(library, redaction or Redaction()), is_ending)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=_few_threads)
     shown = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for path, handler in routes.by_path().items():
@@ -105,8 +107,8 @@ class _Wanted:
 class _Routes:
     """Handlers of the viewer's routes: what an address says, given to `Answers`."""
 
-    def __init__(self, answers: Answers) -> None:
-        self.answers = answers
+    def __init__(self, answers: Answers, is_ending: Callable[[], bool]) -> None:
+        self.answers, self.is_ending = answers, is_ending
 
     def by_path(self) -> dict[str, Callable[..., Any]]:
         """Handlers by their paths."""
@@ -190,7 +192,7 @@ class _Routes:
         before: tuple[Any, ...] = ()
         silent, n_files = 0.0, -1
         yield "retry: 1000\n\n"
-        while not await is_gone():
+        while not self.is_ending() and not await is_gone():
             data = await asyncio.to_thread(run.poll)
             state, files = run.state(), await asyncio.to_thread(run.attempts.steps)
             now = (run.log.epoch, len(data.lines), len(files), state)

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,12 @@ class Attempts:
                 self._kept.popitem(last=False)
         return rows
 
-    def matching(self, stored: StoredStep, wanted: Filter) -> dict[int, str]:
-        """Places of a step's attempts that match, with the text around each match."""
+    def matching(self, stored: StoredStep, wanted: Filter, clean: Callable[[str], str] = str) -> dict[int, str]:
+        """Places of a step's attempts that match once their texts are clean, with the text around each match."""
         places = [row["row"] for row in self.rows(stored) if wanted.admits(row)]
         if not wanted.text or not places:
             return dict.fromkeys(places, "")
-        found, asked = _with_text(stored.path, wanted.text), set(places)
+        found, asked = _with_text(stored.path, wanted.text, clean), set(places)
         return {place: around for place, around in found if place in asked}
 
     def record(self, stored: StoredStep, place: int) -> Row:
@@ -171,7 +171,9 @@ class Attempts:
             for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
                 yield from batch.to_pylist()
 
-    def search(self, wanted: Filter, cursor: int, budget_s: float, limit: int) -> dict[str, Any]:
+    def search(
+        self, wanted: Filter, cursor: int, budget_s: float, limit: int, clean: Callable[[str], str] = str
+    ) -> dict[str, Any]:
         """Attempts of all steps that are looked for, from the newest file on.
 
         Args:
@@ -180,6 +182,7 @@ class Attempts:
                 a cursor counts files from the oldest.
             budget_s: seconds, at the end of which the file at hand is finished.
             limit: attempts, likewise.
+            clean: blacks out what a text must not show, which a search neither finds nor tells.
 
         Returns:
             `hits`, the `cursor` to go on from or None at the end, how many files are `left`, and `problems`.
@@ -191,7 +194,7 @@ class Attempts:
             left -= 1
             stored = files[left]
             try:
-                found, rows = self.matching(stored, wanted), self.rows(stored)
+                found, rows = self.matching(stored, wanted, clean), self.rows(stored)
             except DataError as error:
                 problems.append(str(error))
                 continue
@@ -250,7 +253,7 @@ def _cheap(row: Row, place: int) -> Row:
     }
 
 
-def _with_text(path: Path, text: str) -> Iterator[tuple[int, str]]:
+def _with_text(path: Path, text: str, clean: Callable[[str], str]) -> Iterator[tuple[int, str]]:
     """Rows of a file in which a text stands, with what is around it."""
     with _opened(path) as file:
         there = [file.schema.column(i).path for i in range(len(file.schema))]
@@ -260,16 +263,20 @@ def _with_text(path: Path, text: str) -> Iterator[tuple[int, str]]:
             found: dict[int, str] = {}
             for column in batch.columns:
                 for place, words in _strings(column, pa.array(range(before, before + batch.num_rows))):
-                    _look(words, place, text, found)
+                    _look(words, place, text, clean, found)
             yield from sorted(found.items())
             before += batch.num_rows
 
 
-def _look(words: Any, place: Any, text: str, found: dict[int, str]) -> None:
+def _look(words: Any, place: Any, text: str, clean: Callable[[str], str], found: dict[int, str]) -> None:
+    """Note what is around the text, in words that were cleaned whole: half of a key looks like none."""
     hit = pc.fill_null(pc.match_substring(words, text, ignore_case=True), False)
-    for at, value in zip(place.filter(hit).to_pylist(), words.filter(hit), strict=True):
-        if at not in found:
-            found[at] = _around(value.as_py(), text)
+    for row, value in zip(place.filter(hit).to_pylist(), words.filter(hit), strict=True):
+        if row in found:
+            continue
+        shown = clean(value.as_py())
+        if (at := shown.casefold().find(text.casefold())) >= 0:
+            found[row] = shown[max(0, at - _AROUND) : at + len(text) + _AROUND]
 
 
 def _strings(column: Any, place: Any) -> Iterator[tuple[Any, Any]]:
@@ -285,11 +292,6 @@ def _strings(column: Any, place: Any) -> Iterator[tuple[Any, Any]]:
     elif pa.types.is_struct(kind):
         for child in column.flatten():
             yield from _strings(child, place)
-
-
-def _around(value: str, text: str) -> str:
-    at = max(value.casefold().find(text.casefold()), 0)
-    return value[max(0, at - _AROUND) : at + len(text) + _AROUND]
 
 
 def _identity(path: Path) -> tuple[Path, int, int]:

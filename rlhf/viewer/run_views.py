@@ -18,6 +18,8 @@ from rlhf.viewer.run_folder import RunFolder
 MAX_LINES = 4000
 #: Steps whose mean time says how long the rest will take.
 _RECENT = 10
+#: Losses of the kinds of stages.
+LOSSES = ("loss/total", "supervised/loss", "preference/loss", "reward_model/loss")
 #: Metrics that the success of a step comes from.
 _SUCCESS, _EPISODES, _FAILURES = "rollout/success", "rollout/n_episodes", "rollout/n_failures"
 
@@ -34,7 +36,7 @@ def success_interval(line: LogLine) -> tuple[float, float] | None:
 def head(run: RunFolder, data: RunData) -> dict[str, Any]:
     """Return the header of a run."""
     last = data.lines[-1] if data.lines else None
-    state, total = run.state(), _steps_of(data, last.stage if last else "")
+    state, total = run.state(), _steps_of(data, last)
     steps = [line for line in data.lines if last and line.stage == last.stage and "time/step_s" in line.values]
     trained = next((line for line in reversed(data.lines) if line.values.get(_SUCCESS) is not None), None)
     evaluations = [line for line in data.lines if line.values.get("eval/success") is not None]
@@ -55,6 +57,8 @@ def head(run: RunFolder, data: RunData) -> dict[str, Any]:
         "left_s": pace * left if state == "running" and pace and left is not None else None,
         "waits_for": _waits_for(data, last, left) if state == "running" else "",
         "tokens_per_s": steps[-1].values.get("rollout/tokens_per_s") if steps else None,
+        "trained_per_s": last.values.get("train/tokens_per_s") if last else None,
+        "loss": next((last.values[name] for name in LOSSES if name in last.values), None) if last else None,
         "success": _success(trained),
         "evaluations": [
             {"name": name, **{k: point.get(k) for k in ("success", "low", "high", "n", "n_errors")}}
@@ -88,13 +92,19 @@ def _points(data: RunData, lines: Sequence[LogLine]) -> dict[str, dict[str, Any]
     }
 
 
-def _steps_of(data: RunData, stage: str) -> int | None:
-    """Return the number of steps of a stage, where its recipe says so."""
-    number, stages = stage.partition("-")[0], data.settings.get("stages")
-    if not number.isdecimal() or not isinstance(stages, list) or int(number) >= len(stages):
+def _steps_of(data: RunData, last: LogLine | None) -> int | None:
+    """Return the number of steps of the present stage, where its recipe says so, or how much it imitates does."""
+    number, stages = (last.stage if last else "").partition("-")[0], data.settings.get("stages")
+    if last is None or not number.isdecimal() or not isinstance(stages, list) or int(number) >= len(stages):
         return None
-    wanted = stages[int(number)].get("steps") if isinstance(stages[int(number)], dict) else None
-    return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
+    stage = stages[int(number)] if isinstance(stages[int(number)], dict) else {}
+    learnt = None if stage.get("attempts") else last.values.get("supervised/n_demonstrations")
+    epochs, size, steps = (_count(stage.get(name)) for name in ("epochs", "batch_size", "steps"))
+    return int(epochs * -(-learnt // size)) if steps is None and learnt and epochs and size else steps
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _pace(lines: Sequence[LogLine], last: LogLine | None) -> float | None:
@@ -106,9 +116,9 @@ def _pace(lines: Sequence[LogLine], last: LogLine | None) -> float | None:
 
 def _waits_for(data: RunData, last: LogLine | None, left: int | None) -> str:
     if last is None:
-        return "its first step: models, tasks and demonstrations are prepared, and the policy is evaluated"
+        return "the first step: models, tasks and demonstrations are being prepared, the policy is evaluated"
     if left == 0:
-        return "what comes after the last step: the next stage, or the evaluation and the report"
+        return "the next stage, or the last evaluation and the report"
     names = {"time/rollout_s": "rollouts", "time/train_s": "the update", "time/eval_s": "evaluations"}
     recent = {
         words: [line.values[n] or 0.0 for line in data.lines[-_RECENT:] if n in line.values]

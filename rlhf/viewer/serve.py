@@ -86,7 +86,7 @@ def serve(
     from rlhf.viewer.app import create_app
     from rlhf.viewer.library import Library
 
-    app = create_app(Library(folders), place.key, Redaction(patterns))
+    app = create_app(Library(folders), place.key, Redaction(patterns), is_ending=lambda: server.should_exit)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, proxy_headers=False
     )

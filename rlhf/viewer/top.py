@@ -15,12 +15,11 @@ from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.wording import duration_text, number_text, percent_text
 from rlhf.terminal import clean
 from rlhf.viewer.run_folder import RunFolder
-from rlhf.viewer.run_views import head
+from rlhf.viewer.run_views import LOSSES, head
 
 #: Seconds between two looks.
 LOOK_S = 0.5
 _BARS = "▁▂▃▄▅▆▇█"
-_LOSSES = ("loss/total", "supervised/loss", "preference/loss", "reward_model/loss")
 _KLS = ("loss/kl_ref", "loss/approx_kl")
 _STYLES = {"running": "bold blue", "finished": "bold green", "stopped": "bold yellow", "gone": "bold red"}
 
@@ -73,7 +72,7 @@ def _rows(told: dict[str, Any], data: RunData) -> list[tuple[str, str, str]]:
             else ""
         )
         rows.append(("success", percent_text(success["value"]) + within, _curve(data, "rollout/success")))
-    for name, choices in (("loss", _LOSSES), ("KL", _KLS), ("tokens/s", ("rollout/tokens_per_s",))):
+    for name, choices in (("loss", LOSSES), ("KL", _KLS), ("tokens/s", ("rollout/tokens_per_s",))):
         last = data.lines[-1].stage if data.lines else ""
         found = next((c for c in choices if any(curve.stage == last for curve in data.curves(c))), None)
         if found is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from glob import glob
+from pathlib import Path
 from typing import Any
 
 from rlhf.data import Task, Trajectory
@@ -15,15 +17,25 @@ __all__ = ["ON_STEP", "SlowWords", "varied"]
 
 @dataclass(frozen=True)
 class SlowWords(Words):
-    """Every tenth task waits `slow_s` in each turn, the others up to `most_s`, drawn from `salt`."""
+    """Every tenth task waits `slow_s` in each turn, the others up to `most_s`, drawn from `salt`.
+
+    Those of `until`, seeds, wait for a file that matches a pattern, and write the file `<seed>` of `marks` before; what
+    is tried before there is a folder `after` does not.
+    """
 
     slow_s: float = 0.0
     most_s: float = 0.0
     salt: int = 0
+    until: dict[str, str] = field(default_factory=dict)
+    marks: str = ""
+    after: str = ""
 
     def start(self, task: Task) -> WordsEpisode:
         wait = self.slow_s if task.seed % 10 == 2 else self.most_s * random.Random(f"{self.salt} {task.seed}").random()
-        return SlowEpisode(self.words(task.seed), wait)
+        made = SlowEpisode(self.words(task.seed), wait)
+        if str(task.seed) in self.until and Path(self.after).is_dir():
+            made.mark, made.until = Path(self.marks) / str(task.seed), self.until[str(task.seed)]
+        return made
 
 
 class SlowEpisode(WordsEpisode):
@@ -31,8 +43,15 @@ class SlowEpisode(WordsEpisode):
         super().__init__(words)
         self.wait_s = wait_s
 
+    mark: Path | None = None
+    until: str = ""
+
     async def step(self, action: str) -> Any:
         await asyncio.sleep(self.wait_s)
+        if self.mark is not None:
+            self.mark.touch()
+            while not glob(self.until):
+                await asyncio.sleep(0.01)
         return await super().step(action)
 
 

@@ -20,6 +20,7 @@ from rlhf.build import cluster, rollout_workers, stopping
 from rlhf.cli import app
 from rlhf.errors import EngineError, RecipeError, RlhfError, TrainingError
 from rlhf.lock_owner import LOCK
+from rlhf.processes import ProcessError
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
 from rlhf.terminal import CleanConsole
@@ -54,6 +55,28 @@ def test_a_full_store_of_ray_says_what_to_free() -> None:
     with pytest.raises(EngineError, match="Ray has no room") as caught, remote._told():
         raise OutOfDiskError("Local disk is full")
     assert caught.value.hint
+
+
+class _Killed:
+    """Ray, as far as a wait for learners needs it, where one was killed to free memory."""
+
+    def wait(self, references: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        return references, []
+
+    def get(self, reference: str) -> Any:
+        from ray.exceptions import OutOfMemoryError
+
+        raise OutOfMemoryError("1 worker(s) were killed due to the node running low on memory.")
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_an_actor_that_ray_kills_for_its_memory_has_died_as_any_other(tmp_path: Path) -> None:
+    shown = cluster.ShownLog(tmp_path / "log", CleanConsole(quiet=True))
+    with pytest.raises(ProcessError, match="learner 0 has died") as caught:
+        cluster._ended(_Killed(), {"a reference": 0}, tmp_path, shown)
+    assert "low on memory" in caught.value.got
+    with pytest.raises(ProcessError, match="the controller has died"), remote._told("the controller"):
+        _Killed().get("a reference")
 
 
 def test_no_wait_asks_a_clock_that_may_jump() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from rlhf.asynchrony import controller as module
 from rlhf.asynchrony.admission import AdmissionLimit
-from rlhf.asynchrony.controller import Controller, Job, PlayerLostError
+from rlhf.asynchrony.controller import Controller, GroupLostError, Job, PlayerLostError, ServersLostError
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.data import ScoredGroup, Task
-from rlhf.errors import EngineError
+from rlhf.errors import EngineError, TrainingError
 from rlhf.inference.vllm.instance import Load
 
 TASKS = [Task("t/0", 0), Task("t/1", 1), Task("t/0", 0), Task("t/3", 3)]
@@ -107,6 +107,52 @@ def test_where_none_comes_back_the_run_ends_with_all_reasons() -> None:
     asyncio.run(run())
 
 
+def lost(times: int, make: Callable[[], GroupLostError]) -> Callable[[Job], Awaitable[None]]:
+    """Work on one group that loses its player so many times."""
+    left = [times]
+
+    async def do(job: Job) -> None:
+        if (job.number, job.task.id) == (0, "t/1") and left[0]:
+            left[0] -= 1
+            raise make()
+
+    return do
+
+
+def first_step(player: Plays) -> Any:
+    """What the first step trains."""
+
+    async def run() -> Any:
+        controller = opened(player)
+        await begin(controller)
+        try:
+            return await controller.due(5.0)
+        finally:
+            await controller.close()
+
+    return asyncio.run(run())
+
+
+def test_a_task_that_ends_its_players_four_times_is_named() -> None:
+    def dying(times: int) -> Plays:
+        return Plays("a", lost(times, lambda: PlayerLostError("it has died", got="SIGKILL")), nothing)
+
+    assert first_step(dying(3)).ordinals == (0, 1, 2, 3)
+    with pytest.raises(TrainingError, match="a task kills every process that plays it") as caught:
+        first_step(dying(4))
+    assert caught.value.where == "t/1" and "begun 4 times" in caught.value.got
+
+
+def test_servers_that_come_and_go_are_not_the_fault_of_a_task_and_end_the_run_by_name() -> None:
+    def unserved(times: int) -> Plays:
+        return Plays("a", lost(times, lambda: ServersLostError("no server had the weights", got="refused")), nothing)
+
+    assert first_step(unserved(15)).ordinals == (0, 1, 2, 3)
+    with pytest.raises(EngineError, match="the servers are gone before a group is played") as caught:
+        first_step(unserved(16))
+    assert "t/1" in caught.value.where and "16 times" in caught.value.got
+
+
 def test_one_that_comes_back_late_plays_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 0.01)
 
@@ -151,12 +197,12 @@ def test_busy_engines_hold_new_groups_back_and_that_is_said() -> None:
         await asyncio.sleep(0)
         assert len(player.jobs) == 4, "no more at a time than the limit, whatever places there are"
         for _ in range(2):
-            controller.hear([Load("server", running=2, waiting=5)])
+            controller.observe([Load("server", running=2, waiting=5)])
         assert limit.now == 3
         assert "at most 3 at a time, as 5 requests wait at the engines" in await controller.due(0.01)
         await controller.hold()
-        controller.hear([Load("server", waiting=5)])
-        controller.hear([Load("server", waiting=5)])
+        controller.observe([Load("server", waiting=5)])
+        controller.observe([Load("server", waiting=5)])
         assert limit.now == 3, "requests wait while weights arrive"
         gate.set()
         await controller.close()
@@ -166,16 +212,16 @@ def test_busy_engines_hold_new_groups_back_and_that_is_said() -> None:
 
 def test_preempted_requests_cut_the_limit_and_idle_engines_raise_it_again() -> None:
     limit = AdmissionLimit(most=8)
-    limit.hear([Load("a", n_preempted=7)], n_playing=8)
+    limit.observe([Load("a", n_preempted=7)], n_playing=8)
     assert limit.now == 8, "what was before"
-    limit.hear([Load("a", n_preempted=9)], n_playing=8)
+    limit.observe([Load("a", n_preempted=9)], n_playing=8)
     assert (limit.now, limit.reason) == (6, "2 were preempted there")
-    limit.hear([Load("a", n_preempted=9, cache=0.95)], n_playing=6)
+    limit.observe([Load("a", n_preempted=9, cache=0.95)], n_playing=6)
     assert limit.now == 6, "the cache is full"
     for _ in range(5):
-        limit.hear([Load("a", n_preempted=9, cache=0.5)], n_playing=limit.now)
+        limit.observe([Load("a", n_preempted=9, cache=0.5)], n_playing=limit.now)
     assert (limit.now, limit.reason) == (8, "")
-    limit.hear([], n_playing=0)
+    limit.observe([], n_playing=0)
     for _ in range(40):
-        limit.hear([Load("a", waiting=1)], n_playing=1)
+        limit.observe([Load("a", waiting=1)], n_playing=1)
     assert limit.now == 1

@@ -24,7 +24,9 @@ from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.processes import free_port
 from rlhf.recipe import load
+from tests.asynchrony import embedded_servers
 from tests.asynchrony.test_runs import holds, ledger, recipe, tasks
+from tests.asynchrony.test_several_processes import model_of, with_engine
 from tests.tiers import tiered
 from tests.training import runs
 
@@ -38,8 +40,16 @@ Values = dict[str, Any]
 CLUSTER: Values = {"rollout_workers": 2, "servers": 1}
 
 
-def on_ray(folder: Path, asynchrony: Values, cluster: Values, trainer: Values | None = None, **world: Any) -> Path:
-    stage = {"trainer": trainer} if trainer else {}
+def on_ray(
+    folder: Path,
+    asynchrony: Values,
+    cluster: Values,
+    trainer: Values | None = None,
+    *,
+    stage: Values | None = None,
+    **world: Any,
+) -> Path:
+    stage = (stage or {}) | ({"trainer": trainer} if trainer else {})
     path = recipe(folder, asynchrony, stage, **{"most_s": 0.05, **world})
     values = yaml.safe_load(path.read_text()) | {"cluster": cluster}
     if trainer:
@@ -106,6 +116,26 @@ def test_workers_servers_and_a_learner_train_what_one_process_trains(tmp_path: P
     assert max(runs.curve(tmp_path / "run", "delivery/canary_gap")) < 1e-3
     alone = recipe(tmp_path / "alone", {})
     assert tasks(tmp_path / "run") == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
+
+
+def evaluations(folder: Path) -> list[dict[str, float]]:
+    """Lines of evaluations between steps, but for the seconds they took."""
+    found = [line for line in runs.lines(folder) if "eval/success" in line and 0 < line["step"] < 6]
+    return [{name: value for name, value in line.items() if not name.startswith("time")} for line in found]
+
+
+@pytest.mark.extended
+def test_servers_of_their_own_play_evaluations_of_one_version_while_training_goes_on(tmp_path: Path) -> None:
+    keys, stage = {"staleness": 1, "schedule": "fixed"}, {"evaluate_every": 2, "checkpoint_every": 4}
+    path = on_ray(tmp_path / "ray", keys, {**CLUSTER, "eval_servers": 1}, most_s=0.1, stage=stage)
+    said = finished(path, tmp_path / "run")
+    assert "step 2: success" in said and "version 4 of the policy" in said, said[-3000:]
+    holds(tmp_path / "run", 1)
+    alone = runs.run(recipe(tmp_path / "alone", keys, stage, most_s=0.1), tmp_path / "alone" / "run").folder
+    assert runs.weights(runs.newest(tmp_path / "run")) == runs.weights(runs.newest(alone))
+    assert evaluations(tmp_path / "run") == evaluations(alone) and len(evaluations(alone)) == 2
+    order = [("eval/success" in line, line["step"]) for line in runs.lines(tmp_path / "run") if line["step"] > 1]
+    assert order.index((True, 2)) > order.index((False, 3)), "a step was trained meanwhile"
 
 
 def named(title: str) -> Callable[[psutil.Process], bool]:
@@ -193,11 +223,59 @@ def test_a_run_that_is_stopped_saves_and_leaves_no_process(tmp_path: Path) -> No
 
 
 @pytest.mark.extended
-def test_two_learners_under_zero_2(tmp_path: Path) -> None:
-    trainer = {"kind": "deepspeed", "zero": 2, "timeout_s": 120.0}
-    path = on_ray(tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "learners": 2}, trainer)
-    finished(path, tmp_path / "run")
-    holds(tmp_path / "run", 1)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_two_learners_of_which_one_is_killed_end_as_two_that_were_not_to_the_bit(tmp_path: Path, zero: int) -> None:
+    trainer = {"kind": "deepspeed", "zero": zero, "keep_whole_below": 0, "timeout_s": 120.0}
+    keys = {"staleness": 1, "schedule": "fixed"}
+    path = on_ray(tmp_path / "ray", keys, {**CLUSTER, "learners": 2}, trainer, most_s=0.2)
+    finished(path, tmp_path / "whole")
+    out, log = tmp_path / "run", tmp_path / "log.txt"
+    with training(path, "--out", out, log=log) as process:
+        begun(process, out, log)
+        kill_one(log, named("ray::Learner"))
+    assert process.returncode == 0 and "has died" in log.read_text(), log.read_text()[-5000:]
+    assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(tmp_path / "whole"))
+    assert tasks(out) == tasks(tmp_path / "whole")
+    holds(out, 1)
+
+
+@pytest.mark.extended
+def test_a_run_goes_on_with_a_server_that_joined_when_its_own_is_gone(tmp_path: Path) -> None:
+    with embedded_servers.servers(*model_of(tmp_path / "model"), 2) as ((first, second), (process_of_first, _)):
+        path = on_ray(tmp_path / "ray", {"staleness": 1}, {"rollout_workers": 2}, most_s=0.3)
+        with_engine(path, [first])
+        out, log = tmp_path / "run", tmp_path / "log.txt"
+        with training(path, "--out", out, log=log) as process:
+            begun(process, out, log)
+            (out / "servers.txt").write_text(second)
+            while f"{second} joins" not in (out / "learner-0.log").read_text():
+                assert process.poll() is None, log.read_text()[-5000:]
+                time.sleep(0.05)
+            n_saved = len(list((out / "checkpoints").glob("1-*/state.json")))
+            while len(list((out / "checkpoints").glob("1-*/state.json"))) == n_saved and process.poll() is None:
+                time.sleep(0.05)
+            process_of_first.kill()
+    assert process.returncode == 0, log.read_text()[-5000:]
+    holds(out, 1)
+    assert max(runs.curve(out, "delivery/canary_gap")) < 1e-3
+
+
+@pytest.mark.extended
+def test_an_evaluation_whose_server_is_killed_is_left_out_by_name_or_made_again(tmp_path: Path) -> None:
+    stage = {"evaluate_every": 2, "steps": 8}
+    path = on_ray(tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "eval_servers": 1}, most_s=0.3, stage=stage)
+    out, log = tmp_path / "run", tmp_path / "log.txt"
+    with training(path, "--out", out, log=log) as process:
+        begun(process, out, log)
+        port = (out / "served" / "server-1").read_text().rpartition(":")[2]
+        kill_one(log, lambda one: "serve" in one.cmdline() and port in one.cmdline())
+    said = log.read_text()
+    assert process.returncode == 0, said[-5000:]
+    made = {line["step"] for line in runs.lines(out) if "eval/success" in line}
+    for step in (2, 4, 6):
+        assert (step in made) != (f"no evaluation of step {step}, version {step}" in said), (step, made, said[-3000:])
+    assert 6 in made
+    holds(out, 1)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +291,7 @@ def test_two_learners_under_zero_2(tmp_path: Path) -> None:
             id="two kinds of servers",
         ),
         pytest.param({"staleness": 1}, {"servers": 2}, {}, "cluster.servers", id="servers alone"),
+        pytest.param({"staleness": 1}, {**CLUSTER, "eval_servers": 1}, {}, "cluster.eval_servers", id="no evaluation"),
     ],
 )
 def test_clusters_that_cannot_work_are_refused(
@@ -230,6 +309,8 @@ def test_show_says_what_processes_there_are(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
     assert "on Ray: 1 learner, 2 rollout workers of 8 groups at a time, 1 server; takes 4 CPUs" in text
+    shown = CliRunner().invoke(app, ["show", str(path), "cluster.eval_servers=2"])
+    assert "1 server, 2 for evaluations; takes 7 CPUs" in " ".join(shown.output.split())
 
 
 def test_what_a_cluster_lacks_is_said_by_its_key(tmp_path: Path) -> None:
@@ -242,6 +323,22 @@ def test_what_a_cluster_lacks_is_said_by_its_key(tmp_path: Path) -> None:
     assert caught.value.where == "cluster.rollout_workers"
     with pytest.raises(RecipeError, match=r"2, which take 2 GPU; 1 of 2 left"):
         refuse_missing(loaded, {"CPU": 11.0, "GPU": 2.0})
+
+
+def test_labels_that_no_node_has_are_refused_with_those_there_are(tmp_path: Path) -> None:
+    from rlhf.build.cluster import refuse_unlabelled
+
+    def node(n_cpus: float, is_alive: bool = True, **labels: str) -> Values:
+        return {"Alive": is_alive, "Resources": {"CPU": n_cpus}, "Labels": {"ray.io/node-id": "a", **labels}}
+
+    loaded = load(on_ray(tmp_path, {"staleness": 1}, {**CLUSTER, "worker_labels": {"packages": "words"}}))
+    refuse_unlabelled(loaded, [node(1, packages="words"), node(1, packages="words", disk="fast")])
+    few = [node(8), node(8, packages="other"), node(1, packages="words"), node(8, False, packages="words")]
+    with pytest.raises(RecipeError, match=r"1 nodes with 1 CPU; .*packages=other, packages=words") as caught:
+        refuse_unlabelled(loaded, few)
+    assert caught.value.where == "cluster.worker_labels" and "at least 2 CPU" in str(caught.value.expected)
+    with pytest.raises(RecipeError, match="worker_labels"):
+        load(on_ray(tmp_path / "in", {"staleness": 1}, {**CLUSTER, "worker_labels": {"packages": "in(a, b)"}}))
 
 
 @pytest.mark.extended
@@ -273,9 +370,77 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
         ray.shutdown()
 
 
+def test_a_worker_without_a_sign_of_life_is_killed_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    import ray
+
+    from rlhf.asynchrony import remote
+    from rlhf.asynchrony.controller import Job, PlayerLostError
+    from rlhf.data import Task
+
+    class Sleeps:
+        async def alive(self) -> None: ...
+
+        async def ready(self) -> int:
+            return os.getpid()
+
+        async def play(self, job: Job, weights: None) -> remote.Played:
+            await asyncio.sleep(3600)
+            return remote.Played(None, {})
+
+    monkeypatch.setattr(remote, "_PING_S", 0.2)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_concurrency=4)(Sleeps).remote()
+        player = remote.RemotePlayer("rollout worker 0", actor, 1, 60.0)
+
+        async def play() -> tuple[int, int]:
+            await player.come_back()
+            first = await actor.ready.remote()
+            playing = asyncio.create_task(player.play(Job(0, Task("t/0", 0), 0), lambda version, n: None))
+            await asyncio.sleep(1.0)
+            assert not playing.done(), "it answers that it is alive"
+            player.limit_s = 2.0
+            os.kill(first, signal.SIGSTOP)
+            with pytest.raises(PlayerLostError) as caught:
+                await asyncio.wait_for(playing, LIMIT_S)
+            assert (caught.value.where, caught.value.got) == ("rollout worker 0", "nothing in 2 s")
+            player.limit_s = 120.0
+            await player.come_back()
+            return first, await actor.ready.remote()
+
+        first, second = asyncio.run(play())
+        assert first != second and not psutil.pid_exists(first)
+    finally:
+        ray.shutdown()
+
+
 @pytest.mark.extended
-def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
-    path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER)
+def test_servers_without_a_place_are_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    import ray
+
+    from rlhf.build import rollout_workers
+    from rlhf.errors import EngineError
+
+    monkeypatch.setattr(rollout_workers, "_READY_S", 3.0)
+    loaded = load(on_ray(tmp_path / "in", {"staleness": 1}, CLUSTER))
+    ray.init(address="local", num_cpus=0, include_dashboard=False, log_to_driver=False)
+    try:
+        on = rollout_workers.OnRay(loaded, tmp_path)
+        policy: Any = loaded.policy.build(0, ["words"])
+        with pytest.raises(EngineError, match="the cluster has no room for the servers") as caught:
+            asyncio.run(asyncio.wait_for(on._start_servers(policy), 60.0))
+        assert "cluster.servers: 1" in caught.value.where
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.extended
+def test_two_nodes_of_one_machine_share_a_run_whose_workers_are_on_the_one_with_their_label(tmp_path: Path) -> None:
+    path = on_ray(tmp_path / "ray", {"staleness": 1}, CLUSTER | {"worker_labels": {"packages": "words"}}, most_s=0.2)
     log, port, sockets = tmp_path / "log.txt", free_port(), tempfile.mkdtemp()  # whose paths may not be long
     address, token = f"127.0.0.1:{port}", {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
@@ -288,7 +453,7 @@ def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
             "--num-cpus=2",
             "--node-ip-address=127.0.0.1",
         ],
-        [*start, f"--address={address}", "--num-cpus=2", "--node-ip-address=127.0.0.1"],
+        [*start, f"--address={address}", "--num-cpus=4", "--node-ip-address=127.0.0.1", "--labels=packages=words"],
     ]
     environment = os.environ | {"RLHF_TEST_MARK": f"{log} nodes", "RAY_TMPDIR": sockets, **token}
     environment["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
@@ -296,7 +461,10 @@ def test_two_nodes_of_one_machine_share_a_run(tmp_path: Path) -> None:
         for node in nodes:
             subprocess.run(node, env=environment, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
         with training(path, "--out", tmp_path / "run", log=log, RAY_ADDRESS=address, **token) as process:
-            pass
+            begun(process, tmp_path / "run", log)
+            workers = [one for one in family(f"{log} nodes") if named("ray::RolloutWorker")(one)]
+            homes = [" ".join(worker.parent().cmdline()) for worker in workers]
+            assert len(homes) == 2 and all("raylet" in home and "words" in home for home in homes), homes
         assert process.returncode == 0, log.read_text()[-5000:]
     finally:
         for one in family(f"{log} nodes"):

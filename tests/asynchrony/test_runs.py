@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -19,7 +20,7 @@ from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.store import read_trajectories
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.training.run import Interrupted
-from tests.asynchrony import slow_words
+from tests.asynchrony import counted_loss, slow_words
 from tests.test_resume import SUPERVISED, assert_equal
 from tests.training import children, runs, words
 
@@ -125,15 +126,15 @@ def test_slow_tasks_change_what_is_trained_only_where_the_first_finished_go_firs
 @pytest.mark.extended
 def test_ten_kills_equal_an_uninterrupted_run_where_the_schedule_is_fixed(tmp_path: Path) -> None:
     draw = random.Random(0)
-    assert kills(tmp_path, [draw.randrange(40, 160) for _ in range(10)]) >= 3
+    assert kills(tmp_path, [draw.randrange(40, 160) for _ in range(10)], steps=24) == 10
 
 
-def stop(path: Path, out: Path) -> None:
-    """Press Ctrl-C once, in the first step of an environment after a checkpoint of two steps or more is there."""
+def stop(path: Path, out: Path, n_steps: int = 2) -> None:
+    """Press Ctrl-C once, in the first step of an environment after a checkpoint of so many steps or more is there."""
     pressed: list[bool] = []
 
     def press() -> None:
-        if not pressed and list((out / "checkpoints").glob(f"{LABEL}-00000[2-5]/state.json")):
+        if not pressed and list((out / "checkpoints").glob(f"{LABEL}-00000[{n_steps}-5]/state.json")):
             pressed.append(True)
             signal.raise_signal(signal.SIGINT)
 
@@ -141,9 +142,9 @@ def stop(path: Path, out: Path) -> None:
         runs.run(path, out)
 
 
-def kills(folder: Path, at: list[int]) -> int:
+def kills(folder: Path, at: list[int], steps: int = 6) -> int:
     """Kill runs one after the other at these events of files, and compare; returns how many were killed."""
-    path = recipe(folder, FIXED | {"staleness": 2}, {"evaluate_every": 2}, most_s=0.03)
+    path = recipe(folder, FIXED | {"staleness": 2}, {"evaluate_every": 2, "steps": steps}, most_s=0.03)
     runs.run(path, folder / "whole")
     n_killed = 0
     for number in at:
@@ -159,13 +160,21 @@ def kills(folder: Path, at: list[int]) -> int:
 
 
 def test_a_stopped_run_trains_every_task_once_whatever_the_clock(tmp_path: Path) -> None:
-    path = recipe(tmp_path / "run", {"staleness": 2, "checkpoint": "now"}, most_s=0.1)
-    whole = runs.run(recipe(tmp_path / "whole", {}), tmp_path / "whole" / "run").folder
-    stop(path, tmp_path / "run" / "run")
-    runs.run(path, tmp_path / "run" / "run", resume=True)
-    assert tasks(tmp_path / "run" / "run") == tasks(whole)
-    holds(tmp_path / "run" / "run", 2)
-    assert ledger(tmp_path / "run" / "run")["failed"] > 0, "what ran was begun again"
+    # Whatever the clock, something runs at the cut of four steps: the fourth waits until the fifth has sampled, and
+    # that waits for the checkpoint.
+    stage, out = {"evaluate_every": 6}, tmp_path / "run" / "run"
+    whole = runs.run(recipe(tmp_path / "whole", {}, stage), tmp_path / "whole" / "run").folder
+    fourth, fifth = ([task.rpartition("/")[2] for task in step] for step in tasks(whole)[3:5])
+    until = dict.fromkeys(fourth, str(tmp_path / fifth[0]))
+    until |= dict.fromkeys(fifth, str(out / "checkpoints" / f"{LABEL}-000004" / "state.json"))
+    keys = {"staleness": 2, "checkpoint": "now"}
+    held = {"until": until, "marks": str(tmp_path), "after": str(out / "checkpoints" / f"{LABEL}-000000")}
+    path = recipe(tmp_path / "run", keys, stage, most_s=0.1, **held)
+    stop(path, out, 4)
+    runs.run(path, out, resume=True)
+    assert tasks(out) == tasks(whole)
+    holds(out, 2)
+    assert ledger(out)["failed"] > 0, "what ran was begun again"
 
 
 def test_a_stop_in_the_middle_changes_nothing_but_the_ledger_where_the_schedule_is_fixed(tmp_path: Path) -> None:
@@ -223,3 +232,19 @@ def test_groups_come_back_as_they_were_packed(tmp_path: Path) -> None:
     assert unpack_groups(pack_groups({7: group, 3: only})) == {7: group, 3: only}
     assert list(unpack_groups(pack_groups({7: group, 3: only}))) == [7, 3]
     assert unpack_groups(pack_groups({})) == {}
+
+
+def test_the_loss_is_told_how_old_each_token_is(tmp_path: Path) -> None:
+    counted = {"kind": "./counted_loss.py:Counted", "file": str(tmp_path / "ages.jsonl")}
+    path = recipe(tmp_path, {"staleness": 2}, {"loss": counted}, most_s=0.1)
+    shutil.copy(counted_loss.__file__, tmp_path / "counted_loss.py")
+    run = runs.run(path, tmp_path / "run").folder
+    told = Counter[str]()
+    for counts in (tmp_path / "ages.jsonl").read_text().splitlines():
+        told.update(json.loads(counts))
+    expected = Counter[int]()
+    for line in (line for line in runs.log(run) if "asynchrony/age_max" in line):
+        for age in range(3):
+            expected[age] += round(line["batch/n_policy_tokens"] * line.get(f"tokens_of_age/{age}", 0.0))
+    assert {int(age): n for age, n in told.items()} == {age: n for age, n in expected.items() if n}
+    assert len(told) > 1

@@ -16,12 +16,14 @@ import yaml
 
 from rlhf.asynchrony.pipeline import Pipeline, Rules
 from rlhf.errors import CheckpointError, RecipeError
+from rlhf.inference.vllm.server import ServerInstance
+from rlhf.processes import free_port
 from rlhf.recipe import load
 from rlhf.recipe.compatibility import check_processes
 from tests.asynchrony import dying_words, embedded_servers, forked
 from tests.asynchrony.test_runs import LABEL, holds, ledger, recipe, tasks
 from tests.tiers import tiered
-from tests.training import runs
+from tests.training import runs, words
 from tests.training.together import together
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -59,11 +61,11 @@ def test_bound_and_ledger_hold_in_two_processes(tmp_path: Path, name: str) -> No
     assert tasks(path.parent / "run") == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
 
 
-def killed(folder: Path, kills: Sequence[tuple[int, int]], steps: int = 6) -> None:
+def killed(folder: Path, trainer: str, kills: Sequence[tuple[int, int]], steps: int = 6) -> None:
     """Kill ranks in the steps of environments that are said, one after the other, and compare with a whole run."""
     found = {}
     for name in ("whole", "killed"):
-        path = several(folder / name, "zero2", {"staleness": 1, "schedule": "fixed"}, steps, most_s=0.02)
+        path = several(folder / name, trainer, {"staleness": 1, "schedule": "fixed"}, steps, most_s=0.02)
         shutil.copy(dying_words.__file__, path.parent / "dying_words.py")
         path.write_text(path.read_text().replace("./slow_words.py:SlowWords", "./dying_words.py:DyingWords"))
         (path.parent / "kills.json").write_text(json.dumps(kills if name == "killed" else []))
@@ -84,14 +86,15 @@ def killed(folder: Path, kills: Sequence[tuple[int, int]], steps: int = 6) -> No
     holds(cut, 1)
 
 
-def test_a_killed_run_equals_a_whole_one_under_zero_2(tmp_path: Path) -> None:
-    killed(tmp_path, [(1, 24)])
+@pytest.mark.parametrize("name", tiered(TRAINERS, "zero2"))
+def test_a_killed_run_equals_a_whole_one(tmp_path: Path, name: str) -> None:
+    killed(tmp_path, name, [(1, 24)])
 
 
 @pytest.mark.extended
 def test_ten_kills_equal_a_whole_run_under_zero_2(tmp_path: Path) -> None:
     draw = random.Random(0)
-    killed(tmp_path, [(draw.randrange(2), draw.randrange(3, 12)) for _ in range(10)], steps=20)
+    killed(tmp_path, "zero2", [(draw.randrange(2), draw.randrange(3, 12)) for _ in range(10)], steps=20)
 
 
 def test_a_process_without_a_group_is_refused(tmp_path: Path) -> None:
@@ -136,3 +139,46 @@ def test_two_processes_sample_from_the_same_servers(tmp_path: Path, name: str) -
     holds(path.parent / "run", 2)
     assert max(runs.curve(path.parent / "run", "asynchrony/age_max")) >= 1
     assert max(runs.curve(path.parent / "run", "delivery/canary_gap")) < 1e-3
+
+
+def with_engine(path: Path, urls: Sequence[str]) -> Path:
+    """A recipe whose rollouts are made on servers by one process."""
+    values = yaml.safe_load(path.read_text()) | {"engine": {"kind": "vllm", "servers": list(urls)}}
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+def test_a_server_joins_and_leaves_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str]] = []  # newest checkpoint, server
+    sample = ServerInstance.sample
+
+    async def counted(self: ServerInstance, *given: Any) -> Any:
+        asked.append((n_saved(), self.name))
+        return await sample(self, *given)
+
+    out = tmp_path / "own" / "run"
+
+    def n_saved() -> int:
+        return max((int(path.parent.name[-6:]) for path in out.glob(f"checkpoints/{LABEL}-*/state.json")), default=0)
+
+    monkeypatch.setattr(ServerInstance, "sample", counted)
+    with embedded_servers.servers(*model_of(tmp_path / "model"), 2) as ((first, second), (_, process)):
+        stage = {"steps": 8, "tasks_per_step": 4}
+        path = with_engine(recipe(tmp_path / "own", {"staleness": 1}, stage, most_s=0.05), [first])
+        nobody = f"http://127.0.0.1:{free_port()}"
+
+        def change() -> None:
+            if n_saved() >= 6:  # it left two deliveries ago
+                process.kill()
+            elif n_saved() >= 1:
+                on_list = [nobody, f"{second}/  # of the night"] if n_saved() < 4 else [nobody]
+                (out / "servers.txt").write_text("\n".join(on_list))
+
+        with words.on_every_step(path, change), pytest.warns(UserWarning, match=f"{nobody} does not join") as told:
+            runs.run(path, out)
+    said = [str(warning.message) for warning in told]
+    assert {f"{second} joins", f"{second} leaves"} <= set(said) and not any("vanished" in text for text in said)
+    by = {url: {n for n, name in asked if name == url} for url in (first, second, nobody)}
+    assert by[second] and by[second] <= set(range(1, 7)) and {0, 7} <= by[first] and not by[nobody]
+    holds(out, 1)
+    assert max(runs.curve(out, "delivery/canary_gap")) < 1e-3

@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.asynchrony.controller import Counts, figures
 from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
+from rlhf.asynchrony.settings import Asynchrony
 from rlhf.asynchrony.shares import merged, share_of
+from rlhf.data import ScoredGroup, Task
 from rlhf.processes import Processes
-from rlhf.training.rollouts_ahead import length_caution
+from rlhf.tasks.shuffled import ShuffledTasks
+from rlhf.training.rollouts_ahead import Lookahead, RolloutsAhead, length_caution
+from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 def shares_of(n_processes: int, n_per_step: int) -> list[slice]:
@@ -76,3 +81,26 @@ def test_length_bias_compares_trained_groups_with_finished_ones() -> None:
     assert figures([counts(trained=200, stored=400, running=30)], 2)["asynchrony/length_bias"] == 0.5
     assert length_caution(0.98, "step 3") == {}
     assert "up to step 3 a trained group has 50% fewer tokens" in length_caution(0.5, "step 3")["length_bias"]
+
+
+def test_a_resumed_run_has_the_tasks_of_every_group_that_is_to_begin_again() -> None:
+    pipeline = Pipeline(Rules(1, 20, order="first_finished"))
+    pipeline.join("engine", 0)
+    pipeline.begin("dying")
+    for step in range(4):  # group 0 is begun again and again, and each time others may overtake it
+        pipeline.lose("dying")
+        pipeline.begin("dying")
+        while (ordinal := pipeline.begin()) is not None:
+            pipeline.finish(ordinal, {})
+        pipeline.train(pipeline.batch() or ())
+        pipeline.install("engine", step + 1)
+    state = merged([pipeline.state()], [slice(0, 1)], 1)
+    assert (state["running"], state["counts"]["step"]) == ([0], 4)
+
+    groups = {ordinal: ScoredGroup("t", (), (), ()) for ordinal in pipeline.store}
+    source = ShuffledTasks([Task(f"t/{i}", i) for i in range(30)], 0)
+    lookahead = Lookahead(Asynchrony(staleness=1, order="first_finished"), lambda _: b"", lambda _: groups)
+    hook = RolloutsAhead(lookahead, PolicyGradient(steps=20, tasks_per_step=1), source)
+    hook.load_state_dict({"pipeline": state, "groups": torch.zeros(1, dtype=torch.uint8)})
+    source.n_drawn = hook._n_learned = 4
+    assert hook._new_tasks() == {k: [task] for k, task in enumerate(ShuffledTasks(source.tasks, 0).draw(6))}

@@ -94,7 +94,8 @@ def test_tokens_that_nobody_sampled_change_nothing(kind, step, n_extra):
     samples = rows_of(step)
 
     def padded(s):
-        grown = {name: np.pad(getattr(s, name), (0, n_extra)) for name in ("mask", "sampler_logprobs", "advantages")}
+        names = ("mask", "sampler_logprobs", "advantages", "versions")
+        grown = {name: np.pad(getattr(s, name), (0, n_extra)) for name in names}
         return replace(s, token_ids=np.pad(s.token_ids, (0, n_extra), constant_values=VOCABULARY - 1), **grown)
 
     # Rows of other lengths are multiplied in another order, which a processor may round in another way.

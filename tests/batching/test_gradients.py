@@ -121,7 +121,10 @@ def test_trailing_tokens_that_nobody_sampled_change_nothing(step, n_extra):
     samples, _ = make_samples(*step)
 
     def padded(s):
-        grown = {name: np.pad(getattr(s, name), (0, n_extra)) for name in ("mask", "sampler_logprobs", "advantages")}
+        grown = {
+            name: np.pad(getattr(s, name), (0, n_extra))
+            for name in ("mask", "sampler_logprobs", "advantages", "versions")
+        }
         return replace(s, token_ids=np.pad(s.token_ids, (0, n_extra), constant_values=VOCABULARY - 1), **grown)
 
     before = gradient(samples, Reduction(), PPOClip())

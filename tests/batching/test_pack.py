@@ -166,3 +166,14 @@ def test_rows_share_the_ids_of_their_generations_and_batches_are_int64():
     first, second = make_samples([made], [constant_credit(made, [1.0])], "generation")[0]
     assert first.token_ids.dtype == second.token_ids.dtype == np.int32 and not second.token_ids.flags.writeable
     assert collate([first, second], np.ones(2)).token_ids.tolist() == [1, 2, 3, 1, 2, 3, 4, 5]
+
+
+def test_routing_is_laid_out_beside_rows_that_have_none():
+    experts = np.arange(3 * 2 * 2, dtype=np.int16).reshape(3, 2, 2)  # 3 tokens, 2 layers, 2 experts
+    routed, plain = replace(row(3), routing=experts), row(2)
+    found = collate([plain, routed], np.ones(2)).routing
+    assert found is not None and found.dtype == torch.int16
+    assert (found[:2] == -1).all() and (found[2:].numpy() == experts).all()
+    assert collate([plain], np.ones(1)).routing is None
+    with pytest.raises(DataError, match="differ in length"):
+        replace(plain, routing=experts)

@@ -17,7 +17,7 @@ import yaml
 
 from environments.check import check_environment
 from environments.tasks.dataset import Dataset
-from rlhf.build.preflight import try_references
+from rlhf.build.reference_trial import try_references
 from rlhf.build.train import train
 from rlhf.errors import CheckpointError, EnvError, RecipeError
 from rlhf.recipe import load
@@ -27,6 +27,7 @@ SUMS = [{"question": f"What is {a} + {b}?", "answer": a + b} for a in range(12) 
 
 
 def lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -202,7 +203,7 @@ def test_splits_with_prompts_in_common_are_refused_by_line_or_held_apart(tmp_pat
     ("keys", "says"),
     [
         ({}, "says where the data is"),
-        ({"path": "a.jsonl", "train": "b.jsonl"}, "says where the data is"),
+        ({"path": "a.jsonl", "train": "b.jsonl"}, "comes from one place"),
         ({"train": "a.jsonl", "split_column": "part"}, "belongs to path"),
         ({"path": "a.jsonl", "split_ratios": {"train": 0.5}}, "add up to 1"),
         ({"path": "a.jsonl", "split_ratios": {"trian": 1.0}}, "not of trian"),
@@ -212,8 +213,13 @@ def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], says:
     values = {"policy": {"kind": "from_scratch"}, "environment": {"kind": "dataset", **keys}, "stages": []}
     from rlhf.recipe.model import recipe_of
 
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(RecipeError, match=says) as refused:
         recipe_of(values, name="x", base=Path())
+    assert refused.value.where.startswith("environment.")
+    python = {key: Path(value) if key in ("path", "train") else value for key, value in keys.items()}
+    with pytest.raises(RecipeError, match=says) as direct:  # the same, and not as pydantic says it
+        Dataset(**python)
+    assert f"environment.{direct.value}" == str(refused.value)
 
 
 def test_it_keeps_the_contract(tmp_path: Path) -> None:
@@ -282,7 +288,7 @@ def test_wrong_uses_of_solved_at_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="one reward says"):
         load(recipe(tmp_path, two))
     path = recipe(tmp_path, {"right": {"kind": "numeric"}})
-    with pytest.raises(RecipeError, match="before rewards are asked"):
+    with pytest.raises(RecipeError, match="before rewards are computed"):
         load(path, ["stages.1.rollout={kind: retry, retries: 1}"])
     assert load(path, ["stages.1.rollout={kind: retry, retries: 1, until: end}"])
 
@@ -302,11 +308,16 @@ def test_a_run_does_not_go_on_with_another_file(tmp_path: Path) -> None:
         train(load(done.folder, ["stages.1.steps=3"]), None, resume=done.folder)
 
 
-def test_a_verifier_that_refuses_the_references_is_cautioned_of(tmp_path: Path) -> None:
-    cases = (("'?' in answer", "for wrong"), ("answer == '#### ' + reference", ""), ("True", "nonsense"))
+def test_a_verifier_may_want_a_form_and_one_that_takes_anything_is_cautioned_of(tmp_path: Path) -> None:
+    cases = (
+        ("answer == '#### ' + reference", ""),
+        ("answer == 'The answer is ' + reference", ""),
+        ("True", "nonsense"),
+    )
     for name, (right, says) in zip("abc", cases, strict=True):
         path = recipe(tmp_path, {"right": {"kind": f"./{name}.py:judge"}})
         (tmp_path / f"{name}.py").write_text(MINE.replace("answer.strip().endswith(reference)", right))
         said: list[str] = []
         asyncio.run(try_references(load(path), said.append))
+        assert said.pop().endswith("for right: 100.0%")
         assert len(said) == bool(says) and says.replace("nonsense", "'colourless green ideas'") in "".join(said), said

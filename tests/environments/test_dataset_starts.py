@@ -11,7 +11,7 @@ import pytest
 
 from agents.chat import ChatAgent
 from environments.tasks.dataset import Dataset
-from rlhf.build.preflight import try_references
+from rlhf.build.reference_trial import try_references
 from rlhf.build.task_summary import tell_splits
 from rlhf.build.train import train
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
@@ -68,7 +68,7 @@ def renderer_length(renderer: Renderer, text: str) -> int:
 @pytest.mark.parametrize(
     ("says", "told_of"),
     [
-        ("100.0", "worth more than a right answer"),
+        ("100.0", "more than the reward of a correct answer"),
         ("float('nan')", "no finite number"),
         ("None", "no finite number"),
         ("1 / 0", "ZeroDivisionError"),
@@ -105,15 +105,23 @@ def test_a_run_keeps_to_what_was_not_said(tmp_path: Path) -> None:
     assert load(kept).rewards["right"].max_value == made.rewards["right"].max_value == 1.0
 
 
-def test_data_that_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    large = tmp_path / "large.jsonl"
+def test_a_whole_document_that_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.json"
     with large.open("w") as file:
-        file.write('{"question": "a", "answer": 1}\n' * 3)
+        file.write("[]")
         file.truncate(1 << 40)  # it takes no room on the disk
     with pytest.raises(EnvError, match="does not fit into memory") as refused:
         Dataset(path=large).tasks("train")
-    assert refused.value.where == "environment.path" and "environment.max_rows" in str(refused.value)
-    assert Dataset(train=large, max_rows=3).tasks("train")
+    assert refused.value.where == "environment.path" and "JSON lines" in str(refused.value)
+
+
+def test_the_first_rows_of_a_large_file_are_all_that_is_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.jsonl"
+    with large.open("w") as file:
+        file.write('{"question": "a", "answer": 1}\n' * 3)
+        file.truncate(1 << 40)
+    [task] = Dataset(train=large, max_rows=3).tasks("train")
+    assert task.reference == "1"
 
 
 def test_demonstrations_longer_than_the_context_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -152,6 +160,61 @@ def test_a_single_reference_that_the_verifier_cannot_read_is_named(tmp_path: Pat
     lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
     said: list[str] = []
     asyncio.run(try_references(load(path), said.append))
-    assert (
-        len(said) == 1 and "1 of the first 40 references for wrong, such as 'many'" in said[0] and "row 34" in said[0]
+    assert said[0] == "rewards.right takes 39 of the first 40 references of train for right: 97.5%"
+    assert len(said) == 3 and "for wrong: 'many'" in said[1] and "row 34): worth 0 of 1" in said[1]
+
+
+def test_a_row_without_a_reference_is_named(tmp_path: Path) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    lines(tmp_path / "a.jsonl", [{"question": f"long {n}", "answer": None if n == 7 else n} for n in range(20)])
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    said: list[str] = []
+    asyncio.run(try_references(load(path), said.append))
+    assert "1 of the first 20 tasks of train have none" in said[0] and "row 8" in said[0]
+    assert said[1] == "rewards.right takes 19 of the first 19 references of train for right: 100.0%"
+
+
+@pytest.mark.parametrize(("right", "n_right"), [("int(reference) > 4", 21), ("int(reference) == 10", 1), ("True", 36)])
+def test_the_share_of_references_that_are_right_is_told_with_three_that_are_not(
+    tmp_path: Path, right: str, n_right: int
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}}, split_ratios={"train": 1.0})
+    judge = f"def judge(answer: str, reference: str) -> float:\n    return float(answer == reference and ({right}))\n"
+    (tmp_path / "mine.py").write_text(judge)
+    said: list[str] = []
+    asyncio.run(try_references(load(path, ["evaluation.split=train"]), said.append))
+    # of a + b with a and b from 0 to 5: 36 sums: 1 + 2 + ... + 6 = 21 are 5 or more, one is 10
+    assert said[0] == f"rewards.right takes {n_right} of the first 36 references of train for right: {n_right / 36:.1%}"
+    assert sum("takes a reference for wrong" in line for line in said) == (3 if n_right < 36 else 0)
+    assert len(said) == (5 if n_right < 36 else 1)
+
+
+def test_a_verifier_that_takes_no_reference_for_right_is_refused_unless_the_limits_say_otherwise(
+    tmp_path: Path,
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}})
+    (tmp_path / "mine.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 0.0\n")
+    with pytest.raises(RewardError, match="takes none of the first") as refused:
+        train(load(path), tmp_path / "run")
+    assert refused.value.where == "rewards.right" and refused.value.got.count("row") == 3
+    said: list[str] = []
+    asyncio.run(try_references(load(path, ["limits.max_error_fraction=1"]), said.append))
+    assert "takes 0 of the first" in said[0] and len(said) == 5
+
+
+def test_at_most_512_references_are_tried_and_a_slow_verifier_is_given_some_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}}, path=None, train="a.jsonl", test="b.jsonl")
+    lines(tmp_path / "a.jsonl", [{"question": f"{n}?", "answer": n} for n in range(600)])
+    lines(tmp_path / "b.jsonl", [{"question": "a?", "answer": 2}])
+    (tmp_path / "mine.py").write_text(
+        "def judge(answer: str, reference: str) -> float:\n    return float(answer == reference)\n"
     )
+    said: list[str] = []
+    asyncio.run(try_references(load(path), said.append))
+    monkeypatch.setattr("rlhf.build.reference_trial._ENOUGH_S", 0.0)
+    asyncio.run(try_references(load(path), said.append))
+    assert [line.split(" references")[0] for line in said] == [
+        "rewards.right takes 512 of the first 512", "rewards.right takes 1 of the first 1",
+    ]  # fmt: skip

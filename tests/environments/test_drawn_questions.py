@@ -6,6 +6,7 @@ import ast
 import json
 import random
 import sqlite3
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.contrib.arc import Arc, applied, edited, read_grid
+from environments.contrib.colleague import Colleague, Wanted
 from environments.contrib.hierarchy import Hierarchy, Tree
 from environments.contrib.hierarchy import judge as of_names
 from environments.contrib.ml_task import MlTask, labelled, skill
 from environments.contrib.questions.conversations import Conversations
 from environments.contrib.questions.next_segment import NextSegment
 from environments.contrib.questions.routing import Exchange, Routing, RoutingEpisode
-from environments.contrib.questions.table_questions import Asked, TableQuestions, looked_up
+from environments.contrib.questions.self_made import SelfMade
+from environments.contrib.questions.table_questions import TableQuestion, TableQuestions, looked_up
 from environments.contrib.questions.table_questions import judge as of_values
 from environments.contrib.questions.verdicts import Verdicts
 from environments.contrib.repair import _LIBRARY, Repair, mutants
@@ -30,6 +33,8 @@ from rewards.contrib.search import CostAware
 from rewards.judges.judge import Judge
 from rlhf.data import Task
 from rlhf.errors import EnvError
+from rlhf.recipe import load
+from rlhf.recipe.builder import build_environment
 from tests.environments.worlds import oracle_play, play, random_play
 
 COMPARED = Path(__file__).parent / "compared.jsonl"
@@ -106,10 +111,10 @@ def test_tables_are_shown_whole(seed: int) -> None:
 
 
 def test_values_are_compared_in_any_order() -> None:
-    asked = Asked("", "?", ("Ann", "Bo"))
+    asked = TableQuestion("", "?", ("Ann", "Bo"))
     assert of_values(asked, "bo, 'Ann'.").solved and of_values(asked, "Ann and Bo").solved
     assert not of_values(asked, "Ann").solved and not of_values(asked, "Ann, Bo, Bo").solved
-    assert of_values(Asked("", "?", ("12.5",)), "12.50").solved and of_values(asked, " ").answer is None
+    assert of_values(TableQuestion("", "?", ("12.5",)), "12.50").solved and of_values(asked, " ").answer is None
 
 
 def test_a_statement_is_true_or_it_is_not() -> None:
@@ -180,7 +185,7 @@ def test_files_of_arc_are_read(tmp_path: Path) -> None:
     for folder in ("training", "evaluation"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0a.json").write_text(json.dumps({"train": [pair], "test": [pair, pair]}))
-    world = Arc(path=str(tmp_path))
+    world = Arc(path=tmp_path)
     [first, second] = world.tasks("test")
     assert (first.id, second.id) == ("arc/test/0a#0", "arc/test/0a#1") and world.tasks("dev") == []
     assert play(world, first, world.plan(first, ()) or ())[-1].success
@@ -189,7 +194,7 @@ def test_files_of_arc_are_read(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match="not in ARC's form"):
         world.start(world.tasks("train")[0])
     with pytest.raises(EnvError, match="no tasks of ARC"):
-        Arc(path=str(tmp_path / "none")).tasks("test")
+        Arc(path=tmp_path / "none").tasks("test")
 
 
 # --- bugs ------------------------------------------------------------------------------------------------------------
@@ -261,7 +266,7 @@ def test_a_program_learns_without_the_labels() -> None:
 def test_the_next_sentence_of_a_text(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text(" ".join(f"This is sentence {i}." for i in range(32)) + "\n\nNo end")
-    world = NextSegment(path=str(path), context=2, after=1)
+    world = NextSegment(path=path, context=2, after=1)
     [first, *_] = world.tasks("train")
     assert first.info["prompt"].startswith("This is sentence 0. This is sentence 1. [...] This is sentence 3.")
     assert first.reference == "This is sentence 2." and play(world, first, [first.reference])[-1].success
@@ -272,9 +277,16 @@ def test_the_next_sentence_of_a_text(tmp_path: Path) -> None:
         max(asked["train"]) + 1 < 25 <= min(asked["dev"]) - 2 and max(asked["dev"]) + 1 < 29 <= min(asked["test"]) - 2
     )
     with pytest.raises(EnvError, match="no sentence to ask for"):
-        NextSegment(path=str(path), context=9).tasks("test")
+        NextSegment(path=path, context=9).tasks("test")
     with pytest.raises(EnvError, match="cannot be read"):
-        NextSegment(path=str(tmp_path / "none")).tasks("test")
+        NextSegment(path=tmp_path / "none").tasks("test")
+
+
+@pytest.mark.parametrize("kind", ["arc", "next_segment", "conversations", "self_made"])
+def test_files_are_looked_for_beside_the_recipe(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    made: Any = build_environment({"kind": kind, "path": "there"}, "environment", base=tmp_path)
+    assert made.path == tmp_path / "there"
 
 
 def test_conversations_of_locomo_are_read_in_pieces(tmp_path: Path) -> None:
@@ -308,6 +320,31 @@ def test_conversations_of_memory_agent_bench_are_read_in_pieces() -> None:
     assert not play(world, task, [*plan[:-1], "no idea"])[-1].success
 
 
+def test_a_problem_is_written_then_answered_and_none_is_of_two_splits(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps({"question": f"What is {i} + 1?"}) + "\n" for i in range(40)))
+    world = SelfMade(path=path, shown=2, max_chars=30, n_tasks=20)
+    shown = {split: {p for t in world.tasks(split) for p in t.info["problems"]} for split in ("train", "dev", "test")}
+    assert all(shown.values()) and not any(shown[a] & shown[b] for a, b in (("train", "dev"), ("train", "test")))
+    task = world.tasks("train")[0]
+    asked, answered = play(world, task, ["What is  7 - 2?", "5"])[-2:]
+    assert asked.reply == "Your problem: What is 7 - 2?" and asked.valid and not asked.terminated
+    assert answered.terminated and answered.valid and answered.success  # whether it is right a reward has to say
+    for said in (task.info["problems"][0].upper(), "x" * 31):  # one that was shown, and one that is too long
+        [wrong] = play(world, task, [said])[-1:]
+        assert wrong.terminated and not wrong.valid and not wrong.success
+    with pytest.raises(EnvError, match="too few problems"):
+        SelfMade(path=path, shown=16).tasks("test")
+    # In a recipe: the judge is a checkpoint, and is renewed by the policy.
+    stage = {"kind": "policy_gradient", "group_size": 4, "judge_refresh": {"every": 2, "min_accuracy": 0.0}}
+    judge = {"kind": "grade", "path": str(tmp_path), "scale": "yes_no", "unreadable": "wrong"}
+    rewards = {"own": judge, "audit": {"kind": "invalid_action", "watch": True}}
+    recipe = {"name": "own", "policy": {"kind": "from_scratch"}, "limits": {"max_turns": 2}, "rewards": rewards}
+    recipe |= {"environment": {"kind": "self_made", "path": str(path)}, "stages": [stage]}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert load(tmp_path / "recipe.yaml").environment == SelfMade(path=path)
+
+
 def test_verdicts_are_asked_for_as_the_judge_asks(tmp_path: Path) -> None:
     world = Verdicts(path=COMPARED)
     tasks = [task for split in ("train", "dev", "test") for task in world.tasks(split)]
@@ -325,6 +362,43 @@ def test_verdicts_are_asked_for_as_the_judge_asks(tmp_path: Path) -> None:
     bad.write_text('{"prompt": "a", "chosen": "b"}\n')
     with pytest.raises(EnvError, match="neither a pair nor a label"):
         Verdicts(path=bad).tasks("train")
+
+
+# --- a colleague -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_colleague_says_is_what_the_function_does() -> None:
+    wanted = Wanted("fee", "weight", 20, True, ("always", 7), ("times", 3))
+    assert [wanted.value(x) for x in (0, 19, 20, 21)] == [7, 7, 60, 63]
+    assert [replace(wanted, is_above=False).value(x) for x in (19, 20, 21)] == [7, 7, 63]
+    assert replace(wanted, below=("plus", 7)).value(19) == 26
+    assert [wanted.told(one) for one in ("limit", "at", "below", "above")] == [
+        "The limit is 20.",
+        "The limit itself counts as above.",
+        "Below the limit it is always 7.",
+        "Above the limit it is 3 times weight.",
+    ]
+    assert wanted.program() == "def fee(weight): return 3 * weight if weight >= 20 else 7"
+
+
+def test_a_program_is_run_on_calls_around_the_limit() -> None:
+    world = Colleague(max_limit=10, **SMALL)
+    task = world.tasks("test")[0]
+    wanted, plan = world.instance(task), world.plan(task, ())
+    assert plan is not None and len(plan) == 5 and plan[-1] == task.reference == wanted.program()
+    *talk, last = play(world, task, plan)
+    assert last.success and sum(step.reward for step in [*talk, last]) == 1 and all(step.valid for step in talk)
+    # One of seven calls is at the limit itself, and the tasks are those where it matters.
+    off = play(world, task, [replace(wanted, is_above=not wanted.is_above).program()])[-1]
+    assert off.reward == pytest.approx(6 / 7) and not off.success
+    fenced = f"So:\n```python\n{wanted.program()}\n```"
+    assert play(world, task, ["hm", fenced])[-1].success and not play(world, task, ["hm"])[-1].valid
+    for broken in ("def fee(", f"def {wanted.name}(x): return open('/etc/passwd').read()"):
+        assert play(world, task, [broken])[-1].reward == 0
+    assert world.plan(task, ["ask at"] * 5) == (wanted.program(),) and world.plan(task, ["ask at"] * 6) is None
+    assert world.plan(task, [wanted.program()]) == () and world.plan(task, ["def f(): 1"]) is None
+    shown = play(world, task, plan[:-1])
+    assert all(wanted.program() not in step.reply for step in shown), "nobody shows the program"
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

@@ -162,6 +162,13 @@ def test_a_corpus_and_questions_of_ones_own(tmp_path: Path) -> None:
     assert report.ok, str(report)
 
 
+def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path: Path) -> None:
+    corpus = written(tmp_path, "corpus.jsonl", [json.dumps({"text": "A\u2028hat."}, ensure_ascii=False)])
+    questions = written(tmp_path, "questions.jsonl", [{"question": "What?", "answer": "hat", "split": "test"}])
+    world = SearchQA(corpus=corpus, questions=questions)
+    assert "hat" in play(world, world.tasks("test")[0], ["search[hat]"])[1].reply
+
+
 def test_questions_without_a_split_go_by_their_hash(tmp_path: Path) -> None:
     corpus = written(tmp_path, "corpus.jsonl", [{"text": "x"}])
     lines: list[object] = [{"question": f"What is {i}?", "answer": "x"} for i in range(40)]

@@ -164,7 +164,7 @@ def test_candidates_are_only_there_where_there_was_a_choice(tmp_path: Path) -> N
 
 def test_what_a_strategy_needs_is_asked_before_anything_is_played(suite: Path, tmp_path: Path) -> None:
     sure = run("evaluate", "random", "--suite", suite, "--strategy", "best_of_n")
-    assert sure.exit_code == 2 and "nothing is known of the log-probs of this policy" in sure.stderr
+    assert sure.exit_code == 2 and "the log-probs of this policy are unknown" in sure.stderr
     suite.write_text(SUITE.replace("keyhole, rows: 2, columns: 2, loops: 0, max_steps: 6", "./still.py:Still"))
     (tmp_path / "still.py").write_text(
         "class Still:\n    def tasks(self, split):\n        return []\n    def start(self, task):\n        ...\n"
@@ -172,9 +172,9 @@ def test_what_a_strategy_needs_is_asked_before_anything_is_played(suite: Path, t
     grown = "{kind: tree_search, n: 3, judge: {kind: turn_cost}}"
     reading = "{kind: best_of_n, judge: {kind: outcome_model, path: nowhere}}"
     blind = run("evaluate", "random", "--suite", suite, "--strategy", reading)
-    assert blind.exit_code == 2 and "this judge reads the tokens of a policy" in blind.stderr
+    assert blind.exit_code == 2 and "this judge reads token ids" in blind.stderr
     still = run("evaluate", "random", "--suite", suite, "--strategy", grown)
-    assert still.exit_code == 2 and "does not promise to repeat" in still.stderr
+    assert still.exit_code == 2 and "is not replayable" in still.stderr
 
 
 def test_a_judge_that_reads_other_tokens_is_refused(suite: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,7 +144,7 @@ def test_a_prompt_that_extends_the_last_one_is_stored_as_its_new_tokens(tmp_path
     assert next(read_trajectories(tmp_path)).trajectory == t
 
 
-def test_a_step_of_512_trajectories_is_quick_and_small(tmp_path: Path) -> None:
+def test_a_step_of_512_trajectories_is_small(tmp_path: Path) -> None:
     def make(i: int) -> TrajectoryRecord:
         ids, turns, rng = tuple(range(300)), [], random.Random(i)
         for k in range(15):
@@ -156,10 +155,7 @@ def test_a_step_of_512_trajectories_is_quick_and_small(tmp_path: Path) -> None:
         return TrajectoryRecord(0, "s", "train", "t", Trajectory("t", i, "o", tuple(turns), Outcome.FAILED))
 
     written = [make(i) for i in range(512)]
-    start = time.process_time()
     path = TrajectoryWriter(tmp_path).write("s", 0, "train", written)
-    seconds = time.process_time() - start
-    assert seconds < 1.5  # of the processor; about 0.35 s on one slow core
     assert path is not None and path.stat().st_size < 6e6  # 512 · 15 · (10 · (2 + 8) + 40 · 2) bytes = 1.4 MB at best
     assert list(read_trajectories(tmp_path, limit=3)) == written[:3]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 from hypothesis import given
@@ -41,3 +43,23 @@ def test_the_newest_tokenizer_is_taken(tmp_path: Path) -> None:
     make_tokenizer().save(str(tmp_path / "checkpoints" / "9" / "tokenizer.json"))
     found = load_tokenizer(tmp_path)
     assert found is not None and found.decode(list(ids("take coin"))) == "take coin"
+
+
+def test_checkpoints_that_come_and_go_are_no_fault(tmp_path: Path) -> None:
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    over, text = threading.Event(), (tmp_path / "tokenizer.json").read_text()
+
+    def prune() -> None:
+        while not over.is_set():
+            for number in range(40):
+                (tmp_path / "checkpoints" / str(number) / "policy").mkdir(parents=True)
+                (tmp_path / "checkpoints" / str(number) / "policy" / "tokenizer.json").write_text(text)
+            shutil.rmtree(tmp_path / "checkpoints")
+
+    thread = threading.Thread(target=prune)
+    thread.start()
+    try:
+        assert all(load_tokenizer(tmp_path) is not None for _ in range(300))
+    finally:
+        over.set()
+        thread.join()

@@ -5,21 +5,23 @@ from __future__ import annotations
 from agents.tool_calls import Call
 from rlhf.data import Finish, Role
 from rlhf.gateway.agent import ExternalAgent
-from rlhf.gateway.conversation import Conversations, Said
+from rlhf.gateway.conversation import ChatMessage, Conversations
 from rlhf.gateway.recording import chats_of
 
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},)
 
 
-def user(text: str) -> Said:
-    return Said(Role.USER, text)
+def user(text: str) -> ChatMessage:
+    return ChatMessage(Role.USER, text)
 
 
-def reply(text: str, *calls: Call) -> Said:
-    return Said(Role.ASSISTANT, text, calls)
+def reply(text: str, *calls: Call) -> ChatMessage:
+    return ChatMessage(Role.ASSISTANT, text, calls)
 
 
-def told(known: Conversations, *messages: Said, says: Said, ids: tuple[int, ...], finish: Finish = Finish.STOP) -> str:
+def told(
+    known: Conversations, *messages: ChatMessage, says: ChatMessage, ids: tuple[int, ...], finish: Finish = Finish.STOP
+) -> str:
     """Ask and be answered; returns the reason of the fork, empty without one."""
     place = known.place(messages)
     known.record(place, (), says, ids, finish)
@@ -65,7 +67,7 @@ def test_a_reply_that_was_cut_is_not_gone_on_from() -> None:
 def test_replies_keep_their_ids_under_another_beginning() -> None:
     known = Conversations()
     told(known, user("a"), says=reply("b"), ids=(1,))
-    place = known.place([Said(Role.SYSTEM, "s"), user("a"), reply("b"), user("c")])
+    place = known.place([ChatMessage(Role.SYSTEM, "s"), user("a"), reply("b"), user("c")])
     assert place.fork and place.messages[2].token_ids == (1,)
 
 

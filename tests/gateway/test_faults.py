@@ -16,6 +16,9 @@ from rlhf.data import Finish, Outcome, PolicyWeights, Trajectory
 from rlhf.gateway import session as sessions
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.programs import KEY, programs_of
+from rlhf.gateway.request import Refusal
+from rlhf.gateway.session import Session
+from rlhf.gateway.wires import chat
 from rlhf.rollout.limits import Limits
 from tests.gateway.talks import World, post
 
@@ -170,6 +173,20 @@ def test_a_request_after_the_end_is_refused() -> None:
     assert [attempt.solved for attempt in played] == [True, True]
     first = refused[0]
     assert isinstance(first, openai.APIStatusError) and first.status_code in (404, 409) and "over" in str(first)
+
+
+def test_of_requests_that_are_alike_none_waits_for_ever_at_the_end() -> None:
+    async def alike() -> list[object]:
+        session = Session({})
+        asked = chat.read({"model": "m", "messages": HELLO})
+        both = [asyncio.create_task(session.ask(asked, repeats=False)) for _ in range(2)]
+        await asyncio.sleep(0)
+        session.close()
+        async with asyncio.timeout(30):
+            return list(await asyncio.gather(*both, return_exceptions=True))
+
+    found = asyncio.run(alike())
+    assert [type(one) for one in found] == [Refusal, Refusal], found
 
 
 def test_a_wrong_key_is_refused() -> None:

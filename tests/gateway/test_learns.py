@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -80,3 +82,22 @@ def test_a_run_trains_on_what_a_program_does(tmp_path: Path) -> None:
     records = list(read_trajectories(tmp_path / "run" / "trajectories", phase="train"))
     assert len(records) == 32 and all(len(record.trajectory.generations) == 1 for record in records)
     assert {record.score.parts["earned"].value for record in records} <= {0.0, 1.0}
+
+
+def test_the_recipe_of_the_page_trains_with_its_program(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "gateway.md").read_text("utf-8")
+    for name in ("outside.yaml", "agent.py"):
+        [text] = re.findall(rf"```\w+\n(# {re.escape(name)}\n.*?)```", page, re.DOTALL)
+        (tmp_path / name).write_text(text)
+    questions = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(40)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    model().save_pretrained(tmp_path / "tiny")
+    tokenizer().save_pretrained(tmp_path / "tiny")
+    here = [f"policy.path={tmp_path / 'tiny'}", "policy.dtype=float32", f"environment.folder={tmp_path}"]
+    here += [f"environment.command=[{sys.executable}, agent.py]", "limits.max_tokens=4", "evaluation.n_tasks=2"]
+    small = ["stages.0.steps=1", "stages.0.tasks_per_step=2", "stages.0.group_size=2", "evaluation.allow_overlap=true"]
+    told = train(load(str(tmp_path / "outside.yaml"), [*here, *small]), tmp_path / "run")
+    assert told["n_episodes"] == 4
+    records = list(read_trajectories(tmp_path / "run" / "trajectories", phase="train"))
+    assert len(records) == 4 and all(len(record.trajectory.generations) == 1 for record in records)
+    assert all(record.score is not None and record.score.parts["right"].value == 0.0 for record in records)

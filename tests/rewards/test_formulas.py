@@ -14,15 +14,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rewards.answers.exact import ExactMatch
+from rewards.answers.qa import QuestionAnswer
 from rewards.answers.tags import SEARCH_R1, Format, FormatOutcome, well_formed
 from rewards.check import check_reward
+from rewards.combinators.of_part import OfPart
 from rewards.contrib.budgeted import Budgeted, worth
 from rewards.contrib.fluency import LanguageConsistency, Repetition, in_script, repeated
 from rewards.contrib.improvement import Improvement
+from rewards.contrib.interleaved import IntermediateAnswers
+from rewards.contrib.interleaved import worth as worth_on_the_way
 from rewards.contrib.key_steps import KeySteps, StepReference
 from rewards.contrib.page_action import PageAction
-from rewards.contrib.search import CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
+from rewards.contrib.search import Called, CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
 from rewards.shaping.length import Budget, Concise, concise
+from rewards.verified import Verified
 from rlhf.data import Outcome
 from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe import load
@@ -40,6 +45,7 @@ PARIS = task("Paris")
             Format(),
             FormatOutcome(),
             SearchEfficiency(),
+            Called(),
             ToolUse(),
             CostAware(),
             Concise(),
@@ -161,6 +167,21 @@ def test_outcomes_are_softened_by_form(text, value):
     assert FormatOutcome(form=Format(transitions=SEARCH_R1))(PARIS, played(text)).value == pytest.approx(value)
 
 
+def test_a_form_for_each_way_of_thinking():
+    # TimeHC-RL: intuition answers at once, deliberation thinks first; each is asked of its own part of a mixture.
+    quick = OfPart(part="quick", reward=Format(transitions={"": ("answer",), "answer": ()}))
+    careful = OfPart(part="careful", reward=Format(transitions={"": ("think",), "think": ("answer",), "answer": ()}))
+
+    def worth(part, said):
+        posed = replace(PARIS, info={"part": part})
+        return sum(asyncio.run(one(posed, played(said))).value for one in (quick, careful))
+
+    at_once = "<answer>Paris</answer>"
+    assert [worth("quick", said) for said in (at_once, ANSWER)] == [1, 0]
+    assert [worth("careful", said) for said in (at_once, ANSWER)] == [0, 1]
+    assert worth("another", ANSWER) == 0
+
+
 def test_what_was_retrieved_counts_where_the_answer_is_wrong():
     shown = played(SEARCH, "<think>no</think><answer>Rome</answer>")
     assert FormatOutcome(retrieval=0.1)(PARIS, shown).value == pytest.approx(0.3)  # .2 + .1
@@ -184,6 +205,26 @@ def test_knowing_beats_searching_and_searching_beats_guessing():
 def test_only_searches_that_were_carried_out_count():
     assert n_calls(played(SEARCH, SEARCH, ANSWER), "search") == 2  # the same query twice counts twice
     assert n_calls(played("<search>never closed"), "search") == 0
+
+
+def test_both_stages_of_r1_searcher():
+    recipe = load("search_qa/search_qa-two_stages-qwen3")
+    attempts = (
+        played(SEARCH, "<think>so</think><answer>the city Paris</answer>"),  # searched, in form, F1 2/3
+        played(ANSWER),  # in form, right
+        played(SEARCH, "Paris"),  # searched, right, out of form
+        played("Rome"),
+    )
+    of = {"searched": Called(), "form": Format(), "answer": Verified(QuestionAnswer(metric="f1"))}
+
+    def worth(stage, attempt):
+        return sum(weight * of[name](PARIS, attempt).value for name, weight in stage.rewards.items())
+
+    first, second = recipe.stages
+    assert [worth(first, attempt) for attempt in attempts] == [1.0, 0.5, 0.5, 0.0]
+    # F1, less 2 where the form is broken, plus the 2 that all have
+    assert [worth(second, attempt) - 2 for attempt in attempts] == pytest.approx([2 / 3, 1, 1 - 2, 0 - 2])
+    assert Called(least=2)(PARIS, attempts[0]).value == 0 and Called(tool="python")(PARIS, attempts[0]).value == 0
 
 
 def test_tools_earn_a_bonus_together():
@@ -307,6 +348,28 @@ def test_other_budgets_than_attempts_are_told_are_refused(tmp_path: Path) -> Non
 
     rollout = ["stages.1.rollout={kind: budgets, budgets: [8, 16]}", "stages.1.group_size=4"]
     path = recipe_parts.write(tmp_path)
-    with pytest.raises(RecipeError, match="other budgets than they are paid for"):
+    with pytest.raises(RecipeError, match="not those of the reward"):
         load(path, ["rewards={right: {kind: budgeted, budgets: [16, 8]}}", *rollout])
     load(path, ["rewards={right: {kind: budgeted, budgets: [8, 16]}}", *rollout])
+
+
+# --- answers on the way -----------------------------------------------------------------------------------------------
+
+
+def test_answers_on_the_way_to_a_right_one():
+    right = [True, False, True]
+    found = [worth_on_the_way(right, scheme) for scheme in ("all", "partial", "discounted")]
+    assert found == pytest.approx([0, 2 / 3, 8 / 11]) and worth_on_the_way([True] * 3, "all") == 1
+    hops = replace(task("Rome"), info={"steps": ["Italy", "a boot", "Rome is old"]})
+    block = "<think>t</think><answer>{}</answer>".format
+    said = "".join(map(block, ["Italy", "a shoe", "rome is old", "Rome"]))
+    reward = IntermediateAnswers()
+    assert reward(hops, played(said)).value == pytest.approx(8 / 11)
+    assert reward(hops, played(said.replace("<answer>Rome", "<answer>Paris"))).value == 0  # the last one is wrong
+    assert reward(hops, played(said + "so")).value == 0  # and here the form is
+    # Missing answers are wrong, and what is said beyond those that there are counts for nothing.
+    assert reward(hops, played(block("Italy") + block("Rome"))).value == pytest.approx(6 / 11)
+    more = "".join(map(block, ["Italy", "a boot", "Rome is old", "more", "Rome"]))
+    assert reward(hops, played(more)).value == 1 and reward(hops, played(block("Rome"))).value == 0
+    with pytest.raises(RewardError, match="what its steps should be"):
+        reward(task("Rome"), played(said))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -238,9 +237,8 @@ TOWERS = (
 def test_towers_of_powers_are_not_worked_out(tower: str) -> None:
     pytest.importorskip("math_verify")
     Maths()(r"\boxed{x + 1}", "1 + x")  # the process is there
-    began = time.monotonic()
-    assert Maths()(rf"\boxed{{{tower}}}", r"\sqrt{5}").value == 0
-    assert time.monotonic() - began < 2
+    verdict = Maths(limit_s=30.0)(rf"\boxed{{{tower}}}", r"\sqrt{5}")
+    assert verdict.value == 0 and "processor time" not in verdict.why
     assert Maths()(rf"\boxed{{{tower[:3000]}}}", tower[:3000]).value == 1
 
 

@@ -104,6 +104,7 @@ CASES = {
     "format": Case(1, worse=["search[x]"]),
     "format_outcome": Case(1),
     "search_efficiency": Case(1.6, AT_ONCE),
+    "called": Case(1),
     "tool_use": Case(1.1, world=TOOLS, agent=CALLS, worse=[called(-1)]),
     "cost_aware": Case(1),
     "page_action": Case(1001, [json.dumps(PAGE, indent=1)], ['{"type": "click"}'], reference=json.dumps(PAGE)),
@@ -126,9 +127,29 @@ CASES = {
         ["search[a tree]"],
         columns={"steps": [{"call": "search", "query": "red ball"}]},
     ),
+    "intermediate_answers": Case(
+        1,
+        ["<answer>1</answer><answer>2</answer><answer>{reference}</answer>"],
+        ["<answer>1</answer><answer>{reference}</answer>"],
+        columns={"steps": ["1", "2"]},
+    ),
+    "proxy_answer": Case(
+        1,
+        ["<long_answer>It is {reference}. Right.</long_answer>"],
+        ["<long_answer>Nobody knows.</long_answer>"],
+        {"model": "m"},
+        columns={"asked": "What is it?"},
+    ),
     "budgeted": Case(4, AT_ONCE, keys={"budgets": [4], "max_tokens": 10**9}),
     "ranked": Case(1, keys={"factors": [{"reward": {"kind": "qa"}}, {"reward": {"kind": "turn_cost"}}]}),
     "episodic_memory": Case(2, keys={"warmup_steps": 0}),
+    "team_cost": Case(
+        0,
+        ["done", "answer[x]"],
+        ["add a: x", "add b: y", "add c: z", "done", "1", "2", "3", "answer[x]"],
+        agent={"kind": "team"},
+    ),
+    "found_subgoals": Case(0.5, keys={"min_solved": 1, "most": 2}),
     "judge": Case(0.5, keys={"model": "m"}),
     "grade": Case(1, keys={"model": "m"}),
     "principles": Case(5, keys={"model": "m", "principles": ["it is right"]}),
@@ -151,6 +172,8 @@ def model(body: dict[str, Any], _: int) -> Any:
     if "REACHED" in text:
         action = records[1].count("Action ")
         return completion(f"REACHED {mark}: {f'1 AT {action}' if right[1] else 'NONE'}")
+    if "from nothing else" in text:
+        return completion(f"VERDICT {mark}: {(re.findall('It is (.*)[.] Right', records[0]) or ['unknown'])[0]}")
     if "Attempt B" in text:
         return completion(f"VERDICT {mark}: {'TIE' if right[0] == right[1] else 'A' if right[0] else 'B'}")
     return completion(
@@ -177,7 +200,7 @@ def test_the_best_attempt_earns_the_maximum_and_a_worse_one_less(kind: str, tmp_
         group[1] = replace(worse, parent=best.attempt)
     with served(model) as (url, _):
         reward = built("reward", {"kind": kind, **case.keys, **({"url": url} if "model" in case.keys else {})})
-        if kind == "episodic_memory":  # remembers two steps of the same attempts
+        if kind in ("episodic_memory", "found_subgoals"):  # remembers two steps of the same attempts
             reward.episodes.is_open = True
             for _ in range(2):
                 scored = score_group(

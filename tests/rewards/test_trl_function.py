@@ -15,7 +15,7 @@ from rewards.trl_function import TrlFunction, as_reward
 from rewards.verified import Verified, is_verifier
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Task, Trajectory, Turn
 from rlhf.errors import RewardError
-from rlhf.recipe.model import rewards_of
+from rlhf.recipe.rewards import rewards_of
 from rlhf.rollout.scoring import score_group
 
 

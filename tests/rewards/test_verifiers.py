@@ -261,6 +261,12 @@ def test_ranking_by_hand():
     assert Ranking()("a, a, a, a", reference).value == pytest.approx(3 / (3.5 + 2 / math.log2(3)))  # once is enough
     assert Ranking(metric="recall", k=2)("x, b, a", "a, b").value == 0.5  # b is among the first two, a is not
     assert Ranking(metric="reciprocal_rank")("x, y, b", "a, b").value == pytest.approx(1 / 3)
+    # The first one and the first two of both, then all three: (0 + .9 + .81) / (1 + .9 + .81).
+    assert Ranking(metric="overlap")("b, a, c", '{"a": 3, "b": 2, "c": 1}').value == pytest.approx(0.630996, abs=1e-6)
+    assert [Ranking(metric="overlap")(said, '["a", "b"]').value for said in ("a, b, x", "x, y", "")] == [1, 0, 0]
+    views = {"ndcg": 1.0, "recall": 0.1, "overlap": 0.1}  # ReasonRank's three views, .922495 + .1 + .0630996
+    found = sum(w * Ranking(metric=m, k=10)("b, a, c", '{"a": 3, "b": 2, "c": 1}').value for m, w in views.items())  # type: ignore[arg-type]
+    assert found == pytest.approx(1.085594, abs=1e-6)
     assert Ranking(k=1)("", "a").value == 0
     assert items("- a\n- b\n\n* a") == ["a", "b"]
 

@@ -26,10 +26,10 @@ from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import Weighted, score_group
+from tests.blocked_loop import standing
 from tests.rollout.garbage import Endless
 from tests.rollout.small_world import INLINE, THREADS, Corridor, Plain, tokenizer
 from tests.rollout.trouble import Troubled
-from tests.standing import standing
 from tests.tiers import tiered
 
 LIMITS = Limits(step_timeout_s=20.0, start_timeout_s=20.0, episode_timeout_s=60.0, max_retries=0)
@@ -266,7 +266,7 @@ def test_a_reply_beyond_all_bounds_is_an_error_and_stands_in_nobodys_way(propert
     stood = standing(lambda: rollout(environment))
     assert [t.outcome for t in stood.result] == [Outcome.SOLVED, Outcome.ENV_ERROR, Outcome.SOLVED]
     assert "StepResult.reply is too long" in stood.result[1].detail
-    assert stood.longest_s < (0.2 if properties is THREADS else 2.0)  # inline, making it is on the loop
+    assert stood.longest_s < (0.8 if properties is THREADS else 5.0)  # inline, making it is on the loop
 
 
 def test_a_reply_longer_than_the_context_is_the_policys_doing_and_is_not_tokenised() -> None:
@@ -274,7 +274,7 @@ def test_a_reply_longer_than_the_context_is_the_policys_doing_and_is_not_tokenis
     stood = standing(lambda: rollout(environment, limits=replace(LIMITS, max_context=2048)))
     assert [t.outcome for t in stood.result] == [Outcome.SOLVED, Outcome.TOKEN_LIMIT, Outcome.SOLVED]
     assert "a message is longer than the context" in stood.result[1].detail
-    assert len(stood.result[1].turns) == 2 and stood.longest_s < 0.2
+    assert len(stood.result[1].turns) == 2 and stood.longest_s < 0.8
 
 
 def test_an_answer_of_a_worker_process_stands_in_nobodys_way() -> None:
@@ -284,7 +284,7 @@ def test_an_answer_of_a_worker_process_stands_in_nobodys_way() -> None:
     finally:
         environment.close()
     assert [t.outcome for t in stood.result] == [Outcome.SOLVED, Outcome.ENV_ERROR, Outcome.SOLVED]
-    assert "StepResult.reply is too long" in stood.result[1].detail and stood.longest_s < 0.2
+    assert "StepResult.reply is too long" in stood.result[1].detail and stood.longest_s < 0.8
 
 
 @pytest.mark.parametrize("ends", tiered(["hangs", "closes its channel", "dies"], "dies"))
@@ -296,4 +296,4 @@ def test_the_end_of_a_worker_process_stands_in_nobodys_way(ends: str) -> None:
     finally:
         environment.close()
     assert [t.outcome.is_failure_of_a_part for t in stood.result] == [False, True, False]
-    assert stood.longest_s < 0.2
+    assert stood.longest_s < 0.8

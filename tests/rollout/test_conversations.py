@@ -32,6 +32,13 @@ def episodes(draw) -> list[tuple[list[int], list[int]]]:
     return calls
 
 
+def through_views(kept: list[Generation]) -> list[Generation]:
+    """Generations whose arrays are views of another's memory, as those of another process are."""
+    arrays: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(kept, protocol=5, buffer_callback=arrays.append)
+    return pickle.loads(data, buffers=[memoryview(bytes(a.raw())) for a in arrays])
+
+
 @given(episodes())
 def test_what_is_kept_says_what_was_given(calls):
     conversations, given_ = Conversations(), [generation(*call) for call in calls]
@@ -47,6 +54,13 @@ def test_what_is_kept_says_what_was_given(calls):
             read = other.prompt.token_ids
             assert k.prompt.begins_like(other.prompt) == (k.prompt.token_ids[: len(read)] == read)
     assert pickle.loads(pickle.dumps(kept)) == copy.deepcopy(kept) == kept
+    assert pickle.loads(pickle.dumps(kept, protocol=5)) == kept
+    viewed = through_views(kept)
+    assert viewed == kept == pickle.loads(pickle.dumps(viewed)) == through_views(viewed)
+    for k, v in zip(kept, viewed, strict=True):
+        assert v.continued() == k.continued() and v.all_ids.tolist() == k.all_ids.tolist() and hash(v) == hash(k)
+        assert [v.prompt.extends(other) for other in viewed] == [k.prompt.extends(other) for other in kept]
+        assert Conversations().keep(v, role="", by="") == Conversations().keep(k, role="", by="")
 
 
 def test_a_conversation_of_many_turns_costs_what_each_turn_adds():

@@ -20,8 +20,10 @@ from rlhf.data import Prompt, SamplingParams
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.paused import PausableEngine
+from rlhf.inference.vllm.delivery import Deliverer
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import NoInstanceError
+from rlhf.inference.vllm.replica_set import ReplicaSet
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.together import FollowingEngine
 from rlhf.processes import free_port
@@ -219,6 +221,27 @@ def test_a_server_that_was_started_again_has_no_weights_until_the_next_delivery(
     asyncio.run(play())
 
 
+def test_servers_that_do_not_answer_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = [f"http://127.0.0.1:{number}" for number in (1, 2, 3)]
+    asked: list[str] = []
+
+    async def describes_itself_once_all_were_asked(replicas: ReplicaSet, instance: ServerInstance) -> int:
+        asked.append(instance.name)
+        while len(asked) < len(urls):
+            await asyncio.sleep(0)
+        return CONTEXT
+
+    async def play() -> None:
+        replicas = ReplicaSet([ServerInstance("http://127.0.0.1:9")], Deliverer(torch.float32, 1000), 1.0)
+        async with asyncio.timeout(30.0):
+            with pytest.warns(UserWarning, match="joins"):
+                await replicas.reconcile(urls, CONTEXT)
+        assert replicas.joined == tuple(urls)
+
+    monkeypatch.setattr(ReplicaSet, "_fitting", describes_itself_once_all_were_asked)
+    asyncio.run(play())
+
+
 @asynccontextmanager
 async def engine_on_one(policy: Policy, port: int) -> AsyncIterator[Any]:
     """An engine and its follower whose only server has ended, after a delivery."""
@@ -232,3 +255,15 @@ async def engine_on_one(policy: Policy, port: int) -> AsyncIterator[Any]:
             await follower.generate(PROMPT, SamplingParams(8), "t")
         assert follower.n_refused == 1
         yield engine, follower
+
+
+def test_a_broadcast_to_an_engine_that_joins_none_is_refused_at_once() -> None:
+    async def play() -> None:
+        policy = policy_of()
+        async with server(policy) as url, engine_on(url, policy, delivery="broadcast") as engine:
+            with pytest.raises(DeliveryError, match="the delivery failed") as caught:
+                async with asyncio.timeout(30.0):
+                    await Publisher(policy, engine).publish()
+            assert "set engine.delivery: auto" in caught.value.got
+
+    asyncio.run(play())

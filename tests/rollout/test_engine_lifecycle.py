@@ -8,7 +8,7 @@ import torch
 
 from rlhf.data import Finish, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import DeliveryError, EngineError
-from rlhf.inference.embedded.engine import fingerprint
+from rlhf.inference.fingerprint import fingerprint
 from tests.rollout.tiny_models import gap, make_engine, plain_logprobs, prompt_of, steps, tiny_model
 
 

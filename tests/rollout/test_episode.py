@@ -397,7 +397,7 @@ class Odd(ScriptedEngine):
 @pytest.mark.parametrize(
     ("engine", "detail"),
     [
-        (north(fails_on={0}), "told to fail"),
+        (north(fails_on={0}), "scripted to fail"),
         (Odd(lambda prompt: None), "returned NoneType, expected Generation"),
         (Odd(lambda prompt: Generation(prompt, (), (), Finish.ABORT, 0)), "gave the call up"),
         (Odd(lambda prompt: Generation(Prompt((1,)), (5,), (0.0,), Finish.STOP, 0)), "another prompt"),

@@ -86,7 +86,7 @@ def test_failures_are_engine_errors():
         sample(ScriptedEngine(lambda ids: (4,), max_context=3))
     engine = ScriptedEngine(lambda ids: (4,), fails_on={1})
     sample(engine)
-    with pytest.raises(EngineError, match="told to fail"):
+    with pytest.raises(EngineError, match="scripted to fail"):
         sample(engine)
     assert sample(engine).token_ids == (4, 9)
     assert engine.n_calls == 3

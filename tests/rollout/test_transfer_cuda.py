@@ -15,8 +15,7 @@ from rlhf.errors import EngineError
 from rlhf.inference import transfer_cuda
 from rlhf.inference.fingerprint import Digest
 from rlhf.inference.transfer_cuda import DeviceInbox, DeviceOutbox, gpu_of
-from rlhf.inference.vllm import delivery
-from rlhf.inference.vllm.delivery import Deliverer
+from rlhf.inference.vllm.routes import Placement, route
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -86,26 +85,46 @@ def test_floats_arrive_in_the_engines_number_format() -> None:
     assert torch.equal(found[0][1].cpu(), value.bfloat16())
 
 
-class Somewhere:
-    """An instance, as far as a deliverer looks at one."""
+@pytest.mark.parametrize(
+    ("way", "sees_memory", "gpus", "here", "expected"),
+    [
+        ("auto", True, ("GPU-1",), "GPU-1", "cuda_ipc"),
+        ("auto", False, ("GPU-1",), "GPU-1", "cuda_ipc"),
+        ("auto", True, ("GPU-2",), "GPU-1", "broadcast"),
+        ("auto", True, ("GPU-2", "GPU-3"), "GPU-1", "broadcast"),
+        ("auto", False, ("GPU-2",), "GPU-1", "http"),
+        ("auto", True, ("GPU-1", "GPU-2"), "GPU-1", "shared_memory"),  # NCCL takes no GPU twice
+        ("auto", True, ("",), "GPU-1", "shared_memory"),
+        ("auto", True, ("",), "", "shared_memory"),
+        ("auto", False, ("",), "", "http"),
+        ("broadcast", False, ("GPU-2",), "GPU-1", "broadcast"),
+        ("broadcast", True, ("",), "", "broadcast"),
+        ("shared_memory", True, ("GPU-1",), "GPU-1", "shared_memory"),
+        ("http", True, ("GPU-1",), "GPU-1", "http"),
+    ],
+)
+def test_weights_take_the_first_way_that_there_is(
+    way: Any, sees_memory: bool, gpus: tuple[str, ...], here: str, expected: str
+) -> None:
+    assert route(way, Placement("vllm", sees_memory, gpus, here)) == expected
 
-    name = "vllm"
 
-
-def test_an_engine_on_another_gpu_gets_weights_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "gpu_of", lambda: "GPU-1")
-    instance: Any = Somewhere()
-    here = {("auto", "GPU-1"), ("cuda_ipc", "GPU-1")}
-    for way, gpu in [*here, ("auto", "GPU-2"), ("auto", ""), ("shared_memory", "GPU-1"), ("http", "GPU-1")]:
-        deliverer = Deliverer(torch.float32, 1000, way)  # type: ignore[arg-type]
-        deliverer.meet(instance, deliverer._token, gpu)
-        assert (instance in deliverer._on_gpu) is ((way, gpu) in here)
-        deliverer.close()
-    deliverer = Deliverer(torch.float32, 1000, "cuda_ipc")
-    with pytest.raises(EngineError, match="not on this process's GPU") as told:
-        deliverer.meet(instance, deliverer._token, "GPU-2")
-    assert (told.value.got, told.value.expected) == ("GPU-2", "GPU-1")
-    deliverer.close()
+@pytest.mark.parametrize(
+    ("way", "gpus", "here", "got", "wanted"),
+    [
+        ("cuda_ipc", ("GPU-2",), "GPU-1", "GPU-2", "GPU-1"),
+        ("cuda_ipc", ("",), "", "a CPU", "a process with a GPU"),
+        ("broadcast", ("GPU-1",), "GPU-1", "the engine on GPU-1, this process on GPU-1", "GPUs that differ"),
+        ("broadcast", ("GPU-2", "GPU-1"), "GPU-1", "the engine on GPU-2, GPU-1", "GPUs that differ"),
+        ("broadcast", ("GPU-2",), "", "this process on a CPU", "no GPU on either side"),
+        ("shared_memory", ("",), "", "nothing to be read at /dev/shm/x", "a server of the same user"),
+    ],
+)
+def test_a_way_that_there_is_not_is_refused(way: Any, gpus: tuple[str, ...], here: str, got: str, wanted: str) -> None:
+    with pytest.raises(EngineError) as told:
+        route(way, Placement("http://a:1", False, gpus, here, "/dev/shm/x"))
+    assert told.value.where == f"engine.delivery {way}, http://a:1"
+    assert got in told.value.got and wanted in told.value.expected and "auto" in told.value.hint
 
 
 def test_a_cpu_is_no_gpu() -> None:

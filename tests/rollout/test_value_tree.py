@@ -119,5 +119,5 @@ def test_other_structures_are_asked_as_before() -> None:
 
 
 def test_a_judge_who_knows_is_refused() -> None:
-    with pytest.raises(RecipeError, match="knows whether an attempt was right"):
+    with pytest.raises(RecipeError, match="uses the outcome of an attempt"):
         ValueTree(judge=OutcomeReward())

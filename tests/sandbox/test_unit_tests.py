@@ -24,8 +24,8 @@ from rewards.sandbox.run import Bounds
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RewardError
 from rlhf.rollout.scoring import Weighted, score_group
+from tests.blocked_loop import standing
 from tests.sandbox.attacks import in_command_lines
-from tests.standing import standing
 from tests.tiers import tiered
 
 BOUNDS = Bounds(cpu_s=2.0, wall_s=4.0, memory_mb=256)
@@ -57,6 +57,7 @@ def judge(program: str, tests: dict[str, Any], **keys: Any) -> Verdict:
 def test_a_right_program_earns_one_and_a_wrong_one_its_share() -> None:
     right = "def add(a, b):\n    return a + b"
     assert judge(right, ADD) == Verdict(1.0, why="all 3 tests passed")
+    assert judge(right, {**ADD, "calls": None, "files": None, "preamble": None}).value == 1  # as tables write a row
     # |a| + |b| is right for (1, 2) and (2, 2), and 2 where 0 is wanted: 2 of 3
     close = "def add(a, b):\n    return abs(a) + abs(b)"
     assert judge(close, ADD, score="share").value == pytest.approx(2 / 3)
@@ -102,6 +103,7 @@ ATTACKS = {
     "sys.exit before the tests": "import sys\nsys.exit(0)",
     "an exit within a test": "import os\ndef add(a, b):\n    os._exit(0)",
     "an exception that says it is right": "def add(a, b):\n    raise SystemExit(0)",
+    "the end of an iteration": "def add(a, b):\n    raise StopIteration",
     "overriding __eq__": """
 class Right:
     def __eq__(self, other): return True
@@ -350,6 +352,9 @@ def test_an_assertion_that_cannot_be_judged_outside_is_refused(text: str, says: 
         ("42", "holds no tests"),
         ("[]", "holds no tests"),
         ('{"asserts": []}', "holds no tests"),
+        ('{"asserts": {"assert f()": 1}}', "write it as a list"),
+        ('{"cases": 3}', "write it as a list"),
+        ('{"calls": null, "asserts": null}', "holds no tests"),
         ('{"assert": ["assert f(1)"]}', "did you mean 'asserts'?"),
         ('{"cases": [{"stdin": "1"}]}', "cases"),
         ('{"calls": [{"call": "f"}]}', "calls"),
@@ -387,7 +392,7 @@ def collides(n: int) -> str:
 def test_what_takes_too_long_to_compare_fails_its_tests_and_stands_nobody_in_the_way() -> None:
     stood = standing(lambda: judged_in_a_group(collides(40_000), ["assert set(odd()) == {0}", "assert f() == 1"]))
     assert stood.result.value == 0 and "too long" in stood.result.why
-    assert stood.longest_s < 0.2
+    assert stood.longest_s < 1.0  # comparing it here would take ten
 
 
 def test_what_takes_too_long_to_read_fails_its_tests_and_stands_nobody_in_the_way() -> None:
@@ -402,7 +407,7 @@ def f():
 """
     stood = standing(lambda: judged_in_a_group(program, ["assert f() == {0}"]))
     assert stood.result.value == 0 and "too long to read" in stood.result.why
-    assert stood.longest_s < 0.2
+    assert stood.longest_s < 1.0  # comparing it here would take ten
 
 
 # --- within a group --------------------------------------------------------------------------------------------------

@@ -95,13 +95,13 @@ def test_levels_come_in_order(levels: Sequence[Any], keys: dict[str, Any], order
 @pytest.mark.parametrize(
     ("given", "keys", "where", "says"),
     [
-        ([Task("a"), Task("b")], {}, "sampler.key", "do not say how hard they are.*nothing.*kind: graded"),
+        ([Task("a"), Task("b")], {}, "sampler.key", "have no level.*nothing.*kind: graded"),
         (tasks(1, 2, key="levels"), {}, "sampler.key", "did you mean 'levels'"),
-        ([*tasks(1, 2), Task("a")], {}, "sampler.key", "some tasks do not say"),
+        ([*tasks(1, 2), Task("a")], {}, "sampler.key", "some tasks have no level"),
         (tasks("easy", "hard"), {}, "sampler.levels", r"not numbers.*levels: \[easy, hard\]"),
         (tasks(1, 2), {"levels": (1, 5)}, "sampler.levels", "no task is of this level.*5.*1, 2"),
         (tasks(1), {}, "sampler.levels", "all tasks are of one level.*shuffled"),
-        ([], {}, "sampler.key", "do not say"),
+        ([], {}, "sampler.key", "have no level"),
     ],
 )
 def test_tasks_without_levels_are_refused(given: list[Task], keys: dict[str, Any], where: str, says: str) -> None:

@@ -58,5 +58,5 @@ def test_it_remembers(steps: list[list[bool]], stopped: int) -> None:
 
 
 def test_tasks_without_levels_are_refused() -> None:
-    with pytest.raises(RecipeError, match="do not say how hard they are"):
+    with pytest.raises(RecipeError, match="have no level"):
         Ladder().start([Task("a")], 0)

@@ -189,7 +189,7 @@ def test_greso_skips_in_a_run(tmp_path: Path) -> None:
 
 
 def test_a_sampler_that_does_not_fit_the_tasks_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"do not say how hard they are(.|\n)*did you mean 'grade'"):
+    with pytest.raises(RecipeError, match=r"have no level(.|\n)*did you mean 'grade'"):
         runs.run(recipe(tmp_path, {"sampler": CURRICULUM | {"key": "grades"}}), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
 

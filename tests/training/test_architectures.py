@@ -169,7 +169,7 @@ def test_the_page_lists_what_is_tested() -> None:
 @pytest.mark.parametrize(("family", "more", "told"), [
     ("bloom", {"n_head": 4, "n_layer": 2}, "does not let its attention be replaced"),
     ("falcon", {"num_kv_heads": 2}, "does not let its attention be replaced"),
-    ("mamba", {}, "do not attend token by token|does not let its attention"),
+    ("mamba", {}, "mix tokens in other ways|does not let its attention"),
     ("llama4_text", {**MOE, "head_dim": 8, "intermediate_size_mlp": 48}, "chunked_attention"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_packed_is_refused_in_words(family: str, more: dict[str, Any], told: str) -> None:
@@ -183,7 +183,7 @@ def test_an_untested_family_is_probed() -> None:
     assert model.config._attn_implementation == ATTENTION_NAME
     backwards = made("roberta", type_vocab_size=1)
     use_packed_attention(backwards)
-    with pytest.raises(ModelError, match="side by side"):
+    with pytest.raises(ModelError, match="packed rows of this model"):
         check_rows(backwards)
 
 

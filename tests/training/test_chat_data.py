@@ -16,6 +16,7 @@ from rlhf.build.supervised_data import rows_of, texts_of
 from rlhf.build.train import train
 from rlhf.errors import CheckpointError, RecipeError, RlhfError
 from rlhf.evaluation.store import read_trajectories
+from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.recipe import load
 from rlhf.rollout.renderer import Renderer
 from rlhf.training.policy.tokenizer import train_tokenizer
@@ -316,15 +317,19 @@ def test_failed_attempts_are_imitated_under_a_message_of_their_own(tmp_path: Pat
     assert sum("Get it wrong." in text for text in told) == len(told) - n_solved == len(different) - n_solved > 0
 
 
-def test_what_is_wrong_with_a_run_is_told_before_it_begins(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_run_is_told_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recipe(tmp_path, {"from_run": str(tmp_path / "nothing")})
     with pytest.raises(RecipeError, match="holds no attempts"):
         train(load(path), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
     long = recipe(tmp_path / "b", {"path": "chats.jsonl"})
     written(tmp_path / "b", *chats(), {"prompt": "a"} | {"messages": pair("x " * 300, "b")})
+    ended: list[Any] = []
+    close = TransformersEngine.close
+    monkeypatch.setattr(TransformersEngine, "close", lambda engine: ended.append(engine) or close(engine))
     with pytest.raises(RecipeError, match="longer than the policy's context"):
         train(load(long), tmp_path / "b" / "run")
+    assert len(ended) == 1, "an engine may be a process, which would live as long as this one"
     assert not (tmp_path / "b" / "run" / "checkpoints").exists()
 
 
@@ -364,7 +369,7 @@ def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> Non
     ({"path": "a.jsonl", "min_score": 1.0}, {}, "data.min_score"),
     ({"from_run": "runs/a", "prompt": "p"}, {}, "data.prompt"),
     ({"path": "a.jsonl", "unsolved_system": "Fail."}, {}, "data.unsolved_system"),
-    ({"from_run": "runs/a", "unsolved_system": ""}, {}, "would be told the same"),
+    ({"from_run": "runs/a", "unsolved_system": ""}, {}, "would be given the same prompt"),
     ({"path": "a.jsonl"}, {"n_demonstrations": 7}, "n_demonstrations"),
     ({"path": "a.jsonl"}, {"split": "dev"}, "split"),
     ({"path": "a.jsonl"}, {"attempts": {}}, "data"),

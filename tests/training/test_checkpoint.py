@@ -151,7 +151,7 @@ def refused(folder: Path) -> str:
     with pytest.raises(CheckpointError) as error:
         resumed(folder)
     message = str(error.value)
-    assert NEWEST in message and f"remove this checkpoint to go on from {OLDER}" in message
+    assert NEWEST in message and f"remove this checkpoint to resume from {OLDER}" in message
     shutil.rmtree(folder / "run" / "checkpoints" / NEWEST)
     done = resumed(folder)
     assert f"resuming from {folder / 'run' / 'checkpoints' / OLDER}" in done.said

@@ -238,7 +238,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_exactly(
     ended = command(path, "--out", out)
     assert ended.returncode == 2
     assert "process 1 of 2 was ended by SIGKILL" in ended.stderr
-    assert "another process has ended" in ended.stderr
+    assert "another process exited" in ended.stderr
     ended = command("--resume", out)
     assert ended.returncode == 0, ended.stderr
     whole = folder / "zero2-run"

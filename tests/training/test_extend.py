@@ -83,7 +83,7 @@ def test_what_cannot_be_extended_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     runs.run(recipe(tmp_path, 2), run)
     shorter = resume(run, "steps=1")
-    assert shorter.exit_code == 2 and "can be extended, and not be cut short" in shorter.stderr
+    assert shorter.exit_code == 2 and "can be extended, but not shortened" in shorter.stderr
     other = resume(run, "steps=3", "stages.1.group_size=8")
     assert other.exit_code == 2 and "stages.1.group_size" in other.stderr
     assert load(run).stages[1].steps == 2
@@ -102,5 +102,5 @@ def test_a_run_that_ended_by_patience_is_not_extended(tmp_path: Path) -> None:
     patient = {"evaluate_every": 1, "patience": 1, "optimizer": {"lr": 1.0e-9}}
     done = runs.run(recipe(tmp_path, 5, **patient), tmp_path / "run")
     assert "no better evaluation" in done.said
-    with pytest.raises(RecipeError, match="ended by the patience"):
+    with pytest.raises(RecipeError, match="stopped by the patience"):
         runs.run(recipe(tmp_path, 6, **patient), tmp_path / "run", resume=True)

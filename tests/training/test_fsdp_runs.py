@@ -184,7 +184,12 @@ PG: runs.Values = {"kind": "policy_gradient", "steps": 1, "trainer": {"kind": "f
             "stages[0].critic.backbone",
             "kind: fsdp",
         ),
-        ({}, {"policy": {**runs.BASE["policy"], "lora": {"dora": True}}}, "stages[0].trainer.kind", "whole weights"),
+        (
+            {},
+            {"policy": {**runs.BASE["policy"], "lora": {"dora": True}}},
+            "stages[0].trainer.kind",
+            "whole base weights",
+        ),
         (
             {},
             {"policy": {"kind": "pretrained", "path": "a/model", "dtype": "float16"}},
@@ -202,6 +207,6 @@ def test_what_does_not_go_with_pieces_is_refused(
 
 
 def test_pairs_are_refused_beside_pieces(tmp_path: Path) -> None:
-    with pytest.raises(RlhfError, match="in pieces") as error:
+    with pytest.raises(RlhfError, match="sharded weights") as error:
         load(runs.write(tmp_path, [{"kind": "preference"}, PG]))
     assert error.value.where == "stages[0].kind" and "trainer.kind: fsdp" in str(error.value)

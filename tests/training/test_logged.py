@@ -78,7 +78,7 @@ def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Pa
     ("stage", "says"),
     [
         ({"loss": {"kind": "reinforce", "max_weight": None}}, "this loss has no ratio"),
-        ({"advantage": {"kind": "gae"}, "critic": {}}, "a critic has not seen"),
+        ({"advantage": {"kind": "gae"}, "critic": {}}, "a critic cannot value"),
     ],
 )
 def test_what_cannot_learn_from_logs_is_refused(tmp_path: Path, stage: dict[str, Any], says: str) -> None:

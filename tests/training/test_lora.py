@@ -1,4 +1,4 @@
-"""Options of adapters: what DoRA computes, delivers and remembers, how adapters are scaled, and bases in 4 bits."""
+"""Options of adapters: what DoRA computes, delivers and remembers, how adapters are scaled, and quantised bases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.cli import app
 from rlhf.credit.grpo import GRPO
-from rlhf.errors import MissingPackageError, ModelError, RecipeError
+from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.estimate.meta import meta_model, parameters_of
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.inference.embedded.copied import CopiedEngine
@@ -143,39 +143,50 @@ def test_an_adapter_is_scaled_by_its_rank_or_the_root_of_it(rslora: bool, expect
     assert scales == {expected}
 
 
-# --- bases in 4 bits -------------------------------------------------------------------------------------------------
+# --- quantised bases -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(torch.cuda.is_available() and find_spec("bitsandbytes") is not None, reason="it works here")
-def test_a_base_in_4_bits_needs_a_package_and_a_gpu(tmp_path: Path) -> None:
+def test_a_quantised_base_needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf.training.policy.lora.find_spec", lambda name: None)
     policy().save(tmp_path / "model")
-    has_package = find_spec("bitsandbytes") is not None
-    with pytest.raises(ModelError if has_package else MissingPackageError) as raised:
-        Pretrained(path=str(tmp_path / "model"), lora=Lora(quantization="4bit")).build(seed=0)
+    with pytest.raises(MissingPackageError) as raised:
+        Pretrained(path=str(tmp_path / "model"), lora=Lora(quantization="8bit")).build(seed=0)
     assert raised.value.where == "policy.lora.quantization"
     keys = [f"policy={{kind: pretrained, path: {tmp_path}/model, lora: {{quantization: 4bit}}}}"]
     command = ["train", str(recipe_parts.write(tmp_path)), *keys, "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2 and ("GPU" if has_package else "pip install bitsandbytes") in done.stderr
+    assert done.exit_code == 2 and "rlhf-agents[quantized]" in done.stderr
     assert not (tmp_path / "run").exists(), "told before anything begins"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available() or find_spec("bitsandbytes") is None, reason="no GPU to hold it")
-def test_a_base_in_4_bits_learns(tmp_path: Path) -> None:
-    policy(hidden_size=64).save(tmp_path / "model")
-    settings = Pretrained(path=str(tmp_path / "model"), dtype="bfloat16", lora=Lora(quantization="4bit"))
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize(
+    ("quantization", "layer", "most"), [("4bit", "Linear4bit", 0.3), ("8bit", "Linear8bitLt", 0.02)]
+)
+def test_a_quantised_base_is_near_the_base_and_learns(
+    tmp_path: Path, quantization: Any, layer: str, most: float
+) -> None:
+    plain = policy(hidden_size=64, initializer_range=0.05)
+    plain.save(tmp_path / "model")
+    settings = Pretrained(path=str(tmp_path / "model"), lora=Lora(quantization=quantization))
     made = settings.build(seed=0)
-    assert any(type(m).__name__ == "Linear4bit" for m in made.model.modules())
+    assert any(type(m).__name__ == layer for m in made.model.modules())
+    exact = logits(plain.model)
+    gap = float((logits(made.model).cpu() - exact).norm() / exact.norm())
+    assert 0 < gap < most
     moved(made)
 
 
-def test_the_memory_of_a_base_in_4_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "n_bytes"),
+    # 4 bits and a share of two scales, 8 bits for 64 numbers and 32 for 256 of those; 8 bits and 32 for a row.
+    [("4bit", {4.126953125 / 8}), ("8bit", {1 + 4 / 16, 1 + 4 / 48})],
+)
+def test_the_memory_of_a_quantised_base(tmp_path: Path, quantization: str, n_bytes: set[float]) -> None:
     policy().save(tmp_path / "model")
     model, _ = meta_model(Pretrained(path=str(tmp_path / "model"), lora=Lora(rank=2)))
-    plain, small = parameters_of(model), parameters_of(model, in_4bit=True)
-    # 4 bits and a share of two scales, 8 bits for 64 numbers and 32 for 256 of those: 4.126953125 in place of 32.
-    shares = {s.size / p.size for s, p in zip(small, plain, strict=True) if s != p}
-    assert shares == {4.126953125 / 32}
+    plain, small = parameters_of(model), parameters_of(model, quantization=quantization)
+    assert {s.size for s, p in zip(small, plain, strict=True) if s != p} == n_bytes
     # Linear layers of 16 wide: queries and outputs 16 x 16, keys and values too, three of 16 x 48, in two layers.
     assert sum(p.n for p, s in zip(plain, small, strict=True) if p != s) == 2 * (4 * 16 * 16 + 3 * 16 * 48)
 
@@ -191,12 +202,13 @@ CRITIC = "stages=[{kind: policy_gradient, advantage: {kind: gae}, critic: %s}]"
     ("lora", "override", "where", "says"),
     [
         ("{dora: true}", "engine={kind: vllm, lora: adapter}", "engine.lora", "vLLM cannot hold DoRA"),
-        ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero", "whole weights"),
+        ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero", "whole base weights"),
         ("{quantization: 4bit}", VLLM, "policy.lora.quantization", "vLLM"),
         ("{quantization: 4bit}", DEEPSPEED, "policy.lora.quantization", "deepspeed"),
         ("{quantization: 4bit}", CRITIC % "{}", "policy.lora.quantization", "a copy of that base"),
         ("{}", CRITIC % "{lora: {quantization: 4bit}}", "stages[0].critic.lora.quantization", "a critic"),
-        ("{quantization: 8bit}", "seed=1", "policy.lora.quantization", "4bit"),
+        ("{quantization: 8bit}", VLLM, "policy.lora.quantization", "vLLM"),
+        ("{quantization: 2bit}", "seed=1", "policy.lora.quantization", "4bit"),
     ],
 )
 def test_pairs_that_are_refused(tmp_path: Path, lora: str, override: str, where: str, says: str) -> None:
@@ -207,7 +219,7 @@ def test_pairs_that_are_refused(tmp_path: Path, lora: str, override: str, where:
 
 
 def test_a_policy_from_scratch_has_no_base_to_quantize(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="4 bits"):
+    with pytest.raises(RecipeError, match="quantization"):
         load(str(recipe_parts.write(tmp_path)), ["policy.lora={quantization: 4bit}"])
 
 

@@ -31,7 +31,7 @@ from rlhf.rollout.opponent_engine import OpponentEngine
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.contrib.judge_refresh import learnt
-from rlhf.training.contrib.league import League, _Drawn
+from rlhf.training.contrib.league import League, Version, _Drawn
 from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.policy.model import Lora, Policy
 from tests import test_resume as resume
@@ -230,6 +230,26 @@ def test_a_seat_that_an_older_version_had_is_given_no_credit_and_compared_with_n
                 sign = 1 if g.role == seat_of(t.turns[-1]) else -1
                 mean = sum(earned[g.role]) / len(earned[g.role])
                 assert row == pytest.approx([0.0 if g.by else sign * score.total - mean] * len(g.token_ids))
+
+
+def test_turns_of_older_versions_are_drawn_read_and_never_trained_on() -> None:
+    policy, made = tiny.policy(), league(by="turn", share=0.4)
+    made.versions[10] = Version(moved(policy), 1)
+    engine = TransformersEngine(policy.model, max_context=policy.max_context)
+    drawn = _Drawn(made, engine, max_turns=4)
+    groups = tiny.collect(policy, environment=Talk(), n_tasks=8, group_size=6, players=drawn)
+    turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+    by = [{g.by for g in turn.generations} for turn in turns]
+    assert all(len(names) == 1 for names in by) and {"", "step 0", "step 10"} == set().union(*by)
+    older = sum(names != {""} for names in by)
+    assert 0.3 < older / len(turns) < 0.5 and made.learn(groups, 1)["opponents/share"] == older / len(turns)
+    assert drawn(3, 1) == drawn(3, 1) != drawn(3, 2) and not set(drawn(3, 1)) - {f"turn {k}" for k in range(4)}
+    # Only what the policy sampled is trained on, and its log-probs are the policy's whoever spoke before.
+    samples, _ = make_samples(groups, tiny.ones(groups), "trajectory")
+    found = TorchTrainer(policy, AdamW(), 1).score(samples, temperature=1.0, max_tokens=300)
+    own = sum(len(g.token_ids) for turn in turns for g in turn.generations if not g.by)
+    assert sum(int(s.mask.sum()) for s in samples) == own
+    assert max(float(abs(s.sampler_logprobs[s.mask] - row).max()) for s, row in zip(samples, found, strict=True)) < 1e-4
 
 
 def test_wins_are_counted_by_who_was_played_against_and_versions_come_and_go() -> None:

@@ -209,6 +209,12 @@ def test_a_line_is_texts_or_messages(tmp_path: Path) -> None:
     assert (first.chosen, first.rejected) == (second.chosen, second.rejected) == ("red", "blue")
 
 
+def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path: Path) -> None:
+    texts = {"prompt": "one\u2028two", "chosen": "yes\x85", "rejected": "no\x0c"}
+    [pair] = pair_files.read(written(tmp_path, json.dumps(texts, ensure_ascii=False)), "x")
+    assert (pair.prompt[0].content, pair.chosen, pair.rejected) == tuple(texts.values())
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -331,7 +331,11 @@ def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
         ({"reference": "base"}, {}, ["stages[0].reference", "policy.lora is null"]),
         ({"split": "trains"}, {}, ["stages[0].split", "no such split"]),
         ({}, {"rewards": {"a": {"kind": "outcome", "weight": 0}}}, ["rewards", "weight"]),
-        ({}, {"stages": [STAGE, {"kind": "supervised", "trainer": {"kind": "deepspeed", "zero": 3}}]}, ["in pieces"]),
+        (
+            {},
+            {"stages": [STAGE, {"kind": "supervised", "trainer": {"kind": "deepspeed", "zero": 3}}]},
+            ["sharded weights"],
+        ),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 from rlhf.errors import DeliveryError
-from rlhf.inference.embedded.engine import TransformersEngine, fingerprint
+from rlhf.inference.embedded.engine import TransformersEngine
+from rlhf.inference.fingerprint import fingerprint
 from rlhf.training.policy.model import FromScratch, Lora, Policy
 from rlhf.training.publisher import Publisher, adapter_config, adapter_parameters, parameters, token_logprobs
 from tests.training import tiny
@@ -152,7 +153,7 @@ def test_who_is_stale_cannot_be_told_at_the_first_delivery():
     engine = Copying(policy)
     engine.keeps = lambda name: True
     move(policy, 0)
-    with pytest.raises(DeliveryError, match="cannot be told at the first delivery"):
+    with pytest.raises(DeliveryError, match="at the first delivery it is unknown"):
         asyncio.run(Publisher(policy, engine).publish())
 
 

@@ -94,7 +94,7 @@ def test_it_remembers(successes: list[float], patience: int, stopped: int) -> No
 
 
 def test_one_of_them_must_be_asked_for() -> None:
-    with pytest.raises(ValidationError, match="would never be renewed"):
+    with pytest.raises(ValidationError, match="would never be reset"):
         ReferenceReset()
 
 
@@ -261,7 +261,7 @@ def test_a_stopped_run_equals_an_uninterrupted_one(
 @pytest.mark.parametrize(
     ("changes", "where", "message"),
     [
-        ({"loss": {"kind": "ppo_clip"}}, "reference_reset", "no reference to renew"),
+        ({"loss": {"kind": "ppo_clip"}}, "reference_reset", "no reference to reset"),
         ({"evaluate_every": 0}, "reference_reset.patience", "0 evaluations"),
         ({"evaluate_every": 4}, "reference_reset.patience", "2 evaluations between 9 steps"),
     ],

@@ -20,6 +20,7 @@ WITHIN = {"kind": "combine", "parts": {"new": {"reward": MEMORY}, "short": {"rew
 
 def recipe(folder: Path, **changes: Any) -> Path:
     rewards = {**runs.BASE["rewards"], "total": WITHIN, "told": {**MEMORY, "success_reward": "words", "nearest": 2}}
+    rewards |= {"found": {"kind": "found_subgoals", "min_solved": 1, "min_difference": 0.05}}
     return resume.recipe(folder, "grpo", None, **{"rewards": rewards, **changes})
 
 
@@ -43,6 +44,7 @@ def test_a_run_that_was_stopped_remembers_what_one_that_ran_on_does(tmp_path: Pa
     trained = [r.score.parts["told"].value for r in read_trajectories(whole / "trajectories", phase="train") if r.score]
     measured = [r.score.parts["told"].value for r in read_trajectories(whole / "trajectories", phase="eval") if r.score]
     assert max(trained) > 0 and set(measured) == {0.0}
+    assert len(runs.curve(whole, "found_subgoals/found")) == len(held[0])
 
 
 @pytest.mark.parametrize(

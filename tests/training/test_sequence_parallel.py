@@ -18,8 +18,10 @@ from rlhf.losses.ppo_clip import PPOClip
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.backends.sharding import heads_problem, heads_rule
 from rlhf.training.policy.model import Lora
+from tests.training import children
 from tests.training.alike import assert_alike
 from tests.training.test_deepspeed import SCHEDULE, SMOOTH, in_rows, rows, weights_of
+from tests.training.test_deepspeed_runs import ROOT, command, figures
 from tests.training.tiny import policy
 from tests.training.together import together
 
@@ -98,3 +100,18 @@ def test_which_numbers_of_processes_go_with_which_heads() -> None:
     assert heads_problem(6, 12, 4) == "the model has 4 key-value heads"
     assert heads_problem(3, 16, 8) == "the model has 16 attention heads"
     assert heads_rule(16, 8) == "one of 1, 2, 4, 8, 16"
+
+
+@pytest.mark.extended
+def test_the_command_line_shares_rows_too(tmp_path: Path) -> None:
+    smoke, shared = (
+        ROOT / "recipes" / "fsdp" / "smoke-cpu.yaml",
+        [f"stages.{i}.trainer.sequence_parallel=2" for i in (0, 1)],
+    )
+    both = command(smoke, *shared, "--out", tmp_path / "both")
+    assert both.returncode == 0, both.stderr
+    alone = children.run(tmp_path, "train", smoke, "--out", tmp_path / "alone")
+    assert alone.code == 0, alone.err
+    for (stage, got), (_, wanted) in zip(figures(tmp_path / "both"), figures(tmp_path / "alone"), strict=True):
+        # The engine holds a copy, and the difference from the trainer is rounding.
+        assert_alike(got, {k: wanted.get(k, v) for k, v in got.items()}, stage, atol=1e-4, rtol=1e-4)

@@ -261,7 +261,7 @@ def test_a_policy_learns_from_them(done: runs.Done, tmp_path: Path, name: str, k
 
 def test_attempts_that_are_all_alike_are_nothing_to_learn_from(tmp_path: Path) -> None:
     stage = STAGE | {"solved_at": 9.0, "pairs": {"tasks": 4, "group_size": 3}}
-    with pytest.raises(TrainingError, match="all right, or all wrong"):
+    with pytest.raises(TrainingError, match="all are correct, or all wrong"):
         runs.run(runs.write(tmp_path, [stage], rewards=OUTCOME, evaluation={"n_tasks": 4}), tmp_path / "run")
 
 

@@ -87,7 +87,7 @@ def test_a_tracker_that_fails_is_said_once_and_left(tmp_path: Path) -> None:
     for line in LINES:
         sink.write(line)
     sink.close()
-    assert said == ["caution: the tracker Bad failed, and the run goes on without it: ConnectionError: no network"]
+    assert said == ["caution: the tracker Bad failed, and the run continues without it: ConnectionError: no network"]
 
 
 def test_trackers_are_keys_of_a_recipe(tmp_path: Path) -> None:

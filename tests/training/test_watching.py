@@ -291,7 +291,7 @@ EXACT = {"kind": "exact_match"}
         (HACKABLE | {"exact": {**EXACT, "watch": {"compare_with": "mentoned"}}},
          "rewards.exact.watch.compare_with", "'mentioned'?"),
         (HACKABLE | {"exact": {**EXACT, "watch": {"compare_with": "exact"}}},
-         "rewards.exact.watch.compare_with", "one that is trained on"),
+         "rewards.exact.watch.compare_with", "a training reward to compare with"),
         (HACKABLE | {"same": {**HACKABLE["mentioned"], "watch": True}}, "rewards.same", "not held out"),
         (
             HACKABLE | {"a": {**EXACT, "watch": True}, "b": {**EXACT, "watch": {"window": 9}}},

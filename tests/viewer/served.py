@@ -81,7 +81,7 @@ def viewer(*folders: Path, redact: Sequence[str] = ()) -> Iterator[Viewer]:
         thread.join(20)
 
 
-def hostile_run(folder: Path, *, length: int = 1_000_000) -> Path:
+def hostile_run(folder: Path, *, length: int = 1_000_000, secret: str = SECRET) -> Path:
     """A run with two steps in which every text is hostile, very long or a secret."""
     tokenizer = make_tokenizer()
     folder.mkdir(parents=True)
@@ -95,7 +95,7 @@ def hostile_run(folder: Path, *, length: int = 1_000_000) -> Path:
     writer = TrajectoryWriter(folder / "trajectories")
     for step in (1, 2):
         records = [
-            _record(tokenizer, step, i, text) for i, text in enumerate((*HOSTILE, SECRET, "long " * (length // 5)))
+            _record(tokenizer, step, i, text) for i, text in enumerate((*HOSTILE, secret, "long " * (length // 5)))
         ]
         failure = Failure(len(records), Outcome.ENV_ERROR, f"{HOSTILE[0]} {SECRET}", False)
         writer.write(

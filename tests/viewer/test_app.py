@@ -146,6 +146,7 @@ def test_what_is_not_there_is_said(shown: Viewer) -> None:
     assert shown.status("api/run/coin/groups?stage=x&phase=train&step=1") == 422
     assert shown.status("api/run/coin/trajectory?stage=policy_gradient&phase=train&step=1&row=9999") == 422
     assert shown.status("api/run/coin/search?like=nonsense") == 422
+    assert shown.status("api/run/coin/search?like=before:eval:0:9999") == 422
     assert shown.status("api/run/coin/groups?stage=policy_gradient&phase=train&step=none") == 422
 
 
@@ -177,6 +178,18 @@ def test_a_search_does_not_tell_what_is_blacked_out(shown: Viewer) -> None:
     assert not shown.get("run/hostile/search", text=SECRET[:12])["hits"]
     assert not shown.get("run/hostile/groups", **HOSTILE_STEP, text=SECRET[:12])["groups"]
     assert shown.get("run/hostile/search", text="right to left")["hits"]
+
+
+def test_a_search_does_not_tell_of_a_key_that_what_is_shown_would_cut(tmp_path: Path) -> None:
+    lines = "\n".join(f"line{i}{'Zz9' * 18}" for i in range(6))
+    pem = f"-----BEGIN PRIVATE KEY-----\n{lines}\n-----END PRIVATE KEY-----"
+    run = hostile_run(tmp_path / "run", length=100, secret=f"{pem} so ends the key, and {SECRET} the other one")
+    with viewer(run) as found:
+        assert not found.get("run/run/search", text="line3Zz9")["hits"]
+        for text in ("so ends", "the other one"):
+            hits = found.get("run/run/search", text=text)["hits"]
+            around = json.dumps([hit["around"] for hit in hits])
+            assert hits and "Zz9" not in around and SECRET[-9:] not in around, around
 
 
 def test_own_patterns_are_blacked_out_too(tmp_path: Path) -> None:

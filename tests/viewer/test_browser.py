@@ -76,7 +76,7 @@ def test_runs_curves_and_their_metrics(page: Any, shown: Viewer) -> None:
     page.locator("tr:visible", has_text="n_zero_std_groups").get_by_role("link").click()
     page.wait_for_selector("figure:has-text('credit/n_zero_std_groups') canvas")
     assert "also=credit" in page.url
-    page.get_by_label("Draw another run over this one").select_option("other")
+    page.get_by_label("Overlay another run").select_option("other")
     page.wait_for_selector(".chip:has-text('other')")
     assert "95% interval" in page.locator(".tiles").inner_text()
 
@@ -102,7 +102,7 @@ def test_attempts_are_filtered_opened_and_walked_through_by_keys(page: Any, show
     assert page.locator("input[value=entropy]").is_disabled()
     page.locator(".siblings select").select_option(index=1)
     page.wait_for_selector(".pair .pane >> nth=1")
-    page.get_by_role("button", name="Find this task at other steps").click()
+    page.get_by_role("button", name="This task at other steps").click()
     page.wait_for_selector(".same:has-text('attempts at this task elsewhere.')")
 
 
@@ -165,13 +165,30 @@ def test_a_run_that_grows_is_drawn_live(page: Any, tmp_path: Path) -> None:
         page.goto("about:blank")
 
 
+def test_a_page_that_is_opened_before_the_first_step_shows_all_of_it_later(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("stages: [{kind: supervised, epochs: 2, batch_size: 8}]\n")
+    sink = JsonlSink(tmp_path / "run" / "metrics.jsonl")
+    with viewer(tmp_path / "run") as own:
+        page.goto(f"{own.url}#/run/run")
+        page.wait_for_selector("#live.on")
+        assert page.locator("figure.chart:visible, summary:has-text('metrics'):visible").count() == 0
+        values = {"supervised/loss": 1.25, "supervised/n_demonstrations": 40.0, "train/tokens_per_s": 700.0}
+        sink.write(LogLine(1, "0-supervised", time.time(), values))
+        page.wait_for_selector(".tile:has-text('1 of 10')")
+        assert page.locator(".tile:has-text('Loss')").inner_text().split()[1] == "1.25"
+        page.wait_for_selector("figure:has-text('Loss') canvas")
+        page.wait_for_selector("summary:has-text('All 3 metrics')")
+        page.goto("about:blank")
+
+
 def test_the_report_is_the_same_page_without_a_server(page: Any, shown: Viewer) -> None:
     run = shown.library.get("coin")
     assert run is not None
     page.goto(f"file://{write_report(run.folder)}")
     page.wait_for_selector("figure.chart:visible canvas")
     assert page.title() == "coin · rlhf report" and "Learned:" in page.locator("main").inner_text()
-    page.locator("summary", has_text="Facts").click()
+    page.locator("summary", has_text="Details").click()
     page.wait_for_selector(".facts pre:has-text('policy_gradient')")
     page.get_by_role("link", name="Attempts").click()
     page.wait_for_selector("table a.cell")
@@ -180,7 +197,7 @@ def test_the_report_is_the_same_page_without_a_server(page: Any, shown: Viewer) 
     page.wait_for_selector("a.cell.other")
     page.locator("a.cell.solved").first.click()
     page.wait_for_selector(".turns .t.up, .turns .t.down")
-    page.locator("summary", has_text="tokens read").first.click()
+    page.locator("summary", has_text="prompt tokens").first.click()
     page.get_by_label("Play on after turn").fill("1")
     assert page.locator(".play code").inner_text().endswith("--turns 1")
     page.get_by_role("link", name="Attempts").click()
@@ -234,6 +251,34 @@ def test_nothing_keeps_a_screen_reader_out(page: Any, shown: Viewer) -> None:
             (v["id"], v["nodes"][0]["html"]) for v in found["violations"] if v["impact"] in ("serious", "critical")
         ]
         assert not faults, address
+
+
+def test_a_long_table_shows_its_first_rows_and_then_all(page: Any, shown: Viewer) -> None:
+    page.goto(shown.url)
+    page.wait_for_selector(".chart canvas")
+    n = page.evaluate(
+        """async () => {
+            const { h, table } = await import("./static/dom.js");
+            const rows = [...Array(23).keys()].map((i) => h("tr", null, h("td", null, i)));
+            document.body.append(h("div", { id: "long" }, table("Many", [{ title: "n" }], rows, { most: 20 })));
+            return rows.length;
+        }"""
+    )
+    assert page.locator("#long tbody tr:visible").count() == 20
+    page.locator("#long").get_by_role("button", name=f"Show all {n}").click()
+    assert page.locator("#long tbody tr:visible").count() == n
+    assert page.locator("#long button").count() == 0
+
+
+def test_numbers_and_times_are_written_alike(page: Any, shown: Viewer) -> None:
+    page.goto(shown.url)
+    written = page.evaluate(
+        """async () => {
+            const { clock, number } = await import("./static/dom.js");
+            return [[-1.5, 0.0004, 0.00001, -12345, null].map((v) => number(v)), [45, 187, 3780].map((v) => clock(v))];
+        }"""
+    )
+    assert written == [["−1.5", "0.0004", "1.0e−5", "−12,345", "–"], ["45 s", "3:07", "1:03 h"]]
 
 
 def test_a_page_is_small(browser: Any, shown: Viewer) -> None:

@@ -47,16 +47,20 @@ def test_view_serves_without_torch_until_its_parent_closes(tmp_path: Path) -> No
         "try: app()\nfinally: print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, "view", str(run), "--port", "0", "--json", "--until-closed"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin and process.stdout
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin and process.stdout and process.stderr
         url = json.loads(process.stdout.readline())["url"]
         with urllib.request.urlopen(f"{url}api/runs", timeout=20) as answer:
             assert json.load(answer)["runs"][0]["id"] == "coin"
         with urllib.request.urlopen(f"{url}api/run/coin/trajectory?stage=policy_gradient&phase=train&step=1&row=0"):
             pass
-        process.stdin.close()
-        assert process.stdout.read().strip() == "[]"
+        with urllib.request.urlopen(f"{url}api/run/coin/events", timeout=20) as live:
+            assert live.readline() == b"retry: 1000\n"
+            process.stdin.close()
+            assert process.stdout.read().strip() == "[]"
         assert process.wait(30) == 0
+        assert process.stderr.read() == "", "somebody watches while it ends"
 
 
 def test_a_viewer_beside_training_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +105,9 @@ def test_a_step_in_one_line() -> None:
     values = {"rollout/success": 0.5, "rollout/n_episodes": 22.0, "rollout/n_failures": 2.0, "rollout/return_mean": 0.4}
     values |= {"rollout/tokens_per_s": 99.5, "loss/total": 0.0312, "loss/approx_kl": 0.00123, "loss/kl_ref": 0.5}
     assert step_line(values) == "success 50% (28%-72%)  return +0.40  loss 0.0312  KL 0.5  100 tok/s"
+    only = {name: value for name, value in values.items() if name != "loss/kl_ref"}
+    assert "KL 0.0012" in step_line(only)
+    assert "KL" not in step_line({**only, "loss/approx_kl": 1e-14}), "rounding of a step's only update"
     none = {**values, "rollout/success": float("nan"), "rollout/n_episodes": 2.0}
     assert step_line(none).startswith("success nan% (nothing to count)")
 

@@ -15,6 +15,9 @@ KEYS = (
     "AKIAABCDEFGHIJKLMNOP",
     "AIzaSyA1234567890abcdefghijklmnopqrst",
     "xoxb-1234567890-abcdef",
+    "gsk_abcdefghij1234567890AB",
+    "nvapi-abcdefghij_1234567890",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
     "Bearer abcdefghij1234567890",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----",
 )
@@ -37,7 +40,14 @@ def test_a_key_is_blacked_out_however_it_is_cut_into_tokens(key: str) -> None:
         assert all(piece == "█" for i, piece in enumerate(shown) if i in hidden)
 
 
-@pytest.mark.parametrize("text", ["risk-taking is a long-established skill", "task-0001", "hf_short", "go to the key"])
+def test_a_password_in_an_address_is_blacked_out_and_the_rest_stays() -> None:
+    assert Redaction().text("see postgres://ann:s3cret@db:5432/runs") == f"see postgres://{BLACK}@db:5432/runs"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["risk-taking is a long-established skill", "task-0001", "hf_short", "go to the key", "at http://host:80/a@b"],
+)
 def test_ordinary_texts_stay(text: str) -> None:
     assert Redaction().text(text) == text
 

@@ -36,9 +36,9 @@ class Core:
     begin: tuple[str, ...] = ()
     """Lines that are there from the start."""
     max_lines: Annotated[int, Field(ge=1)] = 8
-    """Most lines; what would be one more is refused."""
+    """Maximum number of lines; more are refused."""
     max_chars: Annotated[int, Field(ge=1)] = 100
-    """Longest line."""
+    """Maximum length of a line."""
 
     def __post_init__(self) -> None:
         """Refuse a start beyond the bounds."""
@@ -48,21 +48,21 @@ class Core:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Episodic:
-    """Memory of events: of each task the newest attempt, found by likeness and recency.
+    """Episodic memory: the newest attempt at each task, retrieved by similarity and recency.
 
     The n-th newest, from 0, has the score (1 − recency) · words in common + recency · 2^(−n / half_life).
     """
 
     k: Annotated[int, Field(ge=1)] = 2
-    """Most attempts that are shown."""
+    """Maximum number of attempts shown."""
     recency: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Weight of how new an attempt is; 0 goes by the words of the opening alone."""
+    """Weight of recency; 0 ranks by word overlap of the opening alone."""
     half_life: Annotated[float, Field(gt=0)] = 20.0
-    """After so many newer attempts one is half as recent."""
+    """Half-life of recency, in newer attempts."""
     max_entries: Annotated[int, Field(ge=1)] = 500
-    """Most attempts that are kept; of more the oldest go."""
+    """Maximum number of attempts; the oldest beyond it are dropped."""
     max_chars: Annotated[int, Field(ge=20)] = 200
-    """Longest text of one."""
+    """Maximum length of a text."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -70,27 +70,27 @@ class Semantic:
     """Semantic memory of facts, from the policy or by rules, retrieved by words."""
 
     extractor: Extractor | None = None
-    """Rules that read facts, with a `kind` and its keys; null asks the policy."""
+    """Rules that extract facts, with a `kind` and its keys; null calls the policy."""
     k: Annotated[int, Field(ge=1)] = 5
-    """Most facts that are shown: those with most in common with the opening (BM25)."""
+    """Maximum number of facts shown, by BM25 with the opening."""
     max_new: Annotated[int, Field(ge=1)] = 4
-    """Most facts of one attempt."""
+    """Maximum number of facts per attempt."""
     max_entries: Annotated[int, Field(ge=1)] = 500
-    """Most facts that are kept; of more the oldest go."""
+    """Maximum number of facts; the oldest beyond it are dropped."""
     max_chars: Annotated[int, Field(ge=20)] = 120
-    """Longest fact."""
+    """Maximum length of a fact."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Procedural:
-    """Memory of skills: one how-to for each solved task, of its shortest solution; found by likeness."""
+    """Procedural memory: one procedure for each solved task, of its shortest solution; retrieved by similarity."""
 
     k: Annotated[int, Field(ge=1)] = 2
-    """Most how-tos that are shown: those whose task has most words in common with the opening."""
+    """Maximum number of procedures shown, by word overlap of their task with the opening."""
     max_entries: Annotated[int, Field(ge=1)] = 200
-    """Most how-tos that are kept; of more the oldest go."""
+    """Maximum number of procedures; the oldest beyond it are dropped."""
     max_chars: Annotated[int, Field(ge=20)] = 300
-    """Longest how-to."""
+    """Maximum length of a procedure."""
 
 
 @plain_dataclass

@@ -39,7 +39,7 @@ class ALFWorld:
     task_types: Annotated[tuple[TaskType, ...], Field(min_length=1)] | None = None
     """Types of task that are asked for; null is all six."""
     max_steps: Annotated[int, Field(ge=1)] = 50
-    """The episode is cut after so many steps; 50 is the usual limit."""
+    """Maximum steps per episode; 50 is the usual limit."""
     n_train: SplitSize | None = None
     """Tasks of the split `train`, the first ones; null is all official ones, or 3000 generated ones."""
     n_dev: SplitSize | None = None

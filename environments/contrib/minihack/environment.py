@@ -104,7 +104,7 @@ class MiniHack(Seeded):
     level: str = "Room-Random-5x5"
     """Name of the level, with or without `MiniHack-` before and `-v0` after it."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """The episode is cut after so many steps; by default after the level's own limit (100 in Room-Random-5x5)."""
+    """Maximum steps per episode; null is the level's own limit (100 in Room-Random-5x5)."""
     n_train: SplitSize = 10_000
     """Tasks of the split `train`: one per seed, from the first on."""
     reward: Literal["success", "package"] = "success"
@@ -117,8 +117,7 @@ class MiniHack(Seeded):
         name = level.removeprefix("MiniHack-").removesuffix("-v0")
         if name not in LEVELS:
             raise ValueError(
-                f"no level of MiniHack that is told in words is called '{level}'; "
-                f"{nearest(name, LEVELS) or ', '.join(LEVELS)}"
+                f"no text level of MiniHack is called '{level}'; {nearest(name, LEVELS) or ', '.join(LEVELS)}"
             )
         return name
 

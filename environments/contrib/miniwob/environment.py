@@ -44,7 +44,7 @@ class MiniWoB(Seeded):
     task: str = "click-button"
     """Name of the task, with or without `miniwob/` before and `-v1` after it."""
     max_steps: Annotated[int, Field(ge=1)] = 10
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
     max_episodes: Annotated[int, Field(ge=1)] = 2
     """Browsers that are open at a time in one process."""
 
@@ -53,9 +53,7 @@ class MiniWoB(Seeded):
     def _short_name(cls, task: str) -> str:
         name = task.removeprefix("miniwob/").removesuffix("-v1")
         if name not in TASKS:
-            raise ValueError(
-                f"no task that is told in words is called '{task}'; {nearest(name, TASKS) or ', '.join(TASKS)}"
-            )
+            raise ValueError(f"no text task is called '{task}'; {nearest(name, TASKS) or ', '.join(TASKS)}")
         return name
 
     @property
@@ -111,7 +109,7 @@ class MiniWoB(Seeded):
 
 
 def done(browser: Browser, view: View, text: str) -> View | None:
-    """What follows an action; None where the text is none, or names no element."""
+    """View after an action; None where the text is none, or names no element."""
     typed = _TYPE.match(text)
     named = typed or _CLICK.match(text)
     number = int(named[1]) if named else 0
@@ -181,7 +179,7 @@ class MiniWoBEpisode:
 
 
 def scripted(view: View) -> list[str]:
-    """What the oracle does: it clicks what the task names, types what it quotes, and submits."""
+    """Actions of the oracle: it clicks what the task names, types what it quotes, and submits."""
     named = [word for word in _QUOTED.findall(view.asked) if word]
     fields = [i for i, e in enumerate(view.actable, 1) if e.tag.startswith(("input_text", "input_pass"))]
     buttons = [i for i, e in enumerate(view.actable, 1) if e.tag == "button"]

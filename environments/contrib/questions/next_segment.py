@@ -31,7 +31,7 @@ _END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n\s*\n")
 class NextSegment:
     """Say the next sentence of a file of text, given those before it."""
 
-    path: str
+    path: Path
     """A text file, UTF-8. The last eighth of it is `test`, the eighth before `dev`, the rest `train`."""
     context: Annotated[int, Field(ge=1)] = 3
     """Sentences that are shown before the one to say."""
@@ -40,7 +40,7 @@ class NextSegment:
     min_words: Annotated[int, Field(ge=1)] = 3
     """Sentences of fewer words are shown and not asked for."""
     ask: str = "Write the sentence that stands in the place of [...]."
-    """What is asked."""
+    """Instruction."""
 
     @property
     def properties(self) -> Properties:
@@ -57,7 +57,7 @@ class NextSegment:
             EnvError: no such split, no file, or too short a text.
         """
         refuse_unknown(split, _SPLITS, "NextSegment.tasks")
-        sentences = sentences_of(Path(self.path))
+        sentences = sentences_of(self.path)
         n = len(sentences)
         begin, end = {"train": (0, n - n // 4), "dev": (n - n // 4, n - n // 8), "test": (n - n // 8, n)}[split]
         found = [
@@ -82,7 +82,7 @@ class NextSegment:
 
     def start(self, task: Task) -> DatasetEpisode:
         """Begin one attempt: one reply."""
-        return DatasetEpisode(task)
+        return DatasetEpisode(task, task.reference)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """The sentence; None where something was said."""
@@ -90,7 +90,7 @@ class NextSegment:
 
     def fingerprint(self) -> str:
         """SHA-256 of the file, for the record of a run."""
-        return f"{Path(self.path).name} sha256:{digest_of(Path(self.path))[:16]}"
+        return f"{self.path.name} sha256:{digest_of(self.path)[:16]}"
 
 
 def sentences_of(path: Path) -> tuple[str, ...]:

@@ -54,9 +54,9 @@ class Routing(Drawn):
     """Ask experts of unlike price for a code, one who knows and as cheap as can be; pure Python."""
 
     experts: Annotated[int, Field(ge=2, le=8)] = 4
-    """How many there are. The dearest knows everything, the others some topics; who does not know says a wrong code."""
+    """Number of experts. The dearest knows everything, the others some topics; who does not know says a wrong code."""
     topics: Annotated[int, Field(ge=2, le=8)] = 4
-    """How many topics there are."""
+    """Number of topics."""
     max_steps: Annotated[int, Field(ge=2)] = 4
     """Questions and the answer."""
 
@@ -68,7 +68,7 @@ class Routing(Drawn):
         return f"{self.experts}-{self.topics}"
 
     def draw(self, rng: random.Random) -> Exchange:
-        """Draw experts, and a question that not all of them can answer."""
+        """Draw experts, of whom the dearest knows everything, and a question."""
         names = rng.sample(_EXPERTS, self.experts)
         prices = sorted(rng.sample(range(1, 40), self.experts))
         topic, code = rng.randrange(self.topics), rng.choice(_CODES)

@@ -31,7 +31,7 @@ _LONGEST, _MOST_ANSWERS = 400, 6
 
 
 @plain_dataclass(frozen=True)
-class Asked:
+class TableQuestion:
     """Tables as text, a question about them, and the items of its answer, in any order."""
 
     tables: str
@@ -44,7 +44,7 @@ class TableQuestions(DrawnQuestions):
     """Answer questions about two tables that are shown, and tell true statements from false ones; SQLite."""
 
     questions: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("filter", "aggregate", "join", "verify")
-    """What may be asked: rows of a table, a number of them, rows by what the other table says, and whether it is so."""
+    """Kinds of questions: rows of a table, a number of them, rows by the other table, and true or false."""
     n_rows: Annotated[int, Field(ge=4, le=100)] = 8
     """Rows of the larger table."""
     max_steps: Annotated[int, Field(ge=1)] = 1
@@ -57,7 +57,7 @@ class TableQuestions(DrawnQuestions):
         """Level: the kinds of questions, and the number of rows."""
         return f"{'+'.join(self.questions)}-{self.n_rows}"
 
-    def draw(self, rng: random.Random) -> Asked:
+    def draw(self, rng: random.Random) -> TableQuestion:
         """Draw tables and a question whose answer is a few values of one column."""
         kind = rng.choice(self.questions)
         while True:
@@ -66,13 +66,13 @@ class TableQuestions(DrawnQuestions):
             if not answer or len(answer) > _MOST_ANSWERS:
                 continue
             if kind != "verify":
-                return Asked(tables, problem.question, answer)
+                return TableQuestion(tables, problem.question, answer)
             truth = rng.random() < 0.5
             claimed = answer[0] if truth else written(float(answer[0]) + rng.choice((-2, -1, 1, 2)))
-            said = f"Asked '{problem.question}' somebody says {claimed}. Is that true or false?"
-            return Asked(tables, said, (str(truth).lower(),))
+            said = f"TableQuestion '{problem.question}' somebody says {claimed}. Is that true or false?"
+            return TableQuestion(tables, said, (str(truth).lower(),))
 
-    def ask(self, instance: Asked) -> Attempts:
+    def ask(self, instance: TableQuestion) -> Attempts:
         """Show the tables, and ask the question."""
         return Attempts(
             f"{instance.tables}\n{instance.question} Answer with the values alone, with commas between them.",
@@ -81,7 +81,7 @@ class TableQuestions(DrawnQuestions):
             max_steps=self.max_steps,
         )
 
-    def answer(self, instance: Asked) -> str:
+    def answer(self, instance: TableQuestion) -> str:
         """Items of the answer, with commas between them."""
         return ", ".join(instance.answer)
 
@@ -109,7 +109,7 @@ def written(value: object) -> str:
     return "" if value is None else f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
-def judge(asked: Asked, text: str) -> Judged:
+def judge(asked: TableQuestion, text: str) -> Judged:
     """Compare the items of an answer, in any order, with the right ones."""
     if not text.strip() or len(text) > _LONGEST:
         return Judged("That is no answer.", None)

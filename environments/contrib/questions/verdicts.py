@@ -45,7 +45,7 @@ class Verdicts:
     path: Path
     """JSON lines, JSON, CSV or Parquet, or a folder of `datasets`, with one of the two forms above."""
     question: str = "Which attempt does better what the agent was asked to do?"
-    """What is asked of a pair: the same as the judge's `question`."""
+    """Question about a pair: the same as the judge's `question`."""
 
     @property
     def properties(self) -> Properties:

@@ -84,7 +84,7 @@ class ScienceWorld:
     n_variations: Annotated[int, Field(ge=1)] | None = None
     """At most so many variations of each task in each split, the first ones; null is all."""
     max_steps: Annotated[int, Field(ge=1)] = 100
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
     list_actions: bool = True
     """List valid actions: some hundreds, which takes four times as long as the step. Without an agent that is shown
     them, set it to false."""

@@ -63,8 +63,7 @@ class TextArena(Drawn):
     invalid_moves: Annotated[int, Field(ge=0)] = 1
     """Invalid moves in a row that are forgiven; one more loses the game. The package forgives one."""
     max_steps: Annotated[int, Field(ge=1)] = 40
-    """The episode is cut after so many moves, invalid ones among them; the other player's are not counted unless it is
-    played too."""
+    """Maximum moves per episode, including invalid ones; the other player's count only if it is played too."""
     solved_at: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The package's reward from which an episode counts as solved; with both seats played, that of the first."""
     reward: Literal["score", "success"] = "score"

@@ -60,7 +60,7 @@ class TextWorld(Seeded):
     instructions: Literal["steps", "goal"] = "steps"
     """Instructions: step by step, where the game does so, or the last step alone."""
     max_steps: Annotated[int, Field(ge=1)] = 100
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
     n_dev: SplitSize = 200
     """The same for `dev`."""
     n_test: SplitSize = 200

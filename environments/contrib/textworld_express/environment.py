@@ -85,7 +85,7 @@ class TextWorldExpress:
     params: Mapping[str, StrictInt | StrictBool] = Field(default_factory=dict)
     """Generation parameters that differ from the package's defaults; `PARAMETERS` has names, ranges and defaults."""
     max_steps: Annotated[int, Field(ge=1)] = 50
-    """The episode is cut after so many steps."""
+    """Maximum steps per episode; longer ones are truncated."""
     describe_task: bool = True
     """Begin the first observation with the task in a sentence or two."""
     oracle_reads: bool = True

@@ -25,15 +25,17 @@ _WORD = re.compile(r"\w{3,}")
 @command
 def recipes(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="Only those that say all of them.")
+        list[str] | None, typer.Argument(metavar="[WORD]...", help="Only recipes that contain all of these words.")
     ] = None,
-    kinds: Annotated[bool, typer.Option("--kinds", help="List the kinds that a recipe may name instead.")] = False,
+    kinds: Annotated[
+        bool, typer.Option("--kinds", help="List the kinds of parts that recipes can use instead.")
+    ] = False,
     suites: Annotated[bool, typer.Option("--suites", help="List the suites of `rlhf evaluate` instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes that `rlhf train` knows by name."""
+    """List the recipes that ship with the toolkit."""
     noun = "kinds" if kinds else "suites" if suites else "recipes"
-    rows = _saying(words or [], _kinds() if kinds else _suites() if suites else _recipes(), noun)
+    rows = _matching(words or [], _kinds() if kinds else _suites() if suites else _recipes(), noun)
     if as_json:
         print_json({noun: rows})
         return
@@ -52,22 +54,24 @@ def recipes(
     console.print(table)
 
 
-def _saying(words: Sequence[str], rows: list[dict[str, str]], noun: str) -> list[dict[str, str]]:
-    """Rows whose cells contain all words."""
+def _matching(words: Sequence[str], rows: list[dict[str, str]], noun: str) -> list[dict[str, str]]:
+    """Rows that contain all words in a cell, or in the file whose path they have."""
 
     def text(row: Mapping[str, str]) -> str:
-        return " ".join(value for name, value in row.items() if name != "path").casefold()
+        inside = Path(row["path"]).read_text("utf-8") if words and "path" in row else ""
+        return " ".join([*(value for name, value in row.items() if name != "path"), inside]).casefold()
 
-    found = [row for row in rows if all(word.casefold() in text(row) for word in words)]
+    texts = [text(row) for row in rows]
+    found = [row for row, inside in zip(rows, texts, strict=True) if all(word.casefold() in inside for word in words)]
     if not found:
         known = {part for row in rows for name, value in row.items() if name != "path" for part in _WORD.findall(value)}
-        n_saying = {word: sum(word.casefold() in text(row) for row in rows) for word in words}
+        n_saying = {word: sum(word.casefold() in inside for inside in texts) for word in words}
         hints = (nearest(word, known) for word, n in n_saying.items() if not n)
         raise RecipeError(
-            f"none of the {noun} says this",
+            f"no match among the {noun}",
             where="rlhf recipes",
-            got=", ".join(f"{word} in {n}" for word, n in n_saying.items()),
-            expected="words that the name and the description of one have, all of them",
+            got=", ".join(f"{word}: {n} of {len(rows)}" for word, n in n_saying.items()),
+            expected="words that one of them contains, all of them",
             hint=next(filter(None, hints), f"rlhf recipes{'' if noun == 'recipes' else f' --{noun}'} lists all"),
         )
     return found
@@ -110,21 +114,21 @@ def _hidden(section: str, kind: str) -> str:
 
 @command
 def trajectories(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or of an evaluation.")],
+    run: Annotated[Path, typer.Argument(help="Run or evaluation folder.")],
     step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
     task: Annotated[str | None, typer.Option(metavar="ID", help="Only this task.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=0, help="Only this attempt at each task.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, help="Only this attempt of each task.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only this outcome: solved, failed, turn_limit, ...")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of trajectories.")] = 5,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Show the sampled tokens with log-prob and advantage.")
+        bool, typer.Option("--tokens", help="Show sampled tokens with log-probs and advantages.")
     ] = False,
     candidates: Annotated[
-        bool, typer.Option("--candidates", help="Of an evaluation: those that its strategy chose from.")
+        bool, typer.Option("--candidates", help="For an evaluation: show the candidates of its test-time strategy.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read the stored trajectories of a run or an evaluation in the terminal.
+    """Show stored trajectories of a run or evaluation in the terminal.
 
     Example: rlhf trajectories runs/quickstart-seed0 --outcome failed --limit 2 --tokens
     """
@@ -250,7 +254,7 @@ def _trajectories_of(run: Path) -> Path:
         where=str(run),
         got="no folder trajectories/",
         expected="a run that has reached its first evaluation",
-        hint=f"go on with it: rlhf train --resume {run}",
+        hint=f"resume it: rlhf train --resume {run}",
     )
 
 
@@ -339,14 +343,16 @@ def _plain_turn(turn: Any, tokens: bool) -> dict[str, Any]:
 
 @command
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or of an evaluation.")],
+    run: Annotated[Path, typer.Argument(help="Run or evaluation folder.")],
     redact: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Black out what a regular expression matches, beside keys; repeatable."),
+        typer.Option(
+            metavar="PATTERN", help="Redact matches of this regular expression, besides API keys. Repeatable."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the report.html of a run or an evaluation again: the pages of `rlhf view` in one file."""
+    """Rewrite report.html of a run or evaluation: the pages of `rlhf view` in one file."""
     from rlhf.evaluation.folder import is_evaluation, refuse_unfinished
     from rlhf.viewer.redaction import Redaction
     from rlhf.viewer.report import write_report
@@ -363,7 +369,7 @@ def report(
 
 @command
 def version(as_json: AsJson = False) -> None:
-    """Print the version of this package and of those it stands on."""
+    """Print the versions of this package and its main dependencies."""
     import platform
     from importlib import metadata
 

@@ -85,7 +85,7 @@ def _cases(file: Path) -> list[Case]:
     from rewards.suite import Case
 
     cases = []
-    for i, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    for i, line in enumerate(file.read_text("utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
         try:

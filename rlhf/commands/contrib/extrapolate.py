@@ -22,26 +22,31 @@ if TYPE_CHECKING:
 
 @command
 def extrapolate(
-    targets: Annotated[list[str], typer.Argument(metavar="RUN|CHECKPOINT...", help="A run, or checkpoints of one.")],
-    out: Annotated[Path, typer.Option(help="Where the new model goes: a folder that does not exist.")],
-    alpha: Annotated[float, typer.Option(help="How far to go; 1 is as far as the run, or as the line says.")] = 1.0,
+    targets: Annotated[
+        list[str], typer.Argument(metavar="RUN|CHECKPOINT...", help="A run, or checkpoints of one run.")
+    ],
+    out: Annotated[Path, typer.Option(help="Output model folder; must not exist.")],
+    alpha: Annotated[float, typer.Option(help="Extrapolation factor; 1 reproduces the run, or the fitted line.")] = 1.0,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Success to extrapolate to; needs several checkpoints.")
+        float | None, typer.Option(min=0, max=1, help="Success rate to extrapolate to; needs several checkpoints.")
     ] = None,
     success: Annotated[
         list[float] | None,
-        typer.Option(min=0, max=1, help="Success of each checkpoint, once for each; the run's log if left out."),
+        typer.Option(
+            min=0, max=1, help="Success rate of a checkpoint; repeat per checkpoint (default: from the run's log)."
+        ),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="A checkpoint or model to go from; the begin of the checkpoint's stage if left out."),
+        typer.Option(help="Checkpoint or model to start from (default: the start of the checkpoint's stage)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Extrapolate training along the first singular direction of each weight's change.
+    """Extrapolate training along the first singular direction of each weight update.
 
-    One checkpoint (of a run: its newest) gives its own change, --alpha times. With --target, the line through several
-    checkpoints against their success; of a run these are all that were kept of its last stage (keep_checkpoints).
+    Without --target, the update of one checkpoint (for a run, its newest) is scaled by --alpha. With --target, a line
+    is fitted to several checkpoints against their success rates: for a run, those kept of its last stage
+    (keep_checkpoints).
 
     Examples: rlhf extrapolate runs/my-run --alpha 1.5 --out longer; rlhf extrapolate runs/my-run --target 0.9 --out on
     """
@@ -49,7 +54,7 @@ def extrapolate(
     checkpoints = _checkpoints(targets, several=target is not None)
     if target is None and len(checkpoints) > 1:
         raise RecipeError(
-            "one checkpoint has a direction; several have a line, which needs a point on it",
+            "several checkpoints define a line, which needs a target success rate",
             where="--target",
             got="nothing",
             expected="a success between 0 and 1",
@@ -106,7 +111,7 @@ def _successes(checkpoints: Sequence[Path], given: Sequence[float] | None) -> li
     if given:
         if len(given) != len(checkpoints):
             raise RecipeError(
-                "each checkpoint has one success",
+                "there must be one success rate per checkpoint",
                 where="--success",
                 got=f"{len(given)} for {len(checkpoints)} checkpoints",
                 expected="as many, in the same order",
@@ -119,7 +124,7 @@ def _successes(checkpoints: Sequence[Path], given: Sequence[float] | None) -> li
         values = [values["eval/success"] for values in lines if values.get("eval/success") is not None]
         if not values:
             raise CheckpointError(
-                "the success of this checkpoint is not known",
+                "the success rate of this checkpoint is unknown",
                 where=str(folder),
                 got="no evaluation at its step in metrics.jsonl",
                 expected="evaluate_every and checkpoint_every that meet",

@@ -35,7 +35,7 @@ def seat_of(said: str) -> Seat:
     agent = build_part("agent", values, "--agent", base=Path.cwd())
     if isinstance(agent, Remembering):
         raise RecipeError(
-            "this agent is shown what a run has stored, and a game that is played here has no run",
+            "this agent needs the store of a run, and `rlhf play` has none",
             where="--agent.kind",
             got=said,
             expected="an agent without a store, such as chat, tools, planner, critic, rafa or self_play",

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @command
 def memory(
-    folder: Annotated[Path, typer.Argument(help="A run, a checkpoint or an exported model; or a file store.sqlite.")],
+    folder: Annotated[Path, typer.Argument(help="A run, checkpoint or exported model, or a file store.sqlite.")],
     kind: Annotated[str | None, typer.Option(help="Only entries of this kind: case, note, fact, topic, ...")] = None,
-    task: Annotated[str | None, typer.Option(metavar="ID", help="Only what this task had a part in.")] = None,
-    search: Annotated[str | None, typer.Option(metavar="WORDS", help="The entries that fit best, best first.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many; of more the newest.")] = 20,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Only entries that this task contributed to.")] = None,
+    search: Annotated[str | None, typer.Option(metavar="WORDS", help="Only the best matches, best first.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries; the newest are kept.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Read what the store of a remembering agent holds.
+    """Show the entries of an agent's memory store.
 
     Example: rlhf memory runs/my-run --search "red key"
     """

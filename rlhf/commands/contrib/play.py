@@ -38,34 +38,30 @@ _QUESTIONS = "hint asks the oracle, actions lists all, state shows the state, qu
 def play(
     kind: Annotated[
         str,
-        typer.Argument(
-            help="A catalogue name, package.module:Name, ./file.py:Name, or with --from the folder of a run."
-        ),
+        typer.Argument(help="A catalogue name, package.module:Name, ./file.py:Name, or with --from a run folder."),
     ],
-    fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its recipe keys.")] = None,
-    split: Annotated[str, typer.Option(help="Of the tasks.")] = "test",
-    task: Annotated[str, typer.Option(metavar="ID|N", help="The task by its id, or by its place from 0 on.")] = "0",
+    fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its settings.")] = None,
+    split: Annotated[str, typer.Option(help="Task split.")] = "test",
+    task: Annotated[str, typer.Option(metavar="ID|N", help="Task, by id or by index from 0.")] = "0",
     agent: Annotated[
         str,
-        typer.Option(
-            metavar="KIND", help="Read what an agent shows a policy, and reply as it does: chat, '{kind: planner}', ..."
-        ),
+        typer.Option(metavar="KIND", help="Play through an agent, in place of the model: chat, '{kind: planner}', ..."),
     ] = "",
     origin: Annotated[
         str,
         typer.Option(
-            "--from", metavar="STAGE:PHASE:STEP:ROW", help="Play on from a stored attempt of that run or evaluation."
+            "--from", metavar="STAGE:PHASE:STEP:ROW", help="Continue a stored attempt of the run or evaluation."
         ),
     ] = "",
     turns: Annotated[
-        int | None, typer.Option(min=0, help="Of it that are played again first; all but the last if left out.")
+        int | None, typer.Option(min=0, help="Turns of the stored attempt to replay first (default: all but the last).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play an environment yourself.
 
-    Example: rlhf play keyhole rows=3 --task 4. Lines may be piped; where they end, so does the game. `rlhf view` shows
-    the command that plays on from an attempt: rlhf play runs/my-run --from 0-policy_gradient:train:3:5 --turns 2.
+    Example: rlhf play keyhole rows=3 --task 4. Actions can be piped; the game ends with the input. `rlhf view` shows
+    the command that continues an attempt: rlhf play runs/my-run --from 0-policy_gradient:eval:0:5 --turns 2.
     """
     from environments.base import Capabilities
     from rlhf.recipe.builder import build_environment
@@ -76,7 +72,7 @@ def play(
     seat = seat_of(agent) if agent else None
     begun: tuple[str, ...] = ()
     if origin and seat is not None:
-        raise RecipeError("an attempt is played on without an agent", where="--agent", got=agent, hint="leave it out")
+        raise RecipeError("--from and --agent exclude each other", where="--agent", got=agent, hint="leave it out")
     if origin:
         environment, task, split, begun = _from(Path(kind), origin, turns)
     else:

@@ -31,27 +31,33 @@ class PhaseName(StrEnum):
 
 @command
 def score(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or an evaluation. It is only read.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run or evaluation folder (read-only).")],
     reward: Annotated[
         list[str],
-        typer.Option(metavar="TARGET", help="A kind, package.module:Name, ./file.py:Name, or {kind: ..., KEY: VALUE}."),
+        typer.Option(
+            metavar="TARGET",
+            help="New reward: a kind, package.module:Name, ./file.py:Name, or {kind: ..., KEY: VALUE}.",
+        ),
     ],
     against: Annotated[
-        str, typer.Option(metavar="NAME", help="What is stored: score, success, or a reward by its name in the recipe.")
+        str,
+        typer.Option(
+            metavar="NAME", help="Stored value to compare with: score, success, or the recipe's name of a reward."
+        ),
     ] = "score",
-    passes: Annotated[float, typer.Option(help="The least value that is a pass; verdicts flip across it.")] = 0.5,
+    passes: Annotated[float, typer.Option(help="Pass threshold; a verdict flips when it crosses this value.")] = 0.5,
     phase: Annotated[
-        str | None, typer.Option(metavar="|".join(PhaseName), help="Only attempts of training, or of evaluations.")
+        str | None, typer.Option(metavar="|".join(PhaseName), help="Only attempts of training or of evaluation.")
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Show at most so many flipped attempts.")] = 5,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="Limit of each call.")] = 60.0,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of flipped attempts shown.")] = 5,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="Timeout of each reward call in seconds.")] = 60.0,
     out: Annotated[
-        Path | None, typer.Option(help="A new file: everything as JSON, each attempt with its verdicts.")
+        Path | None, typer.Option(help="Write all attempts with their verdicts to this new JSON file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge the stored attempts of a run again, with other rewards: before, after, and whose verdict flipped.
+    """Rescore the stored attempts of a run with other rewards and list the verdicts that flipped.
 
     Examples: rlhf score runs/a --reward ./strict.py:judge; rlhf score runs/a --reward '{kind: numeric, rel_tol: 0.05}'
     """

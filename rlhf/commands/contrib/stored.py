@@ -59,7 +59,7 @@ class Stored:
         ]
         if not records:
             raise RecipeError(
-                "no stored attempt is like this",
+                "no stored attempt matches the filters",
                 where=str(run),
                 got=f"{len(stored)} files of attempts",
                 expected="at least one attempt that no part failed in",
@@ -98,7 +98,7 @@ class Stored:
         if not isinstance(reward, Verified) or any(self.task(r.task_id).reference is not None for r in self.records):
             return
         raise RecipeError(
-            "this reward compares answers with the references of tasks, and there are none",
+            "this reward needs references, and the tasks have none",
             where=where,
             got=f"the tasks cannot be made again: {self.problem}" if self.problem else "tasks whose reference is null",
             expected="tasks with Task.reference",

@@ -42,7 +42,7 @@ class Reviews(Wrapper):
     """
 
     above: float | None = None
-    """Score above which an attempt counts as successful; null goes by what the environment calls solved."""
+    """Score above which an attempt counts as successful; null uses the environment's success."""
     outcome: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of `inner`'s advantage on the critic's tokens."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
@@ -56,7 +56,7 @@ class Reviews(Wrapper):
             yield without(self, context, why, "use agent: {kind: critic}, or its inner estimator alone")
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of a critic that is trained alone, and only for foreseeing how attempts end."""
+        """Caution about a critic that is trained alone, and only for foreseeing how attempts end."""
         if context.stage is not None and context.stage.train_roles == (CRITIC,) and not self.outcome:
             yield (
                 f"{context.at('outcome')} is 0 and {context.stage_path}.train_roles is the critic alone: it is paid "

@@ -33,7 +33,7 @@ class DurationAware(Wrapper):
     """
 
     max_weight: Annotated[float, Field(gt=0)] = 5.0
-    """Largest weight: one hanging call must not make the step. .inf is no bound."""
+    """Maximum weight, so that one slow call does not dominate the step; .inf is no bound."""
 
     def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:
         """Return `credits`, each trajectory's times its weight."""

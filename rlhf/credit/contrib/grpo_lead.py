@@ -35,23 +35,23 @@ class GRPOLead:
     min_group: ClassVar[int] = 2
 
     alpha: Annotated[float, Field(ge=0)] = 0.05
-    """α, how much a deviation of length changes the score of a right trajectory."""
+    """α, the effect of one standard deviation of length on the score of a correct trajectory."""
     wrong_score: float = -1.0
-    """R' of a wrong trajectory, in place of its score."""
+    """R' of a wrong trajectory, replacing its score."""
     correct_above: float | None = None
-    """null: right is what the environment calls solved. A number: right is a total score above it."""
+    """null: an attempt is correct if the environment reports success. A number: if its total score is above it."""
     min_weight: Annotated[float, Field(ge=0)] = 0.4
     """A, the weight that w falls to."""
     max_weight: Annotated[float, Field(ge=0)] = 1.5
     """B, the weight that w falls from."""
     midpoint: float = 0.75
-    """ρ₀, the share of right ones at which w is half-way."""
+    """ρ₀, the share of correct attempts at the midpoint of w."""
     steepness: Annotated[float, Field(ge=0)] = 10.0
     """k, how fast w falls."""
     ddof: Literal[0, 1] = 1
     """1 divides the sums of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviations."""
+    """Added to the standard deviations."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -42,21 +42,21 @@ class HGPO:
     min_group: ClassVar[int] = 2
 
     history: Annotated[int, Field(ge=0)] = 2
-    """K, how many states before the present one are compared at most: as many as the agent is shown."""
+    """K, the maximum number of previous states compared: as many as the agent sees."""
     alpha: Annotated[float, Field(ge=0)] = 1.0
-    """α; the larger, the more the deep comparisons count. 0 weighs all alike."""
+    """α; larger values weigh longer histories more, 0 weighs all equally."""
     first_weight: Annotated[float, Field(gt=0)] = 2.0
     """c; 2 as in the authors' code (weights 2, 3, 4, ...), 1 as in the paper."""
     episode: bool = False
-    """Compare whole episodes too, as GRPO does, with weight 1. Without it a turn without company has no signal."""
+    """Add the episode-level advantage of GRPO, with weight 1. Without it a turn alone in its group has no signal."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
-    """Discount per turn of the returns that are compared."""
+    """Discount per turn of the returns compared."""
     normalize: Literal["mean_std", "mean"] = "mean_std"
     """`mean` only subtracts the mean."""
     ddof: Literal[0, 1] = 0
     """Of the turns compared in a state: 1 divides the sum of squares by n − 1, 0 by n. Episodes have n − 1 always."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

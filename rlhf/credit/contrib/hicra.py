@@ -34,7 +34,7 @@ class HICRA(Wrapper):
     """
 
     alpha: Annotated[float, Field(ge=0)] = 0.2
-    """α, how much the credit of a planning token is raised."""
+    """α, the relative increase of the advantage of planning tokens."""
     grams: tuple[Annotated[Ids, Field(min_length=1)], ...] = ()
     """Strategic grams, each a list of token ids (`rlhf trajectories RUN --tokens` shows ids)."""
     begin: Ids = ()

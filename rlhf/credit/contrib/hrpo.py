@@ -43,7 +43,7 @@ class HRPO:
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by G − 1, 0 by G."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse the name of no reward."""

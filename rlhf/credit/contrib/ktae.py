@@ -40,7 +40,7 @@ class KTAE(Wrapper):
     """
 
     top: Annotated[float, Field(ge=0)] = 1.0
-    """Largest κ."""
+    """Maximum κ."""
     fisher_weight: Annotated[float, Field(ge=0)] = 1.0
     """w₁, the weight of Fisher's test."""
     gain_weight: Annotated[float, Field(ge=0)] = 1.0
@@ -50,7 +50,7 @@ class KTAE(Wrapper):
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5
     """β, how much they make up for one side having sampled more tokens."""
     correct_above: float | None = None
-    """null: right is what the environment calls solved. A number: right is a total score above it."""
+    """null: an attempt is correct if the environment reports success. A number: if its total score is above it."""
 
     def __post_init__(self) -> None:
         if not self.fisher_weight + self.gain_weight:

@@ -31,7 +31,7 @@ class LitePPO:
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by the number of trajectories − 1, 0 by their number."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""

@@ -34,7 +34,7 @@ class LOOP:
     min_group: ClassVar[int] = 2
 
     min_advantage: Annotated[float, Field(ge=0)] = 0.01
-    """Advantages smaller than this, in units of the score, are 0."""
+    """Advantages with a smaller magnitude, in units of the score, are set to 0."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -1,4 +1,4 @@
-"""OREAL: clone what is right, push away what is wrong, and weigh their tokens by what they tell."""
+"""OREAL: behaviour cloning of correct attempts, a penalty on wrong ones, and token weights of a critic."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class OREAL:
     takes_critic: ClassVar[str] = "token_rewards"
 
     weights: Literal["none", "critic"] = "none"
-    """Weights of single tokens: none, or those of a critic of token rewards."""
+    """Token weights: none, or those of a token-reward critic."""
     negative_weight: Annotated[float, Field(ge=0)] = 0.5
-    """η, the weight of wrong attempts; 0 only clones."""
+    """η, the weight of wrong attempts; 0 is behaviour cloning."""
     one_of_each: bool = True
-    """Count each group as one right and one wrong attempt; otherwise every attempt counts."""
+    """Count each group as one correct and one wrong attempt; otherwise every attempt counts."""
 
     @property
     def needs_values(self) -> bool:

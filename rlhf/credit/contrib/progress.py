@@ -43,11 +43,11 @@ class Progress:
     contributions: Literal["score", "critic"] = "score"
     """Source of a turn's contribution: a reward that scores turns, or a learned critic."""
     grounding: Annotated[float, Field(ge=0)] = 0.5
-    """β, what a turn earns whose action was carried out."""
+    """β, the reward of a turn whose action was executed."""
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by the number of turns − 1, 0 by their number."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     @property
     def needs_values(self) -> bool:

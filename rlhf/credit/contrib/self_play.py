@@ -66,7 +66,7 @@ class Seats:
     inner: AdvantageEstimator = Field(default_factory=GRPO)
     """Estimator for the turns of one seat."""
     others: Literal["opposite", "same", "own"] = "opposite"
-    """Sign with which the other seats get the reward of a turn."""
+    """Sign of a turn's reward for the other seats."""
 
     def __post_init__(self) -> None:
         """Refuse an estimator that needs a critic, whose values are of the whole episode."""

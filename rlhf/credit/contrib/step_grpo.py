@@ -31,11 +31,11 @@ class StepGRPO:
     min_group: ClassVar[int] = 2
 
     last_apart: bool = True
-    """Compare last turns with last turns, and not with turns of the same number."""
+    """Compare last turns with each other instead of turns of the same index."""
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -43,7 +43,7 @@ class Stratified:
     ddof: Literal[0, 1] = 0
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to both deviations."""
+    """Added to both standard deviations."""
 
     def __post_init__(self) -> None:
         try:

@@ -31,11 +31,11 @@ class TaskNormalised(Wrapper):
     id_parts: Annotated[int, Field(ge=1)] | None = None
     """Number of leading parts of a task's id (between slashes) that name its type; null is all but the last."""
     subtract_mean: bool = True
-    """Subtract the mean too; it moves groups without signal off 0."""
+    """Also subtract the mean; groups without signal then have non-zero advantages."""
     ddof: Literal[0, 1] = 0
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def type_of(self, task_id: str) -> str:
         """Type of a task; an id without slashes is its own type unless `id_parts` is given."""

@@ -42,7 +42,7 @@ class TreeGRPO:
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviations."""
+    """Added to the standard deviations."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

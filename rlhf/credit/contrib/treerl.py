@@ -41,7 +41,7 @@ class TreeRL:
     min_group: ClassVar[int] = 2
 
     leave_one_out: bool = True
-    """Compare scores with the mean of the others; else with that of all, which is smaller by a factor G / (G − 1)."""
+    """Leave-one-out baseline: the mean of the others; else the mean of all, which shrinks advantages by G / (G − 1)."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -35,7 +35,7 @@ class TurnRLOO:
     min_group: ClassVar[int] = 2
 
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Weight of what the next turn earns, against this one."""
+    """Discount per turn."""
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

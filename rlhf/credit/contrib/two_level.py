@@ -87,12 +87,12 @@ class TwoLevel:
     low: AdvantageEstimator | None = Field(default_factory=GRPO)
     """Estimator within a subgoal; null trains the planner alone."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Discount per turn of what an option earns."""
+    """Discount per turn of an option's return."""
     compare: Literal["subgoal", "state", "all"] = "subgoal"
-    """With which options of its group an option is compared."""
+    """Options of the group that an option is compared with."""
     horizon: Literal["episode", "option"] = "episode"
-    """Horizon of the executor's credit: the rest of the episode, or its own subgoal. The latter needs rewards on the
-    way."""
+    """Horizon of the executor's return: the rest of the episode, or its own subgoal. The latter needs intermediate
+    rewards."""
     low_reward: str | None = None
     """Name of the reward, a key of `rewards`, whose values per turn the low level is trained on; null is the score."""
 

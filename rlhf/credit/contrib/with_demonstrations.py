@@ -39,19 +39,19 @@ class Guided:
     min_group: ClassVar[int] = 2
 
     baseline: Literal["group", "own"] = "group"
-    """Scores of the baseline: all of the group, or the policy's own attempts."""
+    """Attempts of the baseline: the whole group, or the policy's own."""
     normalize_std: bool = False
-    """Divide by the deviation."""
+    """Divide by the standard deviation."""
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by n − 1, 0 by n."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
-    """Added to the deviation."""
+    """Added to the standard deviation."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse stages without demonstrations."""
         if context.stage.expert is not None:
             return
-        if self.baseline == "own" and context.holder is None:
+        if self.baseline == "own" and context.parent is None:
             why = "the stage brings no demonstrations: every attempt is the policy's own"
             yield no_effect(context.at("baseline"), "own", why, "remove the key, or set expert: {per_group: 1}")
         if not context.is_trained:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf.data import Finish, Role
-from rlhf.gateway.asked import Answered, Asked, Refusal, digest_of
-from rlhf.gateway.conversation import Said
+from rlhf.gateway.conversation import ChatMessage
+from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
 from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "tool": Role.TOOL}
@@ -20,12 +20,12 @@ _SAMPLING: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request. Raises Refusal."""
     if body.get("functions") or body.get("function_call"):
         raise Refusal(400, "functions is the form of 2023. Expected: tools. Do: send tools.")
     options = body.get("stream_options") or {}
-    return Asked(
+    return ChatRequest(
         messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(listed(body, "messages", needed=True))),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_completion_tokens", "max_tokens"),
@@ -37,14 +37,14 @@ def read(body: Mapping[str, Any]) -> Asked:
     )
 
 
-def _message(message: Mapping[str, Any], where: str) -> Said:
+def _message(message: Mapping[str, Any], where: str) -> ChatMessage:
     role = message.get("role")
     if role == "assistant":
         text = text_in(message.get("content"), f"{where}.content", ("text", "refusal"))
-        return Said(Role.ASSISTANT, text, tuple(_calls(message, where)))
+        return ChatMessage(Role.ASSISTANT, text, tuple(_calls(message, where)))
     if role not in _ROLES:
         raise wrong(f"{where}.role", role, ", ".join([*_ROLES, "assistant"]))
-    return Said(_ROLES[role], text_in(message.get("content"), f"{where}.content"))
+    return ChatMessage(_ROLES[role], text_in(message.get("content"), f"{where}.content"))
 
 
 def _calls(message: Mapping[str, Any], where: str) -> Iterator[Any]:
@@ -60,7 +60,7 @@ def _tool(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     return tool(function.get("name"), function.get("description"), function.get("parameters"), f"{where}.function")
 
 
-def reply(answered: Answered, asked: Asked) -> dict[str, Any]:
+def reply(answered: ChatReply, asked: ChatRequest) -> dict[str, Any]:
     """The body of a reply."""
     message: dict[str, Any] = {
         "role": "assistant",
@@ -79,7 +79,7 @@ def reply(answered: Answered, asked: Asked) -> dict[str, Any]:
     return {**_head(answered, asked, "chat.completion"), "choices": [choice], "usage": _usage(answered)}
 
 
-def stream(answered: Answered, asked: Asked) -> Iterator[str]:
+def stream(answered: ChatReply, asked: ChatRequest) -> Iterator[str]:
     """The events of a reply in pieces."""
     head = _head(answered, asked, "chat.completion.chunk")
 
@@ -104,25 +104,25 @@ def stream(answered: Answered, asked: Asked) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _head(answered: Answered, asked: Asked, kind: str) -> dict[str, Any]:
+def _head(answered: ChatReply, asked: ChatRequest, kind: str) -> dict[str, Any]:
     name = asked.options.get("model", "policy")
     return {"id": f"chatcmpl-{answered.id}", "object": kind, "created": answered.created, "model": name}
 
 
-def _written(answered: Answered) -> list[dict[str, Any]]:
+def _written(answered: ChatReply) -> list[dict[str, Any]]:
     return [
         {"id": f"call_{name}", "type": "function", "function": {"name": call.name, "arguments": call.json_arguments}}
         for name, call in answered.calls
     ]
 
 
-def _finish(answered: Answered) -> str:
+def _finish(answered: ChatReply) -> str:
     if answered.finish is Finish.LENGTH:
         return "length"
     return "tool_calls" if answered.calls else "stop"
 
 
-def _logprobs(answered: Answered, asked: Asked) -> dict[str, Any] | None:
+def _logprobs(answered: ChatReply, asked: ChatRequest) -> dict[str, Any] | None:
     if not asked.logprobs:
         return None
     listed_ = [
@@ -132,6 +132,6 @@ def _logprobs(answered: Answered, asked: Asked) -> dict[str, Any] | None:
     return {"content": listed_, "refusal": None}
 
 
-def _usage(answered: Answered) -> dict[str, int]:
+def _usage(answered: ChatReply) -> dict[str, int]:
     read_, said = answered.n_prompt, answered.n_sampled
     return {"prompt_tokens": read_, "completion_tokens": said, "total_tokens": read_ + said}

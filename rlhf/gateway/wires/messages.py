@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf.data import Finish, Role
-from rlhf.gateway.asked import Answered, Asked, Refusal, digest_of
-from rlhf.gateway.conversation import Said
+from rlhf.gateway.conversation import ChatMessage
+from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
 from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
 
 _SAMPLING: Mapping[str, tuple[Any, ...]] = {
@@ -16,14 +16,14 @@ _SAMPLING: Mapping[str, tuple[Any, ...]] = {
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request. Raises Refusal."""
     system = text_in(body.get("system"), "system")
-    said = [Said(Role.SYSTEM, system)] if system else []
+    said = [ChatMessage(Role.SYSTEM, system)] if system else []
     for i, message in enumerate(listed(body, "messages", needed=True)):
         said += _message(message, f"messages[{i}]")
     thinking = body.get("thinking") or {}
-    return Asked(
+    return ChatRequest(
         messages=tuple(said),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_tokens"),
@@ -37,26 +37,26 @@ def read(body: Mapping[str, Any]) -> Asked:
     )
 
 
-def _message(message: Mapping[str, Any], where: str) -> list[Said]:
+def _message(message: Mapping[str, Any], where: str) -> list[ChatMessage]:
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise wrong(f"{where}.role", role, "user or assistant")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else listed(message, "content")
     if role == "assistant":
         return [_reply(blocks, where)]
-    found: list[Said] = []
+    found: list[ChatMessage] = []
     texts: list[Any] = []
     for i, block in enumerate(blocks):
         if block.get("type") == "tool_result":
-            found.append(Said(Role.TOOL, text_in(block.get("content"), f"{where}.content[{i}].content")))
+            found.append(ChatMessage(Role.TOOL, text_in(block.get("content"), f"{where}.content[{i}].content")))
         else:
             texts.append(block)
     if texts or not found:
-        found.append(Said(Role.SYSTEM if role == "system" else Role.USER, text_in(texts, f"{where}.content")))
+        found.append(ChatMessage(Role.SYSTEM if role == "system" else Role.USER, text_in(texts, f"{where}.content")))
     return found
 
 
-def _reply(blocks: list[Any], where: str) -> Said:
+def _reply(blocks: list[Any], where: str) -> ChatMessage:
     """A reply in the history, without its thinking."""
     texts, calls = [], []
     for i, block in enumerate(blocks):
@@ -65,7 +65,7 @@ def _reply(blocks: list[Any], where: str) -> Said:
             calls.append(call_in(block.get("name"), block.get("input"), at))
         elif kind not in ("thinking", "redacted_thinking"):
             texts.append(text_in([block], at))
-    return Said(Role.ASSISTANT, "\n".join(texts), tuple(calls))
+    return ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls))
 
 
 def _tool(found: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _tool(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     return tool(found.get("name"), found.get("description"), found.get("input_schema"), where)
 
 
-def reply(answered: Answered, asked: Asked) -> dict[str, Any]:
+def reply(answered: ChatReply, asked: ChatRequest) -> dict[str, Any]:
     """The body of a reply."""
     usage = {"input_tokens": answered.n_prompt, "output_tokens": answered.n_sampled}
     return {
@@ -85,18 +85,18 @@ def reply(answered: Answered, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _head(answered: Answered, asked: Asked) -> dict[str, Any]:
+def _head(answered: ChatReply, asked: ChatRequest) -> dict[str, Any]:
     head = {"id": f"msg_{answered.id}", "type": "message", "role": "assistant", "model": asked.options.get("model")}
     return {**head, "stop_sequence": None}
 
 
-def _stop(answered: Answered) -> str:
+def _stop(answered: ChatReply) -> str:
     if answered.finish is Finish.LENGTH:
         return "max_tokens"
     return "tool_use" if answered.calls else "end_turn"
 
 
-def _blocks(answered: Answered, asked: Asked) -> Iterator[dict[str, Any]]:
+def _blocks(answered: ChatReply, asked: ChatRequest) -> Iterator[dict[str, Any]]:
     if answered.reasoning and asked.options.get("thinking"):
         yield {"type": "thinking", "thinking": answered.reasoning, "signature": ""}
     if answered.text:
@@ -105,13 +105,13 @@ def _blocks(answered: Answered, asked: Asked) -> Iterator[dict[str, Any]]:
         yield {"type": "tool_use", "id": f"toolu_{name}", "name": call.name, "input": call.arguments}
 
 
-def stream(answered: Answered, asked: Asked) -> Iterator[str]:
+def stream(answered: ChatReply, asked: ChatRequest) -> Iterator[str]:
     """The events of a reply in pieces."""
     for kind, data in _events(answered, asked):
         yield event({"type": kind, **data}, kind)
 
 
-def _events(answered: Answered, asked: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events(answered: ChatReply, asked: ChatRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     usage = {"input_tokens": answered.n_prompt, "output_tokens": 0}
     message = {**_head(answered, asked), "content": [], "stop_reason": None, "usage": usage}
     yield "message_start", {"message": message}
@@ -126,7 +126,7 @@ def _events(answered: Answered, asked: Asked) -> Iterator[tuple[str, dict[str, A
     yield "message_stop", {}
 
 
-def _in_pieces(block: Mapping[str, Any], answered: Answered) -> tuple[str, str, str, dict[str, Any]]:
+def _in_pieces(block: Mapping[str, Any], answered: ChatReply) -> tuple[str, str, str, dict[str, Any]]:
     """Name and kind of what a block's pieces are, their text, and the block's fields while it is empty."""
     if block["type"] == "tool_use":
         call = next(call for name, call in answered.calls if f"toolu_{name}" == block["id"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.tool_calls import Call
-from rlhf.gateway.asked import Refusal
+from rlhf.gateway.request import Refusal
 
 
 def wrong(where: str, got: object, expected: str, do: str = "mend the request") -> Refusal:

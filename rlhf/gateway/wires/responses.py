@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf.data import Finish, Role
-from rlhf.gateway.asked import Answered, Asked, Refusal, digest_of
-from rlhf.gateway.conversation import Said
+from rlhf.gateway.conversation import ChatMessage
+from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
 from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -20,7 +20,7 @@ _UNKNOWN = ("background", "conversation", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> ChatRequest:
     """Read a request. Raises Refusal."""
     for name in _UNKNOWN:
         if body.get(name):
@@ -28,7 +28,7 @@ def read(body: Mapping[str, Any]) -> Asked:
     given_ = body.get("input")
     items = [{"role": "user", "content": given_}] if isinstance(given_, str) else listed(body, "input", needed=True)
     instructions = text_in(body.get("instructions"), "instructions")
-    return Asked(
+    return ChatRequest(
         messages=tuple(_messages(items)),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_output_tokens"),
@@ -42,7 +42,7 @@ def read(body: Mapping[str, Any]) -> Asked:
     )
 
 
-def _messages(items: list[Any]) -> Iterator[Said]:
+def _messages(items: list[Any]) -> Iterator[ChatMessage]:
     """Messages of a list of items: text and calls that follow each other are one reply, and reasoning is left out."""
     texts: list[str] = []
     calls: list[Any] = []
@@ -57,17 +57,17 @@ def _messages(items: list[Any]) -> Iterator[Said]:
             texts.append(text_in(item.get("content"), f"{where}.content", _TEXTS))
             continue
         if texts or calls:
-            yield Said(Role.ASSISTANT, "\n".join(texts), tuple(calls))
+            yield ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls))
             texts, calls = [], []
         if kind == "function_call_output":
-            yield Said(Role.TOOL, text_in(item.get("output"), f"{where}.output", _TEXTS))
+            yield ChatMessage(Role.TOOL, text_in(item.get("output"), f"{where}.output", _TEXTS))
         elif kind == "message" and item.get("role") in _ROLES:
-            yield Said(_ROLES[item["role"]], text_in(item.get("content"), f"{where}.content", _TEXTS))
+            yield ChatMessage(_ROLES[item["role"]], text_in(item.get("content"), f"{where}.content", _TEXTS))
         else:
             expected = "message, function_call, function_call_output or reasoning"
             raise wrong(where, f"type {kind!r}, role {item.get('role')!r}", expected)
     if texts or calls:
-        yield Said(Role.ASSISTANT, "\n".join(texts), tuple(calls))
+        yield ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls))
 
 
 def _tool(found: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -76,12 +76,12 @@ def _tool(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     return tool(found.get("name"), found.get("description"), found.get("parameters"), where)
 
 
-def reply(answered: Answered, asked: Asked) -> dict[str, Any]:
+def reply(answered: ChatReply, asked: ChatRequest) -> dict[str, Any]:
     """The body of a reply."""
     return _response(answered, asked, list(_items(answered, asked)))
 
 
-def _response(answered: Answered, asked: Asked, output: list[Any], status: str = "") -> dict[str, Any]:
+def _response(answered: ChatReply, asked: ChatRequest, output: list[Any], status: str = "") -> dict[str, Any]:
     was_cut = answered.finish is Finish.LENGTH
     read_, said = answered.n_prompt, answered.n_sampled
     usage = {
@@ -99,12 +99,12 @@ def _response(answered: Answered, asked: Asked, output: list[Any], status: str =
     }  # fmt: skip
 
 
-def id_of(answered: Answered) -> str:
+def id_of(answered: ChatReply) -> str:
     """Name by which a later request goes on from this reply."""
     return f"resp_{answered.id}"
 
 
-def _items(answered: Answered, asked: Asked) -> Iterator[dict[str, Any]]:
+def _items(answered: ChatReply, asked: ChatRequest) -> Iterator[dict[str, Any]]:
     if answered.reasoning:
         thought = [{"type": "reasoning_text", "text": answered.reasoning}]
         yield {"type": "reasoning", "id": f"rs_{answered.id}", "summary": [], "content": thought}
@@ -125,13 +125,13 @@ def _items(answered: Answered, asked: Asked) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def stream(answered: Answered, asked: Asked) -> Iterator[str]:
+def stream(answered: ChatReply, asked: ChatRequest) -> Iterator[str]:
     """The events of a reply in pieces."""
     for number, (kind, data) in enumerate(_events(answered, asked)):
         yield event({"type": kind, "sequence_number": number, **data}, kind)
 
 
-def _events(answered: Answered, asked: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events(answered: ChatReply, asked: ChatRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     begun = _response(answered, asked, [], "in_progress")
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}

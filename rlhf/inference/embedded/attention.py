@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.attention_variant import PLAIN, Variant, attend_by_products, band
+from rlhf.inference.embedded.expert_routing import ExpertRouting
 from rlhf.inference.embedded.row_layout import Ints, PackedRows, on_device, runs, similar
 from rlhf.inference.embedded.varlen import VarlenPlan, takes_varlen
 from rlhf.inference.model_config import ModelConfig, ModelWrapper
@@ -238,7 +239,7 @@ def use_packed_attention(model: nn.Module) -> None:
     kinds = set(config.layer_types or ["full_attention"]) - _KINDS
     if kinds:
         raise ModelError(
-            "layers of this model do not attend token by token, so rows laid end to end would see each other",
+            "layers of this model mix tokens in other ways than attention, so packed rows would see each other",
             where=name,
             got=", ".join(sorted(kinds)),
             expected=" or ".join(sorted(_KINDS)),
@@ -306,6 +307,7 @@ def packed_forward(
     select: Tensor | None = None,
     adapters: Sequence[str] | None = None,
     device: torch.device | None = None,
+    routing: ExpertRouting | None = None,
 ) -> Tensor:
     """Logits of rows laid end to end; differentiable, and never larger than what is selected.
 
@@ -319,6 +321,7 @@ def packed_forward(
         select: int64 `[N]` places in `[0, T)` whose logits are wanted; None for all.
         adapters: `[R]` which role's adapter reads each row, empty for the shared one; None: that one reads all.
         device: where the model runs; None is where its first parameter lies.
+        routing: records or says which experts the tokens meet; None leaves that to the model.
 
     Returns:
         `[N, V]` in the model's dtype; row i predicts the token after place `select[i]`.
@@ -337,11 +340,13 @@ def packed_forward(
         return planned_forward(model, token_ids, bare.position_ids, bare, select)
     rows = plan_rows(model, token_ids, lengths, select, adapters, device)
     ids = on_device(rows.token_ids, device)
+    if routing is not None:
+        routing.begin(rows.plan, rows.select)
     return planned_forward(model, ids, rows.plan.position_ids, rows.plan, rows.select, rows.adapters)
 
 
 class PlannedRows(NamedTuple):
-    """What a pass over rows computes.
+    """Tokens and attention plan of a pass over rows.
 
     Attributes:
         token_ids: `[n_computed]`, of the tokens that are computed.

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
+from rlhf.device import allocation_failure
 from rlhf.errors import DeliveryError, EngineError, ModelError
 from rlhf.inference.embedded.attention import planned_forward, use_packed_attention
 from rlhf.inference.embedded.kv_cache import KVCache, SlotPlan
@@ -31,8 +32,6 @@ from rlhf.inference.engine import check_prompt
 from rlhf.inference.fingerprint import fingerprint
 from rlhf.inference.model_config import ModelConfig
 from rlhf.inference.role_adapters import adapter_names, number_of
-
-__all__ = ["EngineStats", "TransformersEngine", "fingerprint"]
 
 #: Rows of every matrix product are padded to a multiple of this: BLAS has kernels of their own for a few rows, and a
 #: token's log-prob shall not depend, to the last bit, on how many other tokens are computed with it.
@@ -394,7 +393,8 @@ class TransformersEngine:
 
     def _refuse(self, request: Request, what: str, cause: Exception | None) -> None:
         got = f"{type(cause).__name__}: {cause}" if cause else ""
-        error = EngineError(what, where=f"TransformersEngine, session {request.session!r}", got=got)
+        hint = "lower engine.max_sessions or engine.max_batch_tokens" if allocation_failure(cause) else ""
+        error = EngineError(what, where=f"TransformersEngine, session {request.session!r}", got=got, hint=hint)
         error.__cause__ = cause
         if not request.future.done():
             request.future.set_exception(error)

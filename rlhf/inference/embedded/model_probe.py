@@ -67,7 +67,7 @@ def without_dropout(model: nn.Module) -> None:
 
 def _unfit(name: str, got: str) -> ModelError:
     return ModelError(
-        "rows of this model come out otherwise side by side than alone",
+        "packed rows of this model differ from single rows",
         where=f"a model of type {name}",
         got=got,
         expected="the same log-probs: attention that only looks back, and positions as they are given",

@@ -57,7 +57,7 @@ class PackedRows:
         self.position_ids = on_device((self._places - np.repeat(self._starts, self.lengths))[self._own], device)
 
     def computed_at(self, places: Ints) -> Ints:
-        """Which of the computed tokens stand at these places of the rows."""
+        """Indices of the computed tokens at these places of the rows."""
         found: Ints = self._tokens[places]
         return found
 

@@ -21,7 +21,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
         instance: to be asked.
         timeout_s: most seconds for the answer.
         token: path of a file by which the instance tells whether it sees this machine's memory. What it found comes
-            back as `token`, and the GPU that it is on as `gpu`; each is empty if its processes do not agree.
+            back as `token`, empty if its processes do not agree, and their GPUs as `gpus`, one a process.
 
     Raises:
         EngineError: it does not answer, wants a key, or lacks what is needed.
@@ -50,13 +50,13 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
             got=repr(answer)[:200],
             hint=f"{serve}, of the same version as this program",
         )
-    return found | {"token": _agreed(answer, "token"), "gpu": _agreed(answer, "gpu")}
+    tokens = _told(answer, "token")
+    return found | {"token": tokens[0] if len(set(tokens)) == 1 else "", "gpus": _told(answer, "gpu")}
 
 
-def _agreed(answers: Sequence[Any], key: str) -> str:
-    """Answer that all processes of an instance agree on; empty if they differ."""
-    values = {str(worker.get(key, "")) if isinstance(worker, dict) else "" for worker in answers}
-    return values.pop() if len(values) == 1 else ""
+def _told(answers: Sequence[Any], key: str) -> tuple[str, ...]:
+    """Descriptions by the processes of an instance; empty where there are none."""
+    return tuple(str(worker.get(key, "")) if isinstance(worker, dict) else "" for worker in answers)
 
 
 def check_fit(name: str, found: Mapping[str, Any], shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> None:

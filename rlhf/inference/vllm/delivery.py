@@ -30,13 +30,13 @@ from rlhf.inference.fingerprint import Digest
 from rlhf.inference.seeds import stable_seed
 from rlhf.inference.transfer import PIECE_BYTES, Outbox, Packer, Slice, memory_folder, write_token
 from rlhf.inference.transfer_cuda import DeviceOutbox, gpu_of
+from rlhf.inference.transfer_group import GroupOutbox
+from rlhf.inference.vllm import broadcast
 from rlhf.inference.vllm.instance import Adapter, Instance, InstanceDownError, NoInstanceError, PauseMode
 from rlhf.inference.vllm.receivers import Receivers
+from rlhf.inference.vllm.routes import Placement, Route, Way, route
 
 AtUpdate = Literal["drain", "keep", "abort_and_resume"]
-
-#: How weights reach an instance; `auto` finds out whether it sees this process's GPU or this machine's memory.
-Way = Literal["auto", "cuda_ipc", "shared_memory", "http"]
 
 #: How instances pause while weights arrive.
 PAUSE: dict[AtUpdate, PauseMode] = {"drain": "wait", "keep": "keep", "abort_and_resume": "abort"}
@@ -71,8 +71,9 @@ class Deliverer:
         self._folder = memory_folder()
         self._token = write_token(self._folder / "token")
         self.sender = self._folder.name
-        self._far: set[Instance] = set()
-        self._on_gpu: set[Instance] = set()
+        self._routes: dict[Instance, Route] = {}
+        self._placements: dict[Instance, Placement] = {}
+        self._group: list[Instance] = []
         self._is_coarse = False  # whether a GPU rounds what is of float32
         self._numbers = itertools.count(1)
         self._outbox: Packer | None = None
@@ -83,37 +84,20 @@ class Deliverer:
         """Path of the file that `describe` asks an instance for."""
         return str(self._folder / "token")
 
-    def meet(self, instance: Instance, token: str, gpu: str = "") -> None:
-        """Choose an instance's transport: same GPU, shared memory if it knows the token, else messages.
+    def meet(self, instance: Instance, token: str, gpus: Sequence[str] = ("",)) -> None:
+        """Choose how an instance is delivered to.
+
+        Args:
+            instance: to be delivered to.
+            token: it found in this sender's folder.
+            gpus: of its workers; empty for one without.
 
         Raises:
-            EngineError: it does not see the memory through which it is to be delivered to.
+            EngineError: not in the way that was asked for.
         """
-        self._far.discard(instance)
-        self._on_gpu.discard(instance)
-        self._is_coarse |= bool(gpu)
-        if self._way in ("auto", "cuda_ipc") and gpu and gpu == gpu_of():
-            self._on_gpu.add(instance)
-            if self._way == "cuda_ipc":
-                return
-        elif self._way == "cuda_ipc":
-            raise EngineError(
-                "the engine is not on this process's GPU",
-                where=f"engine.delivery cuda_ipc, {instance.name}",
-                got=gpu or "an engine without a GPU, or on several",
-                expected=gpu_of() or "a process with a GPU",
-                hint="set engine.delivery: auto",
-            )
-        if self._way == "http" or (self._way == "auto" and token != self._token):
-            self._far.add(instance)
-        elif token != self._token:
-            raise EngineError(
-                "the server does not see this machine's memory",
-                where=f"engine.delivery shared_memory, {instance.name}",
-                got=f"nothing to be read at {self._folder}",
-                expected="a server of the same user on the same machine, in a container with the same /dev/shm",
-                hint="set engine.delivery: auto, which sends weights to such a server",
-            )
+        placement = Placement(instance.name, token == self._token, gpus, gpu_of(), str(self._folder))
+        self._placements[instance], self._routes[instance] = placement, route(self._way, placement)
+        self._is_coarse |= any(gpus)
 
     def name_of(self, version: int) -> str:
         """Name of these weights on instances, unique to this sender."""
@@ -128,7 +112,7 @@ class Deliverer:
         """Tell every instance anew, next time, where weights come from."""
         if self._outbox is not None:
             self._outbox.close()
-            self._outbox = None
+            self._outbox, self._group = None, []
 
     def close(self) -> None:
         """Free the memory."""
@@ -144,6 +128,8 @@ class Deliverer:
         Raises:
             DeliveryError: an instance holds something else.
         """
+        if self._group and self._group != to.instances:  # one that is gone would be waited for
+            self.forget_connections()
         outbox = self._outbox = self._outbox or await self._connected(to)
         await to.each(lambda i: i.pause(pause))
         digest = Digest()
@@ -153,9 +139,11 @@ class Deliverer:
             for slices in outbox.fill(walk, digest, self._dtype):
                 await self._send(to, outbox, slices)
         except BaseException:  # an instance left in the middle of an update would refuse every later one
+            if self._group:
+                self.forget_connections()  # lets go of whoever waits for a broadcast
             with suppress(Exception):
                 async with asyncio.timeout(_FINISH_S):
-                    await to.each(lambda i: i.finish_update())
+                    await asyncio.gather(*(i.finish_update() for i in to.instances), return_exceptions=True)
             raise
         await to.each(lambda i: i.finish_update())
         sent = _as_announced(weights, digest.hexdigest(), where)
@@ -166,28 +154,43 @@ class Deliverer:
 
     async def _connected(self, to: Receivers) -> Packer:
         """A buffer that every instance knows, where it is or that it comes in messages."""
-        if self._on_gpu.issuperset(to.instances):
+        if self._all(to, "cuda_ipc"):
             await to.each(lambda i: i.connect_transfer({"path": "", "on_gpu": True}))
             return DeviceOutbox(self._buffer_bytes)
+        if self._all(to, "broadcast"):
+            outbox = await broadcast.formed(
+                to, {i: len(self._placements[i].gpus) for i in to.instances}, self._buffer_bytes
+            )
+            self._group = list(to.instances)
+            return outbox
         path = self._folder / f"weights-{next(self._numbers)}"
-        outbox = Outbox(path, self._buffer_bytes)
+        file = Outbox(path, self._buffer_bytes)
         try:
-            await to.each(lambda i: i.connect_transfer({"path": "" if i in self._far else str(path)}))
+            await to.each(lambda i: i.connect_transfer({"path": "" if self._is_far(i) else str(path)}))
         except BaseException:
-            outbox.close()
+            file.close()
             raise
-        return outbox
+        return file
+
+    def _all(self, to: Receivers, one: Route) -> bool:
+        return all(self._routes[i] == one for i in to.instances)
+
+    def _is_far(self, instance: Instance) -> bool:
+        return self._routes[instance] == "http" or not self._placements[instance].sees_memory
 
     async def _send(self, to: Receivers, outbox: Packer, slices: Sequence[Slice]) -> None:
         """Let every instance load what lies in the buffer."""
-        if isinstance(outbox, Outbox) and self._far.intersection(to.instances):
+        if isinstance(outbox, GroupOutbox):
+            await broadcast.send(outbox, to, slices)
+            return
+        if isinstance(outbox, Outbox) and any(map(self._is_far, to.instances)):
             for place, piece in outbox.pieces(slices):
                 await self._put(to, place, b64encode(piece))
         await to.each(lambda i: i.update(slices, outbox.address()))
 
     async def _put(self, to: Receivers, place: int, data: bytes) -> None:
         async def put(instance: Instance) -> None:
-            if instance in self._far:
+            if self._is_far(instance):
                 await _insist(instance, lambda: instance.put(place, data))
 
         await to.each(put)
@@ -222,7 +225,7 @@ class Deliverer:
         paths = {}
 
         async def add(instance: Instance) -> None:
-            paths[instance] = await _sent(instance, adapter) if instance in self._far else adapter.path
+            paths[instance] = await _sent(instance, adapter) if self._is_far(instance) else adapter.path
             await instance.add_adapter(replace(adapter, path=paths[instance]))
 
         await to.each(add)
@@ -257,7 +260,7 @@ class Deliverer:
 
         async def remove(instance: Instance) -> None:
             await instance.remove_adapter(adapter)
-            if instance in self._far:
+            if self._is_far(instance):
                 await instance.call("rlhf_remove_adapter", adapter.name)
 
         await to.each(remove)

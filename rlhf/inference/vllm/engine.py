@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams,
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.engine import check_prompt
 from rlhf.inference.vllm.call import Call
-from rlhf.inference.vllm.delivery import PAUSE, AtUpdate, Deliverer, Way, delivery_error
+from rlhf.inference.vllm.delivery import PAUSE, AtUpdate, Deliverer, delivery_error
 from rlhf.inference.vllm.instance import (
     Adapter,
     Instance,
@@ -34,7 +35,8 @@ from rlhf.inference.vllm.instance import (
     Sampled,
 )
 from rlhf.inference.vllm.receivers import Receivers
-from rlhf.inference.vllm.replica_set import Replica, ReplicaSet
+from rlhf.inference.vllm.replica_set import Replica, ReplicaSet, listed
+from rlhf.inference.vllm.routes import Way
 
 #: Times a call is taken up again after something other than an update ended it.
 _MAX_ABORTS = 3
@@ -69,6 +71,7 @@ class VllmEngine:
         delivery: whether they pass through memory that both sides share, and which, or are sent.
         sleeps: whether `rest` gives the GPU's memory back.
         return_s: most seconds that a delivery waits for instances that are started again, where all are lost.
+        roster: file with addresses, one a line, of servers that take part beside the instances from a delivery on.
     """
 
     def __init__(
@@ -85,9 +88,10 @@ class VllmEngine:
         sleeps: bool = False,
         version: int = 0,
         return_s: float = 0.0,
+        roster: Path | None = None,
     ) -> None:
         self._deliverer = Deliverer(dtype, buffer_bytes, delivery)
-        self._seats = ReplicaSet(instances, self._deliverer, delivery_timeout_s)
+        self._replicas = ReplicaSet(instances, self._deliverer, delivery_timeout_s)
         self._form, self._at_update = form, at_update
         self._request_timeout_s, self._delivery_timeout_s = request_timeout_s, delivery_timeout_s
         self._version, self._fingerprint = version, ""
@@ -96,7 +100,7 @@ class VllmEngine:
         self._numbers = itertools.count(1)
         self._open, self._delivering = asyncio.Event(), asyncio.Lock()
         self._open.set()
-        self._n_updates, self._return_s = 0, return_s
+        self._n_updates, self._return_s, self._roster = 0, return_s, roster
         self._max_aborts: float = _MAX_ABORTS
         self._broken = ""
         self._sleeps, self._is_asleep = sleeps, False
@@ -137,21 +141,28 @@ class VllmEngine:
     @property
     def n_instances(self) -> int:
         """Instances in use."""
-        return len(self._seats.in_use)
+        return len(self._replicas.in_use)
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """Addresses of the roster that take part."""
+        return self._replicas.joined
 
     @property
     def n_refused(self) -> int:
         """Calls so far for which no instance was left."""
-        return self._seats.n_refused
+        return self._replicas.n_refused
 
     async def needs_weights(self) -> bool:
         """Return whether none of the instances has the weights of the last delivery any more."""
         async with self._delivering:
             try:
-                await self._seats.judge(is_delivered=bool(self._fingerprint), limit_s=self._delivery_timeout_s)
+                await self._replicas.check_health(
+                    is_delivered=bool(self._fingerprint), limit_s=self._delivery_timeout_s
+                )
             except TimeoutError:
                 return True  # the delivery that follows names who hangs
-            return not self._seats.in_use
+            return not self._replicas.in_use
 
     async def connect(self, *, shapes: Mapping[str, Any], n_vocab: int, max_context: int, lora_rank: int = 0) -> None:
         """Refuse instances that do not fit the policy, and learn what they can do.
@@ -166,7 +177,7 @@ class VllmEngine:
             EngineError: an instance does not answer, has another model, or lacks what is needed.
         """
         self._n_vocab = n_vocab
-        self._max_context = min(max_context, await self._seats.connect(shapes, n_vocab, lora_rank))
+        self._max_context = min(max_context, await self._replicas.connect(shapes, n_vocab, lora_rank))
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once.
@@ -203,16 +214,16 @@ class VllmEngine:
 
     async def release(self, session: str) -> None:
         """Forget where a session lives. What it still runs returns at once, with `Finish.ABORT`."""
-        self._seats.leave(session)
+        self._replicas.leave(session)
         calls = tuple(self._calls.get(session, ()))
         for call in calls:
             call.withdrawn = True
         for _ in range(_MAX_ASKED):
             tasks = []
-            for seat in self._seats.all:
-                if mine := [call for call in calls if call.request_id in seat.running]:
+            for replica in self._replicas.all:
+                if mine := [call for call in calls if call.request_id in replica.running]:
                     with suppress(InstanceDownError):  # it runs nothing any more
-                        await seat.instance.abort([call.request_id for call in mine])
+                        await replica.instance.abort([call.request_id for call in mine])
                     tasks += [call.task for call in mine if call.task]
             if not tasks:
                 break
@@ -241,7 +252,9 @@ class VllmEngine:
         async with self._delivering:
             try:
                 is_delivered = bool(self._fingerprint)
-                await self._seats.look_after(
+                if self._roster is not None:
+                    await self._replicas.reconcile(listed(self._roster), self._max_context)
+                await self._replicas.recover(
                     self._max_context,
                     is_delivered=is_delivered,
                     limit_s=self._delivery_timeout_s,
@@ -263,13 +276,13 @@ class VllmEngine:
         async with self._delivering:
             if self._sleeps and not self._is_asleep and not self._broken:
                 self._is_asleep = True
-                await self._seats.receivers().each(lambda i: i.sleep())
+                await self._replicas.receivers().each(lambda i: i.sleep())
 
     async def _wake(self) -> None:
         if self._is_asleep:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # what this process keeps for later is what the engine needs now
-            await self._seats.receivers().each(lambda i: i.wake())
+            await self._replicas.receivers().each(lambda i: i.wake())
             self._is_asleep = False
 
     async def close(self) -> None:
@@ -277,9 +290,9 @@ class VllmEngine:
         self._halt("the engine is closed")
         if running := [call.task for calls in self._calls.values() for call in calls if call.task]:
             await asyncio.wait(running, timeout=_ABORT_S)
-        await self._deliverer.withdraw(self._seats.receivers())
-        for seat in self._seats.all:
-            await seat.instance.close()
+        await self._deliverer.withdraw(self._replicas.receivers())
+        for replica in self._replicas.all:
+            await replica.instance.close()
         self._deliverer.close()
 
     def _halt(self, why: str) -> None:
@@ -310,11 +323,11 @@ class VllmEngine:
             if self._broken:
                 raise EngineError(self._broken, where="VllmEngine.generate")
             n_updates = self._n_updates
-            seat = self._seats.of(call.session)
+            replica = self._replicas.of(call.session)
             try:
-                sampled = await self._ask(seat, call)
+                sampled = await self._ask(replica, call)
             except InstanceDownError as error:  # `of` finds another, or says that there is none
-                n_breaks += not seat.fault
+                n_breaks += not replica.fault
                 if n_breaks > _MAX_BREAKS:
                     raise EngineError(
                         "the connection broke again and again", where=error.where, got=error.got
@@ -328,24 +341,24 @@ class VllmEngine:
             if n_aborts > self._max_aborts:
                 raise EngineError("vLLM gave the call up", where="VllmEngine.generate", got=f"{n_aborts} times")
 
-    async def _ask(self, seat: Replica, call: Call) -> Sampled:
+    async def _ask(self, replica: Replica, call: Call) -> Sampled:
         call.request_id = f"{id(self):x}-{next(self._numbers)}"
         version, is_delivered = self._version, bool(self._fingerprint)
         adapter = self._adapter_of(call.prompt)
-        seat.running.add(call.request_id)
+        replica.running.add(call.request_id)
         self._use(adapter, +1)
         try:
             ids = call.prompt.token_ids + call.token_ids
-            sampled = await seat.instance.sample(call.request_id, ids, call.rest(), call.prompt.stop_ids, adapter)
+            sampled = await replica.instance.sample(call.request_id, ids, call.rest(), call.prompt.stop_ids, adapter)
             versions = [self._deliverer.version_of(name) for name, _ in sampled.spans]
             if is_delivered and None in versions:
                 got = ", ".join(name for name, _ in sampled.spans)
-                raise InstanceStaleError("the server has other weights by now", where=seat.instance.name, got=got)
+                raise InstanceStaleError("the server has other weights by now", where=replica.instance.name, got=got)
         except InstanceDownError as error:
-            await self._seats.lose(seat, error)
+            await self._replicas.lose(replica, error)
             raise
         finally:
-            seat.running.discard(call.request_id)
+            replica.running.discard(call.request_id)
             self._use(adapter, -1)
         if adapter is not None or not versions:  # an adapter stays the one that the call began with
             call.take(sampled, [(version, len(sampled.token_ids))])
@@ -370,9 +383,9 @@ class VllmEngine:
             self._users[adapter.name] = self._users.get(adapter.name, 0) + by
 
     async def _deliver(self, weights: PolicyWeights, where: str) -> str:
-        to = self._seats.receivers()
+        to = self._replicas.receivers()
         if not to.instances:
-            raise NoInstanceError("no vLLM instance is left to deliver to", where=where, got=self._seats.faults)
+            raise NoInstanceError("no vLLM instance is left to deliver to", where=where, got=self._replicas.faults)
         if self._form == "adapter":
             return await self._deliver_adapter(weights, to, where)
         self._open.clear()  # new calls wait from now on
@@ -385,12 +398,12 @@ class VllmEngine:
         sent, adapters = await self._deliverer.adapters(to, weights, where)
         if self._at_update == "drain":
             self._open.clear()
-            while any(seat.running for seat in self._seats.all):
+            while any(replica.running for replica in self._replicas.all):
                 await asyncio.sleep(_DRAIN_POLL_S)
         old, self._adapters = self._adapters, adapters
         self._begin(weights.version)
         if self._at_update == "abort_and_resume":
-            running = [(seat.instance, sorted(seat.running)) for seat in self._seats.all if seat.running]
+            running = [(replica.instance, sorted(replica.running)) for replica in self._replicas.all if replica.running]
             await asyncio.gather(*(instance.abort(ids) for instance, ids in running))
         self._retired += old.values()
         for unused in [a for a in self._retired if not self._users.get(a.name)]:

@@ -7,7 +7,8 @@ random numbers, threads and process groups stay as they are; requests go over a 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,7 @@ from rlhf.inference.vllm.start import (
     output_into,
     start_error,
 )
+from rlhf.inference.vllm.start_log import tailing
 
 
 class LocalInstance:
@@ -45,12 +47,15 @@ class LocalInstance:
         self._engine = engine
 
     @classmethod
-    def start(cls, options: StartOptions, log: Path | None = None) -> LocalInstance:
+    def start(
+        cls, options: StartOptions, log: Path | None = None, tell: Callable[[str], None] | None = None
+    ) -> LocalInstance:
         """Start; takes from two seconds to a minute.
 
         Args:
             options: how.
             log: file that gets everything vLLM has to say; without it that is dropped.
+            tell: gets a line for each part of the start, from another thread.
 
         Raises:
             MissingPackageError: vLLM is not installed.
@@ -61,6 +66,7 @@ class LocalInstance:
             detached() as variables,
             environment(engine_environment(compile=options.compile) | variables),
             output_into(log) as said,
+            tailing(said, tell),
         ):
             try:
                 from vllm.config.weight_transfer import WeightTransferConfig
@@ -68,6 +74,8 @@ class LocalInstance:
                 from vllm.v1.engine.async_llm import AsyncLLM
             except ImportError as error:
                 raise missing_vllm(error) from error
+            # An earlier start has left this process quiet.
+            logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
             arguments = options.arguments()
             arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
             try:
@@ -212,7 +220,7 @@ class LocalInstance:
 
 @cache
 def _vllm_types() -> tuple[Any, Any, Any]:
-    """What requests are made of; vLLM looks its own names up anew whenever they are imported."""
+    """Classes of requests; vLLM looks its own names up anew whenever they are imported."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlhf.errors import EngineError
@@ -14,18 +15,38 @@ from rlhf.inference.vllm.compatibility import check_fit, describe
 from rlhf.inference.vllm.delivery import Deliverer
 from rlhf.inference.vllm.instance import Instance, InstanceDownError, InstanceStaleError, NoInstanceError
 from rlhf.inference.vllm.receivers import Receivers
+from rlhf.inference.vllm.server import ServerInstance
 
 #: Seconds between two looks at whether an instance is there again.
 _AGAIN_S = 0.5
+#: Most seconds in which a server that is to join describes itself.
+_JOIN_S = 10.0
 
 
 @dataclass(eq=False)
 class Replica:
-    """An instance and what runs on it. `fault` says why it is out of use; empty while it is in use."""
+    """An instance and what runs on it.
+
+    Attributes:
+        instance: that is asked.
+        running: requests of it.
+        fault: why it is out of use; empty while it is in use.
+        has_joined: whether it joined later.
+        has_left: whether it is a guest that is to take part no more.
+    """
 
     instance: Instance
     running: set[str] = field(default_factory=set)
     fault: str = ""
+    has_joined: bool = False
+    has_left: bool = False
+
+
+def listed(roster: Path) -> list[str]:
+    """Return the addresses in a file, one a line; none where there is no file. What follows a # is a remark."""
+    text = roster.read_text() if roster.is_file() else ""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line.rstrip("/") for line in lines if line]
 
 
 class ReplicaSet:
@@ -47,17 +68,17 @@ class ReplicaSet:
     @property
     def in_use(self) -> list[Replica]:
         """Instances that can be sampled from."""
-        return [seat for seat in self.all if not seat.fault]
+        return [replica for replica in self.all if not replica.fault]
 
     @property
     def faults(self) -> str:
         """Reasons why the other instances are out of use."""
-        return "; ".join(f"{seat.instance.name}: {seat.fault}" for seat in self.all if seat.fault)
+        return "; ".join(f"{replica.instance.name}: {replica.fault}" for replica in self.all if replica.fault)
 
     async def connect(self, shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> int:
         """The least context of all instances, which must fit a policy; see `VllmEngine.connect`."""
         self._fit = (shapes, n_vocab, lora_rank)
-        return min([await self._fitting(seat.instance) for seat in self.all])
+        return min([await self._fitting(replica.instance) for replica in self.all])
 
     def of(self, session: str) -> Replica:
         """Instance of a session, else the least busy one. Raises NoInstanceError where none is left."""
@@ -72,19 +93,57 @@ class ReplicaSet:
                 got=self.faults,
                 hint="start servers again, a delivery takes them back; of an engine of one's own see engine.log",
             )
-        seat = min(self.in_use, key=lambda s: len(s.running))
+        replica = min(self.in_use, key=lambda s: len(s.running))
         if session:
-            self._home[session] = seat
-        return seat
+            self._home[session] = replica
+        return replica
 
     def leave(self, session: str) -> None:
         """Forget where a session lives."""
         self._home.pop(session, None)
 
-    async def lose(self, seat: Replica, error: EngineError) -> None:
+    async def reconcile(self, urls: Sequence[str], max_context: int) -> None:
+        """Have these servers take part beside those given first, and none that joined earlier and is not among them.
+
+        A new one is out of use until weights are delivered to it; one that does not answer or fit is named, and tried
+        again with the next call. One that leaves finishes what it runs.
+        """
+        joined = {replica.instance.name: replica for replica in self.all if replica.has_joined}
+        known = {replica.instance.name for replica in self.all}
+        for name, replica in joined.items():
+            if replica.has_left is (name in urls):
+                replica.has_left = not replica.has_left
+                replica.fault = "it was taken off the list" if replica.has_left else "it joins again"
+                warnings.warn(f"{name} {'leaves' if replica.has_left else 'joins again'}", stacklevel=2)
+        new = [ServerInstance(url) for url in dict.fromkeys(urls) if url not in known]
+        found = await asyncio.gather(*(self._join(instance, max_context) for instance in new))
+        self.all += [replica for replica in found if replica is not None]
+
+    async def _join(self, instance: Instance, max_context: int) -> Replica | None:
+        try:
+            async with asyncio.timeout(_JOIN_S):
+                context = await self._fitting(instance)
+            fault = "" if context >= max_context else f"its context is {context} tokens, not {max_context} or more"
+        except TimeoutError:
+            fault = f"nothing in {_JOIN_S:g} s"
+        except (EngineError, ValueError) as error:
+            fault = f"{error.what}: {error.got}" if isinstance(error, EngineError) else str(error)
+        if fault:
+            await instance.close()
+            warnings.warn(f"{instance.name} does not join ({fault}); it is tried again later", stacklevel=2)
+            return None
+        warnings.warn(f"{instance.name} joins", stacklevel=2)
+        return Replica(instance, fault="it joins", has_joined=True)
+
+    async def lose(self, replica: Replica, error: EngineError) -> None:
         """Take an instance out of use, unless it still answers unchanged and only a connection broke."""
-        if not seat.fault and (isinstance(error, InstanceStaleError) or not await seat.instance.is_up()):
-            seat.fault = f"{error.what}: {error.got}"
+        if not replica.fault and (isinstance(error, InstanceStaleError) or not await replica.instance.is_up()):
+            replica.fault = f"{error.what}: {error.got}"
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """Addresses of those that joined later and take part."""
+        return tuple(replica.instance.name for replica in self.all if replica.has_joined and not replica.has_left)
 
     def receivers(self) -> Receivers:
         """Instances in use, as receivers of a delivery.
@@ -93,17 +152,17 @@ class ReplicaSet:
         """
 
         def lose(instance: Instance, error: EngineError) -> None:
-            seat = next(seat for seat in self.all if seat.instance is instance)
-            seat.fault = f"{error.what}: {error.got}"
+            replica = next(replica for replica in self.all if replica.instance is instance)
+            replica.fault = f"{error.what}: {error.got}"
             warnings.warn(
-                f"{instance.name} vanished while weights were delivered to it ({seat.fault}); the run goes on without "
-                "it, and a later delivery takes it back if it is there again",
+                f"{instance.name} vanished while weights were delivered to it ({replica.fault}); the run goes on "
+                "without it, and a later delivery takes it back if it is there again",
                 stacklevel=2,
             )
 
-        return Receivers([seat.instance for seat in self.in_use], lose)
+        return Receivers([replica.instance for replica in self.in_use], lose)
 
-    async def look_after(
+    async def recover(
         self, max_context: int, *, is_delivered: bool, limit_s: float, delivers: bool = True, wait_s: float = 0.0
     ) -> None:
         """Take back who answers again and still fits, leave out who is gone; where nobody is left, wait for one.
@@ -120,49 +179,51 @@ class ReplicaSet:
         """
         deadline = time.monotonic() + wait_s
         while True:
-            for seat, has_weights in await self.judge(is_delivered=is_delivered, limit_s=limit_s):
-                if seat.fault and (delivers or has_weights):
-                    await self._take_back(seat, max_context)
+            for replica, has_weights in await self.check_health(is_delivered=is_delivered, limit_s=limit_s):
+                if replica.fault and (delivers or has_weights):
+                    await self._readmit(replica, max_context)
             if self.in_use or time.monotonic() >= deadline:
                 return
             await asyncio.sleep(_AGAIN_S)
 
-    async def judge(self, *, is_delivered: bool, limit_s: float) -> list[tuple[Replica, bool]]:
+    async def check_health(self, *, is_delivered: bool, limit_s: float) -> list[tuple[Replica, bool]]:
         """Take out of use who is gone or was started again; return who answers, and whether it has this sender's.
 
         Raises:
             TimeoutError: an instance did not answer within `limit_s` seconds.
         """
         found = []
-        for seat in self.all:
+        for replica in self.all:
+            if replica.has_left:
+                continue
             try:
                 async with asyncio.timeout(limit_s):
-                    is_up, name = await seat.instance.is_up(), ""
+                    is_up, name = await replica.instance.is_up(), ""
                     if is_up and is_delivered:
-                        name = await seat.instance.version()
+                        name = await replica.instance.version()
             except InstanceDownError:
                 is_up = False
             if not is_up:
-                seat.fault = seat.fault or "it does not answer"
+                replica.fault = replica.fault or "it does not answer"
                 continue
             has_weights = self._deliverer.version_of(name) is not None
             if is_delivered and not has_weights:
-                seat.fault = seat.fault or "it was started again"
-            found.append((seat, has_weights))
+                replica.fault = replica.fault or "it was started again"
+            found.append((replica, has_weights))
         return found
 
-    async def _take_back(self, seat: Replica, max_context: int) -> None:
+    async def _readmit(self, replica: Replica, max_context: int) -> None:
         try:
-            context = await self._fitting(seat.instance)
+            context = await self._fitting(replica.instance)
         except EngineError as error:
-            seat.fault = f"{error.what}: {error.got}"
+            replica.fault = f"{error.what}: {error.got}"
             return
-        seat.fault = "" if context >= max_context else f"its context is {context} tokens"
+        replica.fault = "" if context >= max_context else f"its context is {context} tokens"
         self._deliverer.forget_connections()
 
     async def _fitting(self, instance: Instance) -> int:
         """The context of an instance that can sample for the policy; raises EngineError for any other."""
         found = await describe(instance, self._timeout_s, self._deliverer.token)
         check_fit(instance.name, found, *self._fit)
-        self._deliverer.meet(instance, found["token"], found["gpu"])
+        self._deliverer.meet(instance, found["token"], found["gpus"])
         return int(found["max_context"])

@@ -28,6 +28,9 @@ BLOCK_SIZE = 32
 #: Tokens of the largest batch that a CUDA graph is captured of; in larger ones its launch is the smaller part.
 _LARGEST_GRAPH = 512
 
+#: Most bytes of an engine's log that are looked through.
+_MOST_SAID = 2**26
+
 #: Ranks that vLLM has room for; a smaller adapter uses the next one.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -153,7 +156,9 @@ def engine_environment(*, compile: bool = False) -> dict[str, str]:
     Args:
         compile: whether the model is compiled, see `StartOptions`.
     """
-    found = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "INFO"), "PYTHONWARNINGS": "ignore"}
+    # Its lines go to a file and are the progress of the start; importing TRL sets the variable to ERROR.
+    level = "DEBUG" if os.environ.get("VLLM_LOGGING_LEVEL", "").upper() == "DEBUG" else "INFO"
+    found = {"VLLM_LOGGING_LEVEL": level, "PYTHONWARNINGS": "ignore"}
     if torch.cuda.is_available():
         found["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "0" if compile else "1"
         # A process that is forked from one that has looked for a GPU cannot use it.
@@ -231,9 +236,8 @@ def output_into(log: Path | None) -> Iterator[Any]:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
 
-        def said() -> str:
-            file.seek(begin)
-            return file.read().decode(errors="replace")
+        def said() -> str:  # at its own place, as the file's is where the next line is written
+            return os.pread(file.fileno(), _MOST_SAID, begin).decode(errors="replace")
 
         try:
             yield said

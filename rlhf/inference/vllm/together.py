@@ -1,4 +1,4 @@
-"""Engines of processes that sample from the same servers: one of them delivers, the others follow it.
+"""Engines of several processes on the same servers: a leader delivers weights, the others follow.
 
 Whoever delivers names the weights; the others learn the name, and refuse tokens of weights that it did not deliver.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from rlhf.data import PolicyWeights
@@ -23,7 +24,7 @@ class LeadingEngine(VllmEngine):
     async def load(self, weights: PolicyWeights) -> None:
         """Deliver, and tell the others."""
         await super().load(weights)
-        await asyncio.to_thread(current().from_main, (self.sender, self._fingerprint), _WHAT)
+        await asyncio.to_thread(current().from_main, (self.sender, self._fingerprint, self.joined), _WHAT)
 
 
 class FollowingEngine(VllmEngine):
@@ -36,30 +37,38 @@ class FollowingEngine(VllmEngine):
     async def load(self, weights: PolicyWeights) -> None:
         """Give the first process this one's pieces of the weights, and hear what it has delivered."""
 
-        def share() -> tuple[str, str]:
+        def share() -> tuple[str, str, Sequence[str]]:
             if weights.parameters is not None:
                 deque(weights.parameters(), maxlen=0)
-            return current().from_main(("", ""), _WHAT)
+            return current().from_main(("", "", ()), _WHAT)
 
-        sender, fingerprint = await asyncio.to_thread(share)
-        await self.follow(sender, weights.version, fingerprint)
+        sender, fingerprint, joined = await asyncio.to_thread(share)
+        await self.follow(sender, weights.version, fingerprint, joined)
 
-    async def follow(self, sender: str, version: int, fingerprint: str) -> None:
-        """Sample from weights that `sender` has delivered. Servers that were lost and have them now are taken back."""
+    async def follow(self, sender: str, version: int, fingerprint: str, joined: Sequence[str] = ()) -> None:
+        """Sample from weights that `sender` has delivered. Servers that were lost and have them now are taken back.
+
+        Args:
+            sender: what its names of weights begin with.
+            version: of the weights.
+            fingerprint: of the weights.
+            joined: addresses of servers that take part beside those given.
+        """
         self._deliverer.sender, self._fingerprint = sender, fingerprint
-        await self._seats.look_after(
+        await self._replicas.reconcile(joined, self._max_context)
+        await self._replicas.recover(
             self._max_context, is_delivered=True, limit_s=self._delivery_timeout_s, delivers=False
         )
         self._begin(version)
 
     async def found(self, wait_s: float) -> None:
         """Return once a server has the weights that this follows. Raises NoInstanceError after `wait_s`."""
-        if self._fingerprint and not self._seats.in_use:
-            await self._seats.look_after(
+        if self._fingerprint and not self._replicas.in_use:
+            await self._replicas.recover(
                 self._max_context,
                 is_delivered=True,
                 limit_s=self._delivery_timeout_s,
                 delivers=False,
                 wait_s=wait_s,
             )
-            self._seats.of("")
+            self._replicas.of("")

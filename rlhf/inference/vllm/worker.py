@@ -34,16 +34,21 @@ from rlhf.inference import adapter_files
 from rlhf.inference.fingerprint import Digest
 from rlhf.inference.transfer import Copy, Inbox, Slice, token_digest
 from rlhf.inference.transfer_cuda import DeviceInbox, gpu_of
+from rlhf.inference.transfer_group import GroupInbox, Rendezvous, join
 from rlhf.inference.vllm.process import detach
 from rlhf.inference.vllm.start import MEMORY
 
 
 @dataclass
 class MemoryInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """The sender's file; empty where this machine does not have it, and its bytes come in messages."""
+    """The sender's file; empty where this machine does not have it, and its bytes come in messages.
+
+    `group` is where a process group meets, and the rank of this instance's first worker in it.
+    """
 
     path: str
     on_gpu: bool = False
+    group: dict[str, Any] | None = None
 
 
 @dataclass
@@ -59,7 +64,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     init_info_cls = MemoryInit
     update_info_cls = MemoryUpdate
-    inbox: Inbox | DeviceInbox | Copy | None = None
+    inbox: Inbox | DeviceInbox | GroupInbox | Copy | None = None
     digest = Digest()
     in_place = False
     tied: Mapping[str, str] = MappingProxyType({})
@@ -79,6 +84,14 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         self.shutdown()
         if init_info.on_gpu:
             self.inbox = DeviceInbox(self.device)
+            return
+        if init_info.group is not None:
+            at = dict(init_info.group)
+            mine = (
+                self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
+            )
+            rank = int(at.pop("first_rank")) + mine
+            self.inbox = GroupInbox(join(Rendezvous(**at), rank, self.device), self.device)
             return
         self.inbox = Inbox(Path(init_info.path)) if init_info.path else Copy()
 
@@ -124,7 +137,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             if name in self.tied:  # vLLM would miss the other name, which may have come with another buffer
                 continue
             # What is loaded by layers waits for the rest of its layer, which may come with the next buffer.
-            is_kept = not self.in_place and isinstance(self.inbox, DeviceInbox)
+            is_kept = not self.in_place and isinstance(self.inbox, DeviceInbox | GroupInbox)
             found.append((name, tensor.clone() if is_kept else tensor.to(self.device)))
         return found
 

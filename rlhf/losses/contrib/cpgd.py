@@ -35,13 +35,13 @@ class CPGD(Regularized):
     silences: ClassVar[tuple[Silenced, ...]] = (Silenced("drift_coef", 0, ("max_drift",)),)
 
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low."""
+    """ε_low: lower clipping bound 1 − ε_low of the ratio."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
-    """ε_high: a token with positive advantage pushes until its ratio is 1 + ε_high; .inf is no bound."""
+    """ε_high: upper clipping bound 1 + ε_high of the ratio; .inf is no bound."""
     drift_coef: Annotated[float, Field(ge=0)] = 0.1
-    """α, of the drift term; 0 is none."""
+    """α, the coefficient of the drift term; 0 disables it."""
     max_drift: Annotated[float, Field(gt=0)] = 2.0
-    """c, the largest ρ − 1 that the drift term takes in."""
+    """c, the maximum of ρ − 1 in the drift term."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""

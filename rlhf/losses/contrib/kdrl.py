@@ -40,15 +40,15 @@ class KDRL(PPOClip):
     silences: ClassVar[tuple[Silenced, ...]] = (Silenced("teach", "all", ("correct_above",)),)
 
     teacher: str
-    """Folder of a saved model, or its name on a hub; its tokenizer must be the policy's."""
+    """Model folder or hub name; its tokenizer must be the policy's."""
     teacher_coef: Annotated[float, Field(ge=0)] = 5e-3
     """β in the first step, in units of loss per nat."""
     teacher_coef_end: Annotated[float, Field(ge=0)] = 1e-3
     """β in the last step."""
     teach: Teach = "all"
-    """Attempts that are distilled: all, the wrong ones, or those of groups whose every attempt is wrong."""
+    """Attempts to distil: all, the wrong ones, or those of groups without a correct attempt."""
     correct_above: float = 0.0
-    """An attempt with a higher score is right."""
+    """An attempt with a higher score is correct."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a folder without a model, and a teacher of groups that are left out."""

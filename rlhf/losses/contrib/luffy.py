@@ -36,7 +36,7 @@ class LUFFY(Regularized):
     takes_off_policy: ClassVar[bool] = True
 
     shaping: Annotated[float, Field(gt=0)] = 0.1
-    """γ: off-policy tokens of about this probability are pulled hardest."""
+    """γ: off-policy tokens of about this probability have the largest gradient."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse stages without demonstrations."""

@@ -50,9 +50,9 @@ class NFT(Regularized):
     normalize: Literal["mean", "mean_std"] = "mean"
     """v: `mean` is 1 − q, `mean_std` √((1 − q) / q), which weighs rare successes more."""
     min_negative: Annotated[float, Field(gt=0)] = 1.0
-    """c, the smallest π⁻ / π_old that is taken in: it bounds the pull of one token."""
+    """c, the minimum of π⁻ / π_old, which bounds the gradient of one token."""
     negative_weight: Annotated[float, Field(ge=0)] = 1.0
-    """n, the weight of wrong attempts; 0 imitates the right ones only."""
+    """n, the weight of wrong attempts; 0 trains on correct ones only."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse advantages that do not tell the share of right attempts."""
@@ -67,7 +67,7 @@ class NFT(Regularized):
             )
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of scores that are not those of one reward that is 0 or 1."""
+        """Caution about scores that are not those of one reward that is 0 or 1."""
         weights = [weighted.weight for weighted in context.recipe.rewards.values() if weighted.weight]
         if weights != [1]:
             yield f"{context.path} takes every score for 0 or 1, and the recipe adds up rewards of weights {weights}"

@@ -45,7 +45,7 @@ class ROVER(Regularized):
     needs_whole: ClassVar[Whole] = "tokens"
 
     next_weight: Annotated[float, Field(ge=0)] = 1.0
-    """λ, how much the value of the next state counts; 0 regresses the log-ratio on the advantage alone."""
+    """λ, the weight of the next state's value; 0 regresses the log-ratio on the advantage alone."""
     clip: Annotated[float, Field(gt=0, lt=1)] | None = None
     """ε: Q stops at ln(1 − ε) and ln(1 + ε) where its target lies further out, and the token has no gradient there; one
     that is beyond while its target is not comes back. null is no bound."""

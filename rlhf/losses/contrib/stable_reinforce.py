@@ -32,9 +32,9 @@ class StableReinforce(Regularized):
     ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "max_log_ratio")
 
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """ε_low: a token with negative advantage pushes until its ratio is 1 − ε_low; 1 is no bound."""
+    """ε_low: lower clipping bound 1 − ε_low of the ratio; 1 is no bound."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
-    """ε_high: a token with positive advantage pushes until its ratio is 1 + ε_high; .inf is no bound."""
+    """ε_high: upper clipping bound 1 + ε_high of the ratio; .inf is no bound."""
     max_log_ratio: Annotated[float, Field(gt=0, le=MAX_LOG_RATIO)] = 6.907755
     """b in nats; the default is ln 1000."""
 

@@ -1,13 +1,14 @@
-"""Groups whose attempts are given unlike budgets of tokens, in the prompt."""
+"""Token budgets: the attempts of a group are given different budgets, in the prompt."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.data import Message, Role
+from rlhf.data import Message, Role, Task
 from rlhf.rollout.group_structure import Independent
 from rlhf.settings import STRICT
 
@@ -24,19 +25,20 @@ class Budgets(Independent):
     """
 
     budgets: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-    """Tokens that an attempt is told it has."""
+    """Token budgets of the attempts."""
     prompt: str = "Answer with at most {budget} tokens."
-    """How it is told; `{budget}` stands for the number."""
+    """Message with the budget; `{budget}` stands for the number."""
 
     def __post_init__(self) -> None:
         """Refuse a text without the number."""
         if "{budget}" not in self.prompt:
             raise ValueError(f"prompt is '{self.prompt}', expected a text with {{budget}} in it")
 
-    def told_first(self, attempt: int) -> Message:
-        """Return what attempt number `attempt` is told beside the messages of its task."""
+    def posed(self, task: Task, attempt: int) -> Task:
+        """Return the task with the budget of attempt number `attempt` among its messages."""
         budget = self.budgets[attempt % len(self.budgets)]
-        return Message(Role.USER, self.prompt.replace("{budget}", str(budget)))
+        told = Message(Role.USER, self.prompt.replace("{budget}", str(budget)))
+        return replace(task, messages=(*task.messages, told))
 
     def n_from_start(self, group_size: int) -> int:
         """All of them. Raises ValueError where the budgets cannot have as many attempts each."""

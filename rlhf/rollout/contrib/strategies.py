@@ -1,4 +1,4 @@
-"""Strategies: several attempts at a task are made, and one of them is the answer.
+"""Test-time strategies: several attempts at a task, one of which is chosen as the answer.
 
 What chooses does not know whether an attempt was right: it is given the task without its reference, and the attempts
 without success and without the rewards of the environment.
@@ -112,7 +112,7 @@ class BestOfN:
     n: Annotated[int, Field(ge=1)] = 4
     """Candidates of one answer."""
     judge: Reward | GroupReward | None = None
-    """A reward, with its kind and keys; null goes by the log-probs of the policy."""
+    """A reward, with its kind and keys; null uses the log-probs of the policy."""
 
     rollout: ClassVar[GroupStructure] = Independent()
 
@@ -125,7 +125,7 @@ class BestOfN:
 
     def _refused(self, why: str, expected: str) -> RecipeError:
         return RecipeError(
-            "this judge knows whether an attempt was right",
+            "this judge uses the outcome of an attempt",
             where="judge",
             got=f"{name_of(self.judge)}, {why}",
             expected=expected,
@@ -195,7 +195,7 @@ class TreeSearch:
     n: Annotated[int, Field(ge=1)] = 6
     """Leaves of all trees of one answer."""
     judge: Reward | GroupReward | None = None
-    """A reward, with its kind and keys; null goes by the log-probs of the policy."""
+    """A reward, with its kind and keys; null uses the log-probs of the policy."""
     rollout: GroupStructure = Field(default_factory=Tree)
     """Branching of the search: a kind of `rollout`, with its keys."""
 

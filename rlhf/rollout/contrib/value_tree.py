@@ -1,4 +1,4 @@
-"""Trees of attempts that grow where it is worth it, by values of a judge or by the policy's own log-probs."""
+"""Value-guided tree rollouts: branches where a judge's values or the policy's log-probs say so."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ValueTree(Tree):
-    """Trees whose next branches leave from the states that promise most; statistics go on from round to round.
+    """Trees that branch from the most promising states; statistics accumulate over rounds.
 
     With a judge, the value of a leaf is what the judge gives the attempt; it is backed up to all states on its way, and
     a state that n of the tree's N leaves passed is worth mean value + c √(ln N / n), the upper confidence bound. Leaves
@@ -64,11 +64,11 @@ class ValueTree(Tree):
     at: ClassVar[str] = "turn"  # type: ignore[misc]
 
     judge: Reward | GroupReward | None = None
-    """A reward, with its kind and keys; null goes by the log-probs of the policy."""
+    """A reward, with its kind and keys; null uses the log-probs of the policy."""
     explore: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """c, in units of the judge's values."""
     length_power: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
-    """α: 0 prefers short ways, 1 the surest turns on average."""
+    """α: 0 prefers short paths, 1 the highest mean log-prob per turn."""
 
     def __post_init__(self) -> None:
         """Refuse a judge that knows whether an attempt was right."""
@@ -107,7 +107,7 @@ class ValueTree(Tree):
         return math.fsum(found) / len(found) + self.explore * math.sqrt(math.log(n_leaves) / len(found))
 
     def likely(self, node: Node) -> tuple[int, float]:
-        """How often a state was left by other ways than the first, less is more, and its log-prob over L^α."""
+        """Sort key of a state: minus its further branches so far, then its log-prob over L^α."""
         length = max(node.turn - node.attempt.n_given, 1)
         return 1 - len(node.ways), node.logprob / length**self.length_power
 

@@ -40,16 +40,16 @@ class Curriculum:
     key: str = "level"
     """Name in `Task.info` of the level."""
     levels: Annotated[tuple[Level, ...], Field(min_length=2)] | None = None
-    """The levels from easy to hard; tasks of other levels are left out. By default all that occur, which must be
-    numbers, in rising order."""
+    """The levels from easy to hard; tasks of other levels are excluded. By default all that occur, which must be
+    numbers, in ascending order."""
     metric: str = "success"
-    """Metric that judges a level: `success`, `score`, or `reward/<name>`, one reward as it is."""
+    """Promotion metric: `success`, `score`, or `reward/<name>`, one unweighted reward."""
     threshold: float = 0.75
-    """Mean of the metric, over tasks of the level, from which on the next level begins."""
+    """Promotion threshold: mean of the metric over tasks of the level."""
     window: Annotated[int, Field(ge=1)] = 32
-    """Tasks of the level that the mean is over: the last ones, and so many at least."""
+    """Number of last tasks of the level that the mean is over, and the minimum needed."""
     review: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share of the tasks that are of earlier levels, against forgetting."""
+    """Share of tasks from earlier levels, against forgetting."""
 
     def __post_init__(self) -> None:
         if self.levels is not None and len(set(self.levels)) < len(self.levels):
@@ -78,7 +78,7 @@ class Curriculum:
         n_without = sum(self.key not in task.info for task in tasks)
         if not found or (n_without and self.levels is None):
             raise RecipeError(
-                "the tasks do not say how hard they are" if not found else "some tasks do not say how hard they are",
+                "the tasks have no level" if not found else "some tasks have no level",
                 where="sampler.key",
                 got=f"{n_without} of {len(tasks)} without {self.key!r}; their info has {', '.join(names) or 'nothing'}",
                 expected="a key of Task.info that holds the level",

@@ -45,25 +45,25 @@ class GRESO:
     )
 
     metric: str = "success"
-    """Metric of the mean: `success`, `score`, or `reward/<name>`, one reward as it is."""
+    """Metric of the mean: `success`, `score`, or `reward/<name>`, one unweighted reward."""
     easy_from: float = 0.98
-    """Mean from which on a visit was too easy to teach anything."""
+    """Mean from which on a visit was too easy."""
     hard_up_to: float = 0.11
-    """Mean up to which a visit was too hard to."""
+    """Mean up to which a visit was too hard."""
     p_start: Chance = 0.5
-    """p of both classes until every task has come once."""
+    """Initial p of both classes, until every task has been visited once."""
     p_step: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    """By how much p changes after a step; 0 keeps it."""
+    """Change of p per step; 0 keeps it fixed."""
     p_min: Chance = 0.05
     """Smallest p."""
     p_max: Chance = 0.95
     """Largest p."""
     easy_target: Annotated[float, Field(ge=0, le=1)] = 0.25 / 3
-    """Share of easy tasks in a step that is put up with."""
+    """Target share of easy tasks in a step."""
     hard_target: Annotated[float, Field(ge=0, le=1)] = 0.5 / 3
-    """Share of hard tasks in a step that is put up with."""
+    """Target share of hard tasks in a step."""
     min_keep: Chance = 0.01
-    """Smallest probability of a task to be drawn when it comes."""
+    """Minimum probability of a task to be drawn when visited."""
 
     def __post_init__(self) -> None:
         if not self.p_min <= self.p_start <= self.p_max:

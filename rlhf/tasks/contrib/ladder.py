@@ -40,11 +40,11 @@ class Ladder:
     levels: Annotated[tuple[Level, ...], Field(min_length=2)] | None = None
     """The levels from easy to hard; by default all that occur, which must be numbers, in rising order."""
     metric: str = "success"
-    """What attempts are judged by: `success`, `score`, or `reward/<name>`, one reward as it is."""
+    """Metric of attempts: `success`, `score`, or `reward/<name>`, one unweighted reward."""
     min_correct: float = 1.0
-    """What an attempt has to reach."""
+    """Minimum metric of a successful attempt."""
     climb_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the attempts that have to reach it for the next harder rung."""
+    """Share of attempts that must reach it for the next harder level."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a metric that the rewards do not have."""

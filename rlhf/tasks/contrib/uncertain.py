@@ -43,20 +43,20 @@ class Uncertain:
     """
 
     rule: Rule = "top_k"
-    """Rule that chooses groups."""
+    """Selection rule."""
     value: Annotated[float, Field(ge=0)] | None = None
-    """Number of the rule: a share of at most 1, for `top_k_abs` a whole number. By default .25 for `top_k` and .9 for
-    `top_p` and `top_p_softmax`; `reweight` takes none."""
+    """Parameter of the rule: a share of at most 1, for `top_k_abs` a whole number. By default .25 for `top_k` and .9
+    for `top_p` and `top_p_softmax`; `reweight` takes none."""
     metric: str = "score"
-    """Metric of the deviation: `score`, `success`, or `reward/<name>`, one reward as it is."""
+    """Metric of the standard deviation: `score`, `success`, or `reward/<name>`, one unweighted reward."""
     drop_equal: bool = True
-    """Leave out groups whose attempts are all equal before the rule looks at the others. False is for critics, which
-    find an advantage in them too."""
+    """Drop groups with zero variance before the rule is applied. false is for critics, which give these advantages too.
+    """
     scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Multiply the advantages by the share of groups that is kept, or by its square root, so that a step that keeps
-    less moves the policy less."""
+    """Multiply the advantages by the share of kept groups, or its square root, so that steps with fewer groups have
+    smaller updates."""
     max_empty_steps: Annotated[int, Field(ge=1)] | None = 5
-    """Stop the run after so many steps in a row that had nothing to train on; null never does."""
+    """Stop the run after this many consecutive steps without training data; null never stops."""
 
     def __post_init__(self) -> None:
         value = self.value
@@ -79,7 +79,7 @@ class Uncertain:
         yield from alone("selection", self, context)
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of groups that a critic could have learnt from."""
+        """Caution about groups that a critic could have learnt from."""
         if context.stage.critic is not None and self.drop_equal:
             yield f"{context.path} drops groups whose attempts are equal, in which a critic still finds an advantage"
 

@@ -54,5 +54,5 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def recomputed_layers(n: int, share: float) -> list[bool]:
-    """Which of n layers compute their activations again, spread evenly: half of 5 is the second and the fourth."""
+    """Mask of the layers that recompute activations, spread evenly over n: half of 5 is the second and the fourth."""
     return [math.floor((i + 1) * share) > math.floor(i * share) for i in range(n)]

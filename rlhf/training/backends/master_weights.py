@@ -116,7 +116,7 @@ class MasterAdamW(torch.optim.AdamW):
             state["master"] = self._placed(p.detach().float())
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
-        """Where a value lies between updates; on the CPU it is pinned for a GPU."""
+        """Value in the memory that it has between updates; on the CPU it is pinned for a GPU."""
         if not self._offloads:
             return value
         there = value.to("cpu")

@@ -28,19 +28,20 @@ class AdamW:
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.99)
-    """Decay of the running means of the gradient and of its square."""
+    """AdamW β₁ and β₂."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the root of the mean square."""
+    """AdamW ε."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Each update shrinks the weights by `lr` times this."""
+    """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After warm-up: stay, or fall towards `final_lr_share` of the peak, where the stage ends."""
+    """Learning rate schedule after warm-up: constant, or decay to `final_lr_share` of the peak at the end of the stage.
+    """
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final learning rate as a share of the peak, for schedules that decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Updates over which the rate rises linearly from 0."""
+    """Linear warm-up, in updates."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Gradients are scaled down to this global norm; None leaves them."""
+    """Gradient clipping by global norm; null disables it."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse to say where a schedule ends that never falls."""

@@ -58,7 +58,7 @@ class SequenceGroup:
         here = current()
         if here.n % n:
             raise TrainingError(
-                "rows cannot be shared evenly by these processes",
+                "the number of processes is not divisible by sequence_parallel",
                 where="trainer.sequence_parallel",
                 got=f"{n}, and {here.n} processes",
                 expected=f"a divisor of {here.n}" if here.n > 1 else f"{n} processes, or a multiple",
@@ -68,7 +68,7 @@ class SequenceGroup:
         problem = heads_problem(n, config.num_attention_heads, config.num_key_value_heads)
         if problem:
             raise TrainingError(
-                "attention heads cannot be shared evenly by so many processes",
+                "the attention heads are not divisible by this number of processes",
                 where="trainer.sequence_parallel",
                 got=f"{n}, and {problem}",
                 expected=heads_rule(config.num_attention_heads, config.num_key_value_heads),

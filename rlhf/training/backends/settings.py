@@ -43,17 +43,16 @@ class Torch:
     sharding: ClassVar[Sharding] = Sharding()
 
     gradient_checkpointing: Recomputed = False
-    """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
+    """Gradient checkpointing: recompute activations in the backward pass, for a quarter more time and a fraction of the
+    memory. A share, such as 0.5, applies it to every second layer."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile layers by torch.compile, which takes up to a minute in the first step and then trains about twice as
-    fast; auto: on a GPU, in 16 bits."""
+    """Compile layers with torch.compile: up to a minute in the first step, then about twice as fast; auto: on a GPU, in
+    16 bits."""
     moments: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the optimiser's moments, the largest part of the memory; in bfloat16 they are rounded at random,
-    up or down, so that small changes add up."""
+    """Data type of the optimizer moments, the largest part of the memory; bfloat16 uses stochastic rounding."""
     offload_moments: bool = False
-    """Keep moments, and weights in float32 beside those in 16 bits, in the memory of the CPU; they pass through the GPU
-    in an update, a few tensors at a time."""
+    """Offload moments and float32 master weights to host memory; they pass through the GPU in an update, a few tensors
+    at a time."""
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
@@ -101,28 +100,28 @@ class DeepSpeed:
     """
 
     zero: Literal[0, 1, 2, 3] = 1
-    """ZeRO stage, what is sharded over the processes: 0 nothing, 1 the optimiser's moments and the weights in float32,
-    2 gradients too, 3 the weights as well."""
+    """ZeRO stage, what is sharded over processes: 0 nothing, 1 optimizer moments and float32 masters, 2 gradients too,
+    3 weights as well."""
     offload_optimizer: bool = False
-    """Keep moments and weights in float32 in the memory of the CPU, and make the update there; from ZeRO 1 on."""
+    """Offload moments and float32 masters to host memory, and update there; from ZeRO 1 on."""
     offload_parameters: bool = False
-    """Keep the weights in the memory of the CPU and fetch each layer when it is needed; ZeRO 3 only."""
+    """Offload the weights to host memory and fetch each layer on demand; ZeRO 3 only."""
     precision: Precision | None = None
-    """Number format of weights and activations; null is the policy's. In bfloat16 and float16 the optimiser updates
-    weights in float32 beside them; float16 scales the loss so that small gradients survive. ZeRO 0 has float32 only."""
+    """Data type of weights and activations; null is the policy's. In bfloat16 and float16 the optimizer updates float32
+    masters; float16 uses loss scaling. ZeRO 0 has float32 only."""
     gradient_checkpointing: Recomputed = False
-    """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
+    """Gradient checkpointing: recompute activations in the backward pass, for a quarter more time and a fraction of the
+    memory. A share, such as 0.5, applies it to every second layer."""
     bucket_mb: Annotated[int, Field(ge=1)] = 200
-    """Gradients are summed over the processes in pieces of about this many megabytes; ZeRO 3 gathers the weights of
-    layers ahead of their use up to a tenth of it."""
+    """Bucket size of the gradient reduction in megabytes; ZeRO 3 prefetches layer weights up to a tenth of it."""
     keep_whole_below: Annotated[int, Field(ge=0)] = 100_000
-    """ZeRO 3 leaves parameters of fewer numbers whole in every process; they would cost more messages than memory."""
+    """ZeRO 3 does not shard parameters with fewer elements, which would cost more messages than memory."""
     sequence_parallel: Annotated[int, Field(ge=1)] = 1
-    """Processes that share every micro-batch, for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each computes
-    an equal part of its tokens, and in attention of its heads. Divides the processes and the attention heads."""
+    """Sequence-parallel size for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each process computes an equal
+    part of the tokens of a micro-batch, and in attention of the heads. Must divide the processes and the attention
+    heads."""
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
-    """Longest that one process waits for another, such as for the end of its rollouts; then all stop."""
+    """Maximum time one process waits for another, such as for the end of its rollouts; then all stop."""
 
     def __post_init__(self) -> None:
         if self.offload_parameters and self.zero != 3:
@@ -227,19 +226,19 @@ class Fsdp:
     """
 
     precision: Literal["float32", "bfloat16"] | None = None
-    """Number format of gathered weights and of activations; null is the policy's. The optimiser updates pieces in
-    float32."""
+    """Data type of gathered weights and activations; null is the policy's. The optimizer updates float32 shards."""
     reshard_after_forward: bool = True
-    """Give gathered weights back after a layer's forward pass, and gather them again for its backward pass; false keeps
-    the whole policy in between, which takes more memory and fewer messages."""
+    """Reshard weights after a layer's forward pass, and gather them again for its backward pass; false keeps them,
+    which takes more memory and less communication."""
     gradient_checkpointing: Recomputed = False
-    """Compute activations again in the backward pass and keep those between layers only: a quarter more time, a
-    fraction of the memory. A share of the layers, such as 0.5, does so for every second one."""
+    """Gradient checkpointing: recompute activations in the backward pass, for a quarter more time and a fraction of the
+    memory. A share, such as 0.5, applies it to every second layer."""
     sequence_parallel: Annotated[int, Field(ge=1)] = 1
-    """Processes that share every micro-batch, for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each computes
-    an equal part of its tokens, and in attention of its heads. Divides the processes and the attention heads."""
+    """Sequence-parallel size for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each process computes an equal
+    part of the tokens of a micro-batch, and in attention of the heads. Must divide the processes and the attention
+    heads."""
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
-    """Longest that one process waits for another, such as for the end of its rollouts; then all stop."""
+    """Maximum time one process waits for another, such as for the end of its rollouts; then all stop."""
 
     @property
     def formats(self) -> Collection[Precision]:

@@ -1,4 +1,4 @@
-"""Declarations of what trainers shard over processes, and what does not go with that."""
+"""Declarations of what trainers shard over processes, and of incompatible parts."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Sharding:
 class _TrainerCapabilities(CapabilityView):
     sharding = Capability(Sharding(), Sharding)
     sequence_parallel = Capability(1, int)
+    compile = Capability[object](False)
     layout = Capability[Any](None)
     """Layout of a policy that is loaded in shards; None where each process loads all of it."""
 
@@ -56,6 +57,11 @@ def sharding_of(kind: object) -> Sharding:
 def n_per_row_of(kind: object) -> int:
     """Processes that share each micro-batch of a trainer."""
     return _TrainerCapabilities(kind).sequence_parallel
+
+
+def compiles(kind: object) -> bool:
+    """True if a trainer is told to compile layers; False where it is left to it."""
+    return _TrainerCapabilities(kind).compile is True
 
 
 def heads_rule(n_heads: int, n_kv_heads: int) -> str:
@@ -102,7 +108,7 @@ def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
         yield from _critic_problems(trainer, stage.critic, context)
     if sharding.parameters and policy.lora and context.learns and stage.reference_reset is not None:
         yield Problem(
-            "adapters in pieces cannot stand in for an older one",
+            "sharded adapters cannot be swapped for an older one",
             where=f"{path}.reference_reset",
             got=f"a reference that is renewed, with policy.lora and {said}",
             expected=KEEPS_WHOLE,
@@ -127,7 +133,7 @@ def row_problems(trainer: Any, context: CheckContext, n: int) -> Iterator[Proble
     each = trainer.sequence_parallel
     if n % each:
         yield Problem(
-            "rows cannot be shared evenly by these processes",
+            "the number of processes is not divisible by sequence_parallel",
             where=context.at("sequence_parallel"),
             got=f"{each}, and {n} processes",
             expected=f"a divisor of {n}",
@@ -163,7 +169,7 @@ def _critic_problems(trainer: Any, critic: Any, context: CheckContext) -> Iterat
     elif critic.backbone == "policy" and (critic.trains_backbone or is_apart):
         moved = "the value loss would move weights that the trainer has a copy of"
         yield Problem(
-            moved if critic.trains_backbone else "the critic would need weights that lie in pieces",
+            moved if critic.trains_backbone else "the critic would need sharded weights",
             where=f"{path}.critic.backbone",
             got=f"policy, with {path}.{key_that_shards(trainer, kind)}",
             expected="own" if is_apart else "own, or gradient: head",

@@ -18,6 +18,7 @@ from rlhf.batching.pack import AllCount, PackedBatch, adapters_of, collate, is_s
 from rlhf.batching.samples import Floats, Sample
 from rlhf.errors import DataError, TrainingError, boundary
 from rlhf.inference.embedded.attention import packed_forward
+from rlhf.inference.embedded.expert_routing import ExpertRouting
 from rlhf.inference.role_adapters import leave_alone
 from rlhf.losses.importance_correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs
@@ -59,6 +60,7 @@ class TorchTrainer:
         sequence: processes that share each micro-batch with this one; None where it goes through all of it.
         optimizer: over the policy's trained parameters.
         meter: of what is trained on.
+        routing: of a mixture of experts whose routing is replayed, else None.
     """
 
     policy: Policy
@@ -78,6 +80,7 @@ class TorchTrainer:
         self.optimizer: Any = self._optimizer()
         self._stepper = Stepper(self.settings, self.optimizer, self.total_updates)
         self._changes = Changes(self.policy.model)
+        self.routing: ExpertRouting | None = None
 
     def _optimizer(self) -> Any:
         parameters = self.policy.model.parameters()
@@ -87,8 +90,14 @@ class TorchTrainer:
         return self.settings.build(parameters, kind=kind)
 
     def _at_work(self) -> AbstractContextManager[None]:
-        """Inside, layers run as compiled, where they are."""
+        """Inside, layers run as compiled, where they are, and routers of experts as they are told."""
+        if self.routing is not None:
+            return self.routing.in_use()
         return nullcontext() if self._compiled is None else self._compiled.in_use()
+
+    def replay_routing(self) -> None:
+        """Use in updates the experts that `scores` records; layers are not compiled. Raises ModelError without any."""
+        self.routing, self._compiled = ExpertRouting(self.policy.model), None
 
     @property
     def live(self) -> Any:
@@ -143,10 +152,13 @@ class TorchTrainer:
         device = device_of(model)
         if self.sequence is not None:
             return self.sequence.read(model, batch, wanted, temperature, device)
-        there = batch.to(device)
+        there, routing = batch.to(device), self.routing
+        if routing is not None:
+            routing.replay(there.routing)
 
         def forward() -> torch.Tensor:
-            return packed_forward(model, batch.token_ids, batch.lengths.tolist(), there.select, batch.adapters, device)
+            lengths = batch.lengths.tolist()
+            return packed_forward(model, batch.token_ids, lengths, there.select, batch.adapters, device, routing)
 
         return read(model, forward, there.targets, temperature, wanted)
 
@@ -170,25 +182,37 @@ class TorchTrainer:
         temperature: float,
         max_tokens: int,
         model: torch.nn.Module | None = None,
-    ) -> dict[str, list[Floats]]:
-        """Per-token figures of the policy or of another `model`, by name: `logprobs` and what is `wanted`."""
+        routing: bool = False,
+    ) -> dict[str, list[Any]]:
+        """Per-token figures of the policy or of another `model`, by name: `logprobs` and what is `wanted`.
+
+        With `routing` there is also that of each row, see `Sample.routing`; only after `replay_routing`.
+        """
         part: Part = "logprobs" if model is None else "reference"
         model = self.policy.model if model is None else model
         model.eval()
-        found = {name: [np.zeros(0, np.float32)] * len(samples) for name in ("logprobs", *wanted)}
+        names = ("logprobs", *wanted)
+        found: dict[str, list[Any]] = {name: [np.zeros(0, np.float32)] * len(samples) for name in names}
+        if routing:
+            found["routing"] = [None] * len(samples)
 
-        def look(members: list[int]) -> dict[str, Floats]:
+        def look(members: list[int]) -> dict[str, Any]:
             rows = [samples[i] for i in members]
-            reading = self.read(model, collate(rows, np.ones(len(rows))), wanted, temperature=temperature)
-            return {name: getattr(reading, name).cpu().numpy() for name in found}
+            batch = replace(collate(rows, np.ones(len(rows))), routing=None)
+            recording = self.routing if routing else None
+            if recording is not None:
+                recording.record()
+            reading = self.read(model, batch, wanted, temperature=temperature)
+            experts = {} if recording is None else {"routing": recording.recorded()}
+            return {name: getattr(reading, name).cpu().numpy() for name in names} | experts
 
         packs = pack(samples, max_tokens, n_least=self.n_processes)
         with span(part), self._at_work():
             looked = self._each(packs, look)
         for members, flat in zip(packs, looked, strict=True):
-            ends = np.cumsum([samples[i].n_policy_tokens for i in members])[:-1]
             for name, values in found.items():
-                for i, own in zip(members, np.split(flat[name], ends), strict=True):
+                sizes = [len(samples[i]) if name == "routing" else samples[i].n_policy_tokens for i in members]
+                for i, own in zip(members, np.split(flat[name], np.cumsum(sizes)[:-1]), strict=True):
                     values[i] = own
         return found
 
@@ -289,7 +313,7 @@ class TorchTrainer:
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
         if batch.off_policy is not None and not LossNeeds(loss).takes_off_policy:
             raise DataError(
-                "this loss takes every token for the policy's own, and some are not",
+                "this loss needs tokens sampled by the policy, and some are not",
                 where="TorchTrainer.update",
                 got=f"{int(batch.off_policy.sum())} off-policy tokens for {type(loss).__name__}",
                 expected="a loss with takes_off_policy = True",
@@ -300,8 +324,11 @@ class TorchTrainer:
         policy = self.read(model, batch, wanted, temperature=temperature)
         reference: TokenStats | None = None
         if LossNeeds(loss).needs_ref:
-            with span("reference"), self.policy.as_reference() as frozen:
-                reference = self.read(frozen, batch, wanted & {"log_normalizers"}, temperature=temperature)
+            alone = nullcontext() if self.routing is None else self.routing.paused()
+            with span("reference"), self.policy.as_reference() as frozen, alone:
+                reference = self.read(
+                    frozen, replace(batch, routing=None), wanted & {"log_normalizers"}, temperature=temperature
+                )
         there: dict[str, Any] = {name: getattr(batch, name) for name in _OF_TOKENS}
         if there["old_logprobs"] is None:
             there["old_logprobs"] = there["sampler_logprobs"]
@@ -313,8 +340,14 @@ class TorchTrainer:
             log_normalizers=policy.log_normalizers,
             ref_log_normalizers=None if reference is None else reference.log_normalizers,
             mean_logprobs=policy.mean_logprobs,
+            ages=self._ages(batch),
             **there,
         )
+
+    def _ages(self, batch: PackedBatch) -> torch.Tensor | None:
+        """Ages of the tokens in versions, see `LossInputs`."""
+        versions = batch.versions
+        return None if versions is None else torch.where(versions < 0, -1, self.policy.version - versions)
 
     # --- what trainers over several processes do differently ---
 
@@ -353,6 +386,8 @@ class TorchTrainer:
                 now = compute(batch.to(device))
             with span("backward"):
                 self._backward(now.loss if counts else now.loss * 0.0, is_last=number == len(own) - 1)
+            if not counts and self.routing is not None:
+                self.routing.uncount()
             if counts:
                 counted.append(replace(now, loss=now.loss.detach()))
         leave_alone(self.policy.model, adapters_of(batches))

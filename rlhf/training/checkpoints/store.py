@@ -337,7 +337,7 @@ def load_state(folder: Path) -> State:
 def way_out(folder: Path) -> str:
     """Return the hint for a checkpoint that cannot be used."""
     names = [p.name for p in every(folder.parent) if _age(p) < _age(folder)]
-    return f"remove this checkpoint to go on from {names[-1] if names else 'the beginning'}"
+    return f"remove this checkpoint to resume from {names[-1] if names else 'the beginning'}"
 
 
 def way_out_of(saved: Path) -> str:

@@ -1,4 +1,4 @@
-"""Calibrated trajectories: own attempts that went wrong, corrected from their first bad step on.
+"""Calibrated trajectories: the policy's failed attempts, corrected from the first bad step on.
 
 Source: STeCa, arXiv 2502.14276, which tells bad steps by rollouts and has the policy reflect on them in words.
 """

@@ -1,4 +1,4 @@
-"""Demonstrations in groups of attempts: a group that fails still has a solved example."""
+"""Demonstrations added to groups, so that a group without success has a solved example."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlhf.rollout.scoring import score_group
 from rlhf.settings import STRICT
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.demonstration_requirements import unshowable
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.shown import unshowable
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -36,7 +36,7 @@ class Expert:
     """
 
     per_group: Annotated[int, Field(ge=1)] = 1
-    """Copies of the demonstration in its group; beyond 1 it weighs as many attempts."""
+    """Copies of the demonstration in its group; more than 1 weigh as many attempts."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse parts that cannot demonstrate, or cannot tell demonstrations from attempts."""
@@ -107,7 +107,7 @@ class Demonstrating(StageHook):
 
 
 def expert_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Tell of the demonstrations in groups that they joined."""
+    """Caution about the demonstrations in groups that they joined."""
     returns = [
         [score.total for t, score in zip(group.trajectories, group.scores, strict=True) if t.is_demonstration]
         for group in groups

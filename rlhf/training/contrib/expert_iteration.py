@@ -25,7 +25,7 @@ from rlhf.tasks.shuffled import walk
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Attempts:
-    """Imitate the policy's own best attempts instead of demonstrations.
+    """Rejection sampling: SFT on the policy's own best attempts instead of demonstrations.
 
     In each round the policy as it then is attempts tasks, and is trained for `epochs` on what is kept, with an
     optimiser and a schedule of the round's own. An attempt that says what a better one of its task has said, token by
@@ -37,23 +37,22 @@ class Attempts:
     """
 
     rounds: Annotated[int, Field(ge=1)] = 1
-    """Rounds of attempting tasks and imitating what is kept."""
+    """Rounds of rollouts and SFT on the kept attempts."""
     tasks_per_round: Annotated[int, Field(ge=1)] = 64
-    """Different tasks attempted in a round; the next round goes on to others."""
+    """Tasks per round; the next round uses others."""
     group_size: Annotated[int, Field(ge=1)] = 8
-    """Attempts at each task."""
+    """Attempts per task."""
     rollout: GroupStructure = Field(default_factory=Independent)
-    """Group structure of the attempts: with `retry`, those improved by earlier ones are imitated (RISE)."""
+    """Group structure of the attempts: with `retry`, SFT on those improved by earlier ones (RISE)."""
     keep: Literal["solved", "best"] = "solved"
-    """Attempts to imitate: `solved` ones, or the `best`, above the mean score of their group."""
+    """Attempts to train on: `solved` ones, or the `best`, above the mean score of their group."""
     max_per_task: Annotated[int, Field(ge=1)] = 2
-    """Most attempts kept of a task, the best first, so that easy tasks do not crowd out the hard ones."""
+    """Maximum kept attempts per task, the best first, so that easy tasks do not crowd out hard ones."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
     calibrate: bool = False
-    """Correct attempts that are not solved and imitate them too, as far as `max_per_task` has room: own actions up to
-    the first bad step, after which the environment's oracle is no nearer to the goal, and the oracle's from there on
-    (STeCa)."""
+    """Also train on corrected unsolved attempts, up to `max_per_task`: own actions up to the first wrong step, after
+    which the environment's oracle is no closer to the goal, and the oracle's from there on (STeCa)."""
 
     def __post_init__(self) -> None:
         """Refuse groups of one that would be compared, and groups of a size that `rollout` cannot make."""

@@ -1,4 +1,4 @@
-"""ReLIFT: what every attempt fails is shown, and imitated, between the steps of reinforcement learning."""
+"""ReLIFT: supervised updates on demonstrations of tasks that every attempt failed, between RL steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlhf.losses.reduction import Reduction
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.demonstration_requirements import unshowable
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.shown import unshowable
 from rlhf.training.stages.imitation import imitation_samples
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImitateFailed:
-    """Queue the tasks that a whole group failed, and imitate their demonstrations in batches.
+    """Queue the tasks that a whole group failed, for SFT on their demonstrations in batches.
 
     A task waits once, however often it is failed, and only if the environment's oracle solves it. When `size` wait, the
     step ends with one supervised update on the demonstrations of those that wait longest, by the same optimiser:
@@ -39,9 +39,9 @@ class ImitateFailed:
     """
 
     size: Annotated[int, Field(ge=1)] = 16
-    """Tasks that are imitated together."""
+    """Tasks per SFT update."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.001
-    """c, the entropy bonus, in units of loss per nat."""
+    """Coefficient c of the entropy bonus, in units of loss per nat."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse parts that cannot demonstrate."""

@@ -225,7 +225,7 @@ class PolicyJudge(StageHook):
         found = [pair for group in collected.groups if (pair := _pair(group, settings.solved_at)) is not None]
         if not found:
             raise TrainingError(
-                "the judge cannot be audited: of no task are there a right and a wrong attempt",
+                "the judge cannot be audited: no task has both a correct and a wrong attempt",
                 where=f"judge_refresh of {run.state.label}",
                 got=f"{collected.n_episodes} attempts at {len(collected.groups)} tasks",
                 expected="a task that is solved now and then",

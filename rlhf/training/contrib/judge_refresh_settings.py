@@ -1,4 +1,4 @@
-"""A policy that judges itself, some steps behind: its recipe keys, and what an audit comes to."""
+"""Recipe keys of a judge that is an older version of the policy, and the figures of its audits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf.training.named_reward import unnamed
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class JudgeRefresh:
-    """Let the policy of some steps ago take the judge's place, as long as it judges right.
+    """Replace the judge by a recent snapshot of the policy, as long as it passes an audit.
 
     The first judge is the model in the reward's `path`. After every `every` steps the policy as it was `every` steps
     before becomes the judge, so that a judge is between once and twice as many steps behind whom it judges. It is a
@@ -29,22 +29,21 @@ class JudgeRefresh:
     """
 
     reward: str | None = None
-    """Name of the reward whose judge is renewed, one that asks a model in a `path`; null is the only one."""
+    """Name of the reward whose judge is replaced, one with a local model in `path`; null is the only one."""
     truth: str | None = None
-    """Name of a reward that says what the audited attempts are truly worth; null is 1 where the environment says that
-    one was solved, else 0."""
+    """Name of the ground-truth reward for the audit; null is 1 if the environment reports success, else 0."""
     solved_at: float = 1.0
-    """Truth from which an attempt is right."""
+    """Ground-truth value from which an attempt is correct."""
     every: Annotated[int, Field(ge=1)] = 20
-    """Steps between two renewals, and least number of steps that a judge is behind."""
+    """Steps between replacements, and the minimum number of steps that a judge lags behind."""
     min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.6
-    """Least share of audited pairs of which a new judge has to prefer the right attempt; ½ is chance."""
+    """Minimum audit accuracy of a new judge; ½ is chance."""
     split: str = "dev"
     """Split of the audit's tasks."""
     tasks: Annotated[int, Field(ge=2)] = 64
-    """Number of attempted audit tasks; those with no right attempt, or only right ones, are uninformative."""
+    """Number of audit tasks; those with no correct attempt, or only correct ones, are uninformative."""
     group_size: Annotated[int, Field(ge=2)] = 4
-    """Attempts at each, of which one right and one wrong are audited."""
+    """Attempts per audit task, of which one correct and one wrong form a pair."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse names of no judge and of no truth, and a policy that cannot be copied."""
@@ -59,7 +58,7 @@ class JudgeRefresh:
         others = [name for name in recipe.rewards if name != (self.reward or found[0])]
         if self.truth is not None and self.truth not in others:
             yield Problem(
-                "this names no reward that could be the truth",
+                "this names no reward that can be the ground truth",
                 where=context.at("truth"),
                 got=self.truth,
                 expected=" or ".join(others) or "null",
@@ -68,7 +67,7 @@ class JudgeRefresh:
         yield from no_split(self.split, recipe.properties.splits, context.at("split"))
         if recipe.sharded:
             yield Problem(
-                "a policy that lies in pieces cannot be copied to judge",
+                "a sharded policy cannot be copied as a judge",
                 where=context.path,
                 got=f"a stage with {recipe.sharded_by}",
                 expected=KEEPS_WHOLE,
@@ -76,7 +75,7 @@ class JudgeRefresh:
             )
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of a renewal that never comes."""
+        """Caution about a renewal that never comes."""
         if self.every > context.stage.steps:
             yield f"{context.at('every')} is {self.every} and the stage has {context.stage.steps} steps"
 

@@ -14,7 +14,7 @@ from rlhf.data import ScoredGroup, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.swapped_weights import SwappedWeightsEngine
-from rlhf.rollout.opponent_engine import OpponentEngine, Players
+from rlhf.rollout.opponent_engine import OpponentEngine, Players, turn_key
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.judge_refresh import Weights, learnt
 from rlhf.training.contrib.opponent_settings import Opponents
@@ -79,7 +79,7 @@ class League(StageHook):
                 expected="engine: {kind: transformers}",
                 hint="change the engine, or remove the key",
             )
-        drawn = _Drawn(self, engine)
+        drawn = _Drawn(self, engine, run.collector.limits.max_turns)
         try:
             yield drawn
         finally:
@@ -94,8 +94,25 @@ class League(StageHook):
         """Take in that the stage's `n_steps`-th step is finished; returns what is logged of its games.
 
         A game is won by who has earned more in it than all others together, by the environment's own rewards; one that
-        nobody has won counts ½. Of a game against itself the first seat's wins count.
+        nobody has won counts ½. Of a game against itself the first seat's wins count. Where turns are drawn nothing is
+        won; the share is that of the turns.
         """
+        if self.settings.by == "turn":
+            turns = [turn for group in groups for t in group.trajectories for turn in t.turns[t.n_given :]]
+            n_older = sum(any(g.by for g in turn.generations) for turn in turns)
+            figures = self._figures(n_older, len(turns))
+        else:
+            figures = self._won(groups)
+        if n_steps % self.settings.every == 0:
+            self.versions[n_steps] = Version(learnt(self.policy), self.policy.version)
+            for step in sorted(self.versions)[: -self.settings.keep]:
+                del self.versions[step]
+        return figures
+
+    def _figures(self, n_against: int, n: int) -> dict[str, float]:
+        return {"opponents/n_versions": float(len(self.versions)), "opponents/share": n_against / max(n, 1)}
+
+    def _won(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         won: dict[str, list[float]] = {}
         for trajectory in (t for group in groups for t in group.trajectories):
             other = next((g.by for g in trajectory.generations if g.by), "")
@@ -103,16 +120,8 @@ class League(StageHook):
             own = [s for s in self.seats if s not in others] if other else self.seats[:1]
             won.setdefault(other or CURRENT, []).append(_won(trajectory, own))
         n_against = sum(len(games) for name, games in won.items() if name != CURRENT)
-        figures = {
-            "opponents/n_versions": float(len(self.versions)),
-            "opponents/share": n_against / max(sum(map(len, won.values())), 1),
-            **{f"win_rate/{name.replace(' ', '_')}": fmean(games) for name, games in won.items()},
-        }
-        if n_steps % self.settings.every == 0:
-            self.versions[n_steps] = Version(learnt(self.policy), self.policy.version)
-            for step in sorted(self.versions)[: -self.settings.keep]:
-                del self.versions[step]
-        return figures
+        rates = {f"win_rate/{name.replace(' ', '_')}": fmean(games) for name, games in won.items()}
+        return self._figures(n_against, sum(map(len, won.values()))) | rates
 
     def state_dict(self) -> dict[str, Any]:
         """Every version that is kept."""
@@ -124,13 +133,16 @@ class League(StageHook):
 
 
 class _Drawn:
-    """Seats of each attempt, and the engines of those who were drawn."""
+    """Seats or turns of each attempt, and the engines of those who were drawn."""
 
-    def __init__(self, league: League, engine: TransformersEngine) -> None:
+    def __init__(self, league: League, engine: TransformersEngine, max_turns: int = 0) -> None:
         self._league, self._options, self.engines = league, engine.options, dict[int, SwappedWeightsEngine]()
+        self._max_turns = max_turns
 
     def __call__(self, seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
         """See `Players`. The draws of a group are made in the order of its attempts, so that seats can alternate."""
+        if self._league.settings.by == "turn":
+            return self._of_turns(random.Random(f"{seed}/opponents/{attempt}"))
         league, rng = self._league, random.Random(f"{seed}/opponents")
         steps, n_before = sorted(league.versions), rng.randrange(len(league.seats))
         for i in range(attempt + 1):
@@ -139,7 +151,15 @@ class _Drawn:
                 n_before += is_older
         if not is_older:
             return {}
-        return {league.seats[n_before % len(league.seats)]: OpponentEngine(f"step {step}", self._engine(step))}
+        return {league.seats[n_before % len(league.seats)]: self._older(step)}
+
+    def _of_turns(self, rng: random.Random) -> Mapping[str, OpponentEngine]:
+        share, steps = self._league.settings.share, sorted(self._league.versions)
+        drawn = [(rng.random() < share, rng.choice(steps)) for _ in range(self._max_turns)]
+        return {turn_key(turn): self._older(step) for turn, (is_older, step) in enumerate(drawn) if is_older}
+
+    def _older(self, step: int) -> OpponentEngine:
+        return OpponentEngine(f"step {step}", self._engine(step))
 
     def _engine(self, step: int) -> SwappedWeightsEngine:
         if step not in self.engines:

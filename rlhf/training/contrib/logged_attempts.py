@@ -1,4 +1,4 @@
-"""Stored attempts of other runs among the samples of a step, or in the place of them.
+"""Logged attempts of other runs, added to or replacing the samples of a step.
 
 With `sample: false` nothing is sampled: any loss with a ratio, and any group estimator, learns from logs alone. With
 `sample: true` runs share their attempts while they go on, a swarm without a centre.
@@ -48,7 +48,7 @@ class Logged:
     newest: Annotated[int, Field(ge=1)] | None = None
     """Only attempts of the last so many steps of each run's newest stage; null takes all."""
     sample: bool = False
-    """Whether the policy's own attempts at `tasks_per_step` tasks are trained on beside them."""
+    """Train on the policy's own attempts at `tasks_per_step` tasks beside them."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses that take no old samples, and estimators that need more than the attempts."""
@@ -56,7 +56,7 @@ class Logged:
         yield from refuse_without_ratio(context, "logged", "what others sampled would count as if the policy had")
         if stage.critic is not None or stage.advantage.needs_values:
             yield Problem(
-                "a critic has not seen what others sampled",
+                "a critic cannot value the attempts of other runs",
                 where=context.path,
                 got=f"logged with {context.kind_of('advantage', stage.advantage)}",
                 expected="an estimator without a critic",
@@ -66,7 +66,7 @@ class Logged:
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes, which might read the runs at different moments."""
         yield Problem(
-            "attempts of other runs are read by one process",
+            "attempts of other runs need a single process",
             where=context.path,
             got=f"{n} processes",
             expected="one process",

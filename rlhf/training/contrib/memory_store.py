@@ -115,7 +115,7 @@ def _check_kind(store: Store, kind: str, folder: Path) -> None:
     if before and before != kind:
         store.close()
         raise StoreError(
-            "the store of this run is of another kind, and would be read wrongly",
+            "the store of this run is of another kind",
             where="agent.store.kind",
             got=kind,
             expected=before,

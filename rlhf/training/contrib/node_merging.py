@@ -1,4 +1,4 @@
-"""Turns merged into nodes, for a model of steps: the recipe keys."""
+"""Recipe keys of turns merged into nodes, for a process reward model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Merging:
-    """A model of steps that also reads consecutive turns as one node.
+    """A process reward model that also reads consecutive turns as one node.
 
     Each turn is learnt by itself and merged with those before it, up to `max_turns` in all; a node has the label of
     its last turn, so that what a later turn mends is not held against an earlier one. A mark before the node, which is
@@ -27,8 +27,8 @@ class Merging:
     """
 
     max_turns: Annotated[int, Field(ge=1, le=8)] = 2
-    """Turns of the longest node; 1 merges none but for compression."""
+    """Maximum turns of a node; 1 merges only by compression."""
     compress: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Probability that a turn with enough children is merged with one of them; 0 for none."""
     min_children: Annotated[int, Field(ge=2)] = 4
-    """Children from which a turn can be merged with one: different things that attempts did next."""
+    """Minimum children for merging a turn with one of them: different next actions of the attempts."""

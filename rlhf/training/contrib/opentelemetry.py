@@ -42,7 +42,7 @@ class OpenTelemetry:
     endpoint: str | None = None
     """Address of a collector for OTLP over HTTP; null writes `spans.jsonl` into the run's folder."""
     with_text: bool = False
-    """Whether spans of turns and tools carry what the policy did and what it was answered."""
+    """Put the texts of actions and replies into spans of turns and tools."""
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution where attempts are made in processes that this one does not hear of."""

@@ -1,9 +1,9 @@
-"""Games against older versions of the policy: the recipe keys."""
+"""Recipe keys of opponents: older versions of the policy that play seats or turns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -17,26 +17,31 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Opponents:
-    """Older versions of the policy as opponents in some of its self-play games.
+    """Past versions of the policy in some seats of its self-play games, or in some turns of its attempts.
 
     The policy of the stage's begin is the first version; after every `every` steps the present one joins, and of all of
     them the last `keep` stay. In about `share` of the games one seat is played by one of them, each as likely as
     another; which seat it is alternates from one such game of a group to the next. What it says is read by the others
     and never trained on, and `advantage: {kind: seats}` compares its seat with nobody's.
 
+    With `by: turn` any environment will do: in each turn of an attempt, with chance `share`, one of them acts in the
+    policy's place (cross-policy sampling), so that the policy meets states which it would not reach by itself.
+
     What a version costs are its trained parameters, of an adapter the adapter, in memory and in every checkpoint. It
     needs the engine that shares the trainer's module.
 
-    Sources: sampling from stale snapshots, AgentRL, arXiv 2510.04206; fictitious self-play, Heinrich, Lanctot, Silver,
-    2015.
+    Sources: sampling from stale snapshots turn by turn, AgentRL, arXiv 2510.04206; fictitious self-play, Heinrich,
+    Lanctot, Silver, 2015.
     """
 
+    by: Literal["seat", "turn"] = "seat"
+    """Unit of sampling: a seat of a whole game, or turns of an attempt."""
     every: Annotated[int, Field(ge=1)] = 10
-    """Steps after which the present policy joins the older ones."""
+    """Steps between snapshots of the policy."""
     keep: Annotated[int, Field(ge=1)] = 4
-    """Number of latest older versions to keep."""
+    """Number of latest snapshots to keep."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Chance that an older version has a seat of a game."""
+    """Probability that a past version plays a seat of a game, or a turn."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse stages in which older versions could not play, or never would.
@@ -44,7 +49,7 @@ class Opponents:
         An agent of kind `self_play` can be measured where the other seat is the environment's own: then the seats wait
         until somebody trains.
         """
-        if not isinstance(context.recipe.agent, SelfPlay):
+        if self.by == "seat" and not isinstance(context.recipe.agent, SelfPlay):
             yield from self.check_seats(context)
         yield from self._beside(context)
         steps = context.stage.steps
@@ -61,7 +66,7 @@ class Opponents:
         """Refuse a game without another seat."""
         recipe = context.recipe
         seats = recipe.properties.seats
-        if len(seats) >= 2:
+        if len(seats) >= 2 or self.by == "turn":
             return
         do = "use environment: {kind: textarena, game: TicTacToe-v0, opponent: self}"
         if Capabilities(recipe.environment).opponent != ():
@@ -72,7 +77,7 @@ class Opponents:
             "there is no other seat for an older version",
             where=context.path,
             got=f"{kind} with " + (f"the seat {seats[0]}" if seats else "no seats"),
-            expected="an environment whose `properties` name two seats or more",
+            expected="an environment whose `properties` name two seats or more, or by: turn",
             do=f"{do}{agent}, or remove the key",
         )
 
@@ -107,7 +112,7 @@ class Opponents:
             )
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of a game without another seat, which can be measured and not trained."""
+        """Caution about a game without another seat, which can be measured and not trained."""
         if isinstance(context.recipe.agent, SelfPlay) and any(self.check_seats(context)):
             yield f"{context.path} has no seat in this environment: the recipe can be measured and not trained"
 

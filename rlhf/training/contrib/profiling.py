@@ -257,7 +257,7 @@ def profiler_of(stages: Sequence[Any], n: int, folder: Path, state: State) -> Pr
     left = of_stage - done
     if not 1 <= n <= left:
         raise RecipeError(
-            "so many steps cannot be profiled",
+            "this number of steps cannot be profiled",
             where=where,
             got=f"{n} steps",
             expected=f"1 to {left}, the steps that are left of stages.{index}" if left else "a run with steps left",

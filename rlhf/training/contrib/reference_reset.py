@@ -25,29 +25,28 @@ from rlhf.training.hooks.base import StageHook, Step
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReferenceReset:
-    """Makes the present policy the reference of KL terms. Their coefficient, where adapted, begins anew."""
+    """Resets the reference of KL terms to the current policy. An adaptive coefficient restarts."""
 
     patience: Annotated[int, Field(ge=1)] | None = None
-    """Evaluations in a row, of those that `evaluate_every` makes, without a new best success; null looks at none."""
+    """Consecutive evaluations of `evaluate_every` without a new best success; null disables it."""
     max_kl: Annotated[float, Field(gt=0)] | None = None
-    """Divergence from the reference in nats per token, `loss/kl_ref`, beyond which a step has gone far; null is no
-    bound."""
+    """KL to the reference in nats per token, `loss/kl_ref`, beyond which the reference is reset; null is no bound."""
     every: Annotated[int, Field(ge=1)] | None = None
-    """Steps after which the reference is renewed whatever happens: an anchor that moves, as in T1, arXiv 2501.11651,
-    which moves it by a running mean; null is never."""
+    """Steps between unconditional resets: a moving anchor, as in T1, arXiv 2501.11651, which uses a running mean; null
+    is never."""
     reset_optimizer: bool = True
-    """Reset the optimiser's moments too; its learning rate goes on by its schedule."""
+    """Also reset the optimizer moments; the learning rate schedule continues."""
 
     def __post_init__(self) -> None:
         if self.patience is None and self.max_kl is None and self.every is None:
-            raise ValueError("none of patience, max_kl and every is set: the reference would never be renewed")
+            raise ValueError("none of patience, max_kl and every is set: the reference would never be reset")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses without a reference, and a patience that cannot end."""
         stage = context.stage
         if not LossNeeds(stage.loss).needs_ref:
             yield Problem(
-                "there is no reference to renew",
+                "there is no reference to reset",
                 where=context.path,
                 got=f"loss {context.kind_of('loss', stage.loss)} without a KL term",
                 expected="a loss that compares with a reference",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rewards.contrib.episodic_memory import Episodes, remembering
+from rewards.contrib.found_subgoals import Found
 from rlhf.data import ScoredGroup
 from rlhf.rollout.scoring import Weighted
 from rlhf.training.context import LiveStage, RunContext
@@ -20,7 +21,7 @@ class StatefulRewards(StageHook):
 
     key: ClassVar[str] = "memories"
 
-    of_path: dict[str, Episodes] = field(default_factory=dict)
+    of_path: dict[str, Episodes | Found] = field(default_factory=dict)
 
     @classmethod
     def begun(cls, rewards: Mapping[str, Weighted]) -> StatefulRewards:

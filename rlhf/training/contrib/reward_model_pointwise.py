@@ -152,7 +152,7 @@ def _check_any(rows: Sequence[Labelled], groups: Sequence[ScoredGroup], stage: R
     if 0 < n_right < n:
         return
     raise TrainingError(
-        "there is nothing to tell apart: attempts are all right, or all wrong",
+        "all attempts have the same label: all are correct, or all wrong",
         where=where,
         got=f"{n} attempts at {len(groups)} tasks, {n_right} of them with a score of at least {stage.solved_at:g}",
         expected="attempts that are right and attempts that are wrong",
@@ -165,7 +165,7 @@ def _check_held_out(rows: Sequence[Labelled], where: str) -> None:
     if next(right_before_wrong(rows, [0.0] * len(rows)), None) is not None:
         return
     raise TrainingError(
-        "the model could not be judged: of no task are there a right and a wrong attempt",
+        "the model could not be evaluated: no task has both a correct and a wrong attempt",
         where=where,
         got=f"{len({row.task_id for row in rows})} tasks",
         expected="one of them solved now and then",

@@ -31,7 +31,7 @@ from rlhf.training.named_reward import unnamed
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RewardRefresh:
-    """Train the reward model that the policy learns from further, on what the policy does now.
+    """Online training of the policy's reward model, on the policy's current attempts.
 
     After every `every` steps it learns from the attempts made since the last time, with labels of `truth`, and from
     attempts before them. Some tasks are held out: their attempts are never learnt from, and say how often the model is
@@ -41,33 +41,33 @@ class RewardRefresh:
     """
 
     reward: str | None = None
-    """Name of the reward that is trained further, of kind `reward_model`, `outcome_model` or `process_model`; null is
-    the only one."""
+    """Name of the reward model to train, of kind `reward_model`, `outcome_model` or `process_model`; null is the only
+    one."""
     truth: str | None = None
-    """Name of a reward that says what an attempt is truly worth, `weight: 0` where the policy is not to be paid by it;
-    null is 1 where the environment says that it was solved, else 0."""
+    """Name of the ground-truth reward, with `weight: 0` if the policy is not to be trained on it; null is 1 if the
+    environment reports success, else 0."""
     every: Annotated[int, Field(ge=1)] = 10
-    """Steps between two times."""
+    """Steps between refreshes."""
     replay_share: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Share of what is learnt from that earlier policies of the stage did, as far as there is so much."""
+    """Share of training data from earlier policies of the stage, if available."""
     capacity: Annotated[int, Field(ge=1)] = 2048
-    """Pairs or attempts of earlier policies that are kept; each that ever was is as likely to be among them."""
+    """Buffer capacity in pairs or attempts of earlier policies (reservoir sampling)."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the tasks whose attempts are kept for judging the model."""
+    """Share of tasks held out to evaluate the model."""
     solved_at: float = 1.0
-    """Truth from which an attempt is right, for models of outcomes and steps."""
+    """Ground-truth value from which an attempt is correct, for outcome and process models."""
     eta: Annotated[float, Field(ge=0)] = 1.0
     """η of the labels of steps, see `{kind: reward_model}`."""
     max_per_task: Annotated[int, Field(ge=1)] = 4
-    """Most pairs of a task in a step, for models of pairs; those furthest apart first."""
+    """Maximum pairs per task and step, for pairwise models; largest differences first."""
     centring: Annotated[float, Field(ge=0)] = 0.01
     """c of the loss of pairs, see `{kind: reward_model}`."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over what is learnt from."""
+    """Epochs over the training data."""
     batch_size: Annotated[int, Field(ge=1)] = 32
-    """Pairs or attempts of one update."""
+    """Pairs or attempts per update."""
     pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
-    """Pairs or attempts of one forward pass; changes memory and speed alone."""
+    """Pairs or attempts per forward pass; changes memory and speed only."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
     """Optimizer of the reward model; its moments persist between refreshes."""
 
@@ -112,7 +112,9 @@ class RewardRefresh:
             remove = "remove the key: what the environment calls solved is then true"
             unwatch = f"write weight: 0 in place of watch in rewards.{truth}, or add a second reward to watch"
             yield Problem(
-                "a watched reward cannot be trained on" if watched else "this names no reward that could be the truth",
+                "a watched reward cannot be trained on"
+                if watched
+                else "this names no reward that can be the ground truth",
                 where=context.at("truth"),
                 got=truth,
                 expected="the name of another reward, or null",
@@ -120,7 +122,7 @@ class RewardRefresh:
             )
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of a refresh that never comes."""
+        """Caution about a refresh that never comes."""
         if self.every > context.stage.steps:
             yield f"{context.at('every')} is {self.every} and the stage has {context.stage.steps} steps"
 

@@ -40,7 +40,7 @@ class SelfCertainty:
     """
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
-    """What a nat is worth."""
+    """Reward of a nat."""
     direction: Literal["uniform", "policy"] = "uniform"
     """Divergence: of uniform from the policy, or of the policy from uniform."""
 

@@ -1,4 +1,4 @@
-"""Demonstrations of single tasks, played by the environment's oracle when they are first asked for."""
+"""Demonstrations of single tasks, played lazily by the environment's oracle."""
 
 from __future__ import annotations
 

@@ -28,17 +28,17 @@ class OwnModel:
     """Keys of a critic that may have a model of its own."""
 
     path: str | None = None
-    """Of a model of its own: folder or hub name of the causal language model that it begins as. None takes a copy of
-    the policy as the stage finds it; of a policy with adapters, of the model under them."""
+    """For a separate model: folder or hub name of the causal language model to initialise from. null copies the policy
+    at the stage's start; with adapters, its base model."""
     lora: Lora | None = None
-    """Of a model of its own: train adapters instead of all weights."""
+    """For a separate model: train adapters instead of all weights."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))
     """Optimizer of the critic."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+    """Critic warm-up: steps at the start of the stage in which only the critic is updated."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a folder without a model, and a copy of a base in 4 bits."""
+        """Refuse a folder without a model, and a copy of a quantised base."""
         if self.path is not None:
             do = "remove the key: the critic then begins as a copy of the policy"
             yield from no_model(self.path, context.at("path"), do)
@@ -84,14 +84,12 @@ class OnBackbone(OwnModel):
     """Keys of a critic that reads the hidden states of a transformer."""
 
     backbone: Literal["own", "policy"] = "own"
-    """The transformer below the value head: a model of the critic's own, or the policy's, whose forward pass it then
-    shares the weights of."""
+    """Transformer below the value head: a separate model, or the policy's, with shared weights."""
     gradient: Literal["backbone", "head"] | None = None
-    """Depth of the value loss's gradient: head and backbone, or the head alone. None is backbone where that is the
-    critic's own, and head where it is the policy's."""
+    """Layers trained by the value loss: head and backbone, or the head alone. null is backbone for a separate model,
+    and head for the policy's."""
     head_lr: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate of the head, which begins at 0 and has further to go than a trained backbone; None is
-    `optimizer.lr`."""
+    """Peak learning rate of the value head, which is initialised at 0; null is `optimizer.lr`."""
 
     def __post_init__(self) -> None:
         if self.backbone == "policy" and (self.path is not None or self.lora is not None):

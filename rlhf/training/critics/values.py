@@ -45,19 +45,18 @@ _MEAN = Reduction(kind="token_mean")
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Critic(OnBackbone):
-    """Learns what the policy may expect of a state, for advantages that are measured against it."""
+    """Value critic: estimates the expected return of a state, the baseline of advantages."""
 
     #: It learns beside trainers of several processes.
     spans_processes: ClassVar[bool] = True
 
     bootstrap: bool = True
-    """Bootstrap truncated trajectories with the critic's value; False takes the limit for an end, after which nothing
-    comes."""
+    """Bootstrap truncated trajectories with the critic's value; false treats truncation as termination."""
     clip: Annotated[float, Field(gt=0)] | None = 0.5
-    """Bound on a value's move in one step before its error is clipped, in units of the score; None is no bound."""
+    """Value clipping: maximum change of a value in one step, in units of the score; null is no bound."""
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Tell of a bound on how far values move in a step that moves none."""
+        """Caution about a bound on how far values move in a step that moves none."""
         stage = context.stage
         is_bound = self.clip is not None and self.clip != type(self)().clip and self.backbone != "policy"
         if is_bound and stage.epochs * stage.minibatches == 1:

@@ -57,7 +57,7 @@ class Callbacks(StageHook):
         for i, one in enumerate(given):
             if not callable(one) and not isinstance(one, StageHook):
                 raise RecipeError(
-                    "this cannot be called back",
+                    "this is not a callback",
                     where=f"callbacks[{i}]",
                     got=f"a {type(one).__name__}",
                     expected="a function of a StepInfo, or a rlhf.training.hooks.base.StageHook",

@@ -1,4 +1,4 @@
-"""Replay: trajectories of the last steps in the place of those that teach nothing.
+"""Replay: recent trajectories replace those without advantage.
 
 A trajectory keeps the log-probs of the policy that sampled it, so the loss's ratio is that of the present policy to
 that one, and its clipping holds the two together. What the correction made of engine and trainer then is kept too:
@@ -46,11 +46,11 @@ class Replay:
     """
 
     max_age: Annotated[int, Field(ge=1)] = 2
-    """Steps after which a trajectory is forgotten: 1 replays only what the last step trained on."""
+    """Maximum age of a trajectory in steps: 1 replays only those of the last step."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Most of a full step that may be replayed."""
+    """Maximum share of a full step that may be replayed."""
     capacity: Annotated[int, Field(ge=1)] = 1024
-    """Trajectories that are kept; the oldest go first."""
+    """Buffer capacity in trajectories; the oldest are dropped first."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses that take no old samples, and steps that are always full."""

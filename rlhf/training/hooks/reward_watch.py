@@ -159,7 +159,7 @@ class Watches(StageHook):
             where=where,
             got="a trained reward that rises while a watched one falls",
             expected="rewards that agree",
-            hint="`rlhf train --resume RUN` goes on all the same",
+            hint="`rlhf train --resume RUN` continues anyway",
         )
 
     def state_dict(self) -> dict[str, Any]:

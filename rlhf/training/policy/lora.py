@@ -1,8 +1,9 @@
-"""Adapters: what a recipe says of them, and what they make of the weights below them."""
+"""LoRA adapters: recipe keys, and adapters on a model."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -30,24 +31,24 @@ class Lora:
     """Low-rank adapters (Hu et al., arXiv 2106.09685) by PEFT; the base weights stay frozen."""
 
     rank: Annotated[int, Field(ge=1)] = 16
-    """Columns of the two factors of an adapter."""
+    """LoRA rank."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """LoRA alpha: adapter outputs are scaled by alpha/rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapter's inputs that training drops at random."""
+    """LoRA dropout."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get an adapter, such as [q_proj, v_proj]; or all linear ones but the output layer."""
+    """Target modules, such as [q_proj, v_proj]; or all linear layers except the output layer."""
     rslora: bool = False
     """Scale by alpha/sqrt(rank) instead (arXiv 2312.03732)."""
     dora: bool = False
     """Learn the length of each row of a weight apart from its direction, which the adapter turns (DoRA, arXiv
     2402.09353). vLLM cannot hold such adapters beside the base: it needs `engine.lora: merged`."""
-    quantization: Literal["4bit"] | None = None
-    """Keep the base in 4 bits, as NF4 with quantised scales (QLoRA, arXiv 2305.14314): bitsandbytes, a GPU, a
-    pretrained policy, the plain trainer and the embedded engine."""
+    quantization: Literal["4bit", "8bit"] | None = None
+    """Keep the base in 4 bits, as NF4 with quantised scales (QLoRA, arXiv 2305.14314), or in 8 with a scale a row
+    (LLM.int8, arXiv 2208.07339): bitsandbytes, a pretrained policy, the plain trainer and the embedded engine."""
     roles: tuple[str, ...] = ()
-    """Roles of the agent that have an adapter of their own, such as [plan]; all others share one. One base, and one
-    forward pass, serve them all. A role that is called as a part of the model is refused."""
+    """Roles of the agent with their own adapter, such as [plan]; all others share one. One base, and one forward pass,
+    serve them all. A role with the name of a module of the model is refused."""
 
     def __post_init__(self) -> None:
         for name in self.roles:
@@ -80,7 +81,7 @@ class Lora:
             yield no_base(context.at("quantization"), self.quantization, "a critic", expected)
         if self.roles:
             yield Problem(
-                "a critic is asked in no role",
+                "a critic has no roles",
                 where=context.at("roles"),
                 got=", ".join(self.roles),
                 expected="nothing",
@@ -100,7 +101,7 @@ class Lora:
             )
         for path, said in context.recipe.sharded.items():
             yield Problem(
-                "DoRA looks at whole weights of the base, which this trainer has in pieces",
+                "DoRA needs whole base weights, which this trainer shards",
                 where=f"{path}.{said.partition(':')[0]}",
                 got=f"{said}, with policy.lora.dora",
                 expected=KEEPS_WHOLE,
@@ -108,12 +109,12 @@ class Lora:
             )
 
     def _quantized(self, context: CheckContext) -> Iterator[Problem]:
-        """Yield problems of a base in 4 bits; trainers and critics have some of their own."""
+        """Yield problems of a quantised base; trainers and critics have some of their own."""
         where, said, recipe = context.at("quantization"), self.quantization, context.recipe
         if recipe.policy.needs_texts:
             yield no_base(where, said, "a policy made from scratch", "policy: {kind: pretrained}")
         if isinstance(recipe.engine, VllmSettings):
-            yield no_base(where, said, "vLLM, whose base would not be in 4 bits", "engine: {kind: transformers}")
+            yield no_base(where, said, "vLLM, whose base would be another", "engine: {kind: transformers}")
 
     def _of_roles(self, context: CheckContext) -> Iterator[Problem]:
         """Yield problems of adapters of roles."""
@@ -201,9 +202,9 @@ class Lora:
 
 
 def no_base(where: str, quantization: str | None, whose: str, expected: str) -> Problem:
-    """The problem of a base in 4 bits beside what cannot have one."""
+    """The problem of a quantised base beside what cannot have one."""
     return Problem(
-        "a base in 4 bits does not go with this",
+        "a quantised base is not supported with this",
         where=where,
         got=f"{quantization} with {whose}",
         expected=expected,
@@ -213,7 +214,7 @@ def no_base(where: str, quantization: str | None, whose: str, expected: str) -> 
 
 def _one_set(where: str, got: str, expected: str, why: str) -> Problem:
     return Problem(
-        f"adapters of roles do not go with this: {why}",
+        f"adapters of roles are not supported with this: {why}",
         where=where,
         got=f"{got}, with policy.lora.roles",
         expected=expected,
@@ -222,27 +223,13 @@ def _one_set(where: str, got: str, expected: str, why: str) -> Problem:
 
 
 def refuse_unquantizable() -> None:
-    """Raise where no model can be held in 4 bits.
-
-    Raises:
-        MissingPackageError: bitsandbytes is not installed.
-        ModelError: there is no GPU.
-    """
+    """Raise MissingPackageError where no model can be quantised: bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
         raise MissingPackageError(
             "bitsandbytes is not installed",
             where="policy.lora.quantization",
-            got="4bit, and no module named bitsandbytes",
-            expected="the package, and a GPU",
-            hint="pip install bitsandbytes, or remove the key",
-        )
-    if not torch.cuda.is_available():
-        raise ModelError(
-            "a base in 4 bits needs a GPU",
-            where="policy.lora.quantization",
-            got="4bit, and PyTorch finds no GPU",
-            expected="a machine with one",
-            hint="remove the key; on a CPU use a smaller model, or policy.dtype=bfloat16",
+            got="no module named bitsandbytes",
+            hint="pip install 'rlhf-agents[quantized]', or remove the key",
         )
 
 
@@ -254,7 +241,7 @@ def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, A
         dtype: that is computed in.
 
     Raises:
-        MissingPackageError, ModelError: see `refuse_unquantizable`.
+        MissingPackageError: see `refuse_unquantizable`.
     """
     if quantization is None:
         return {}
@@ -262,13 +249,26 @@ def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, A
     from transformers import BitsAndBytesConfig
 
     config_of: Any = BitsAndBytesConfig
-    config = config_of(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says at every layer of every pass that it rounds
+    # Without columns set apart for outliers, which depend on the rows of a batch: engine and trainer have others.
+    config = (
+        config_of(load_in_8bit=True, llm_int8_threshold=0.0)
+        if quantization == "8bit"
+        else config_of(load_in_4bit=True, **nf4)
     )
-    return {"quantization_config": config, "device_map": {"": 0}}
+    return {"quantization_config": config, "device_map": {"": 0 if torch.cuda.is_available() else "cpu"}}
+
+
+def without_packing(model: Any) -> None:
+    """Keep the layers of a 4-bit base as they were loaded.
+
+    On some CPUs bitsandbytes lays a layer out anew in its first pass without gradient, where its widths allow it, and
+    has no gradient through that layout: the embedded engine samples from what is trained.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            module.support_avx512bf16_for_cpu = False
 
 
 def load_adapters(base: Any, saved: Path) -> Any:

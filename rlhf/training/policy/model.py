@@ -56,11 +56,11 @@ class FromScratch:
     split_digits: bool = False
     """Make each digit a token of its own, for worlds in which numbers are computed with."""
     max_context: Annotated[int, Field(ge=16)] = 1024
-    """Positions the model is made for: most tokens of prompt and generation together."""
+    """Maximum context length: prompt and generation together."""
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
     """Standard deviation of the initial weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights, which are drawn in float32; the optimizer keeps masters in float32."""
+    """Data type of the weights, initialised in float32; the optimizer keeps float32 masters."""
     lora: Lora | None = None
     """Train adapters instead of all weights."""
 
@@ -81,6 +81,9 @@ class FromScratch:
             )
         if not limits.max_context:
             yield from limits.unprompted(self.max_context)
+        for i, own in enumerate(stage.limits for stage in context.recipe.stages):
+            if own is not None and not own.max_context:
+                yield from own.unprompted(self.max_context, f"stages[{i}].limits")
 
     @property
     def needs_texts(self) -> bool:
@@ -125,13 +128,11 @@ class Pretrained:
     """Any causal language model in Hugging Face format: a local folder, or a name on a hub."""
 
     path: str
-    """Folder of a saved model, or its name on a hub, such as Qwen/Qwen3-0.6B; `base` is the small model that comes
-    along."""
+    """Model folder or hub name, such as Qwen/Qwen3-0.6B; `base` is the shipped small model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights."""
+    """Data type of the weights."""
     template: Path | None = None
-    """Chat template for a model that has none, or in the place of its own: `plain`, `chatml`, or the path of a Jinja
-    file."""
+    """Chat template that sets or replaces the model's own: `plain`, `chatml`, or the path of a Jinja file."""
     chat_template_kwargs: dict[str, bool | str | int] = Field(default_factory=dict)
     """Passed to the tokenizer's chat template, e.g. {enable_thinking: false}."""
     lora: Lora | None = None

@@ -12,7 +12,7 @@ import rlhf
 from rlhf.errors import ModelError
 from rlhf.inference.embedded.model_probe import without_dropout
 from rlhf.training.checkpoints.store import check_model
-from rlhf.training.policy.lora import loading_options
+from rlhf.training.policy.lora import loading_options, without_packing
 from rlhf.training.policy.templates import give_template
 
 #: Files of which a tokenizer has at least one.
@@ -110,6 +110,8 @@ def load_folder(
             expected="every parameter of the model that config.json describes",
             hint="complete the files; weights drawn at random instead would look like a model that has learnt nothing",
         )
+    if quantization is not None:
+        without_packing(model)
     give_template(tokenizer, template, where)
     return model, tokenizer
 

@@ -1,4 +1,4 @@
-"""Dispatch of the stages that are not policy gradient."""
+"""Dispatch of the stages other than policy gradient."""
 
 from __future__ import annotations
 

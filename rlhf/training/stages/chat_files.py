@@ -29,7 +29,7 @@ _ROLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChatMessage:
     """Message of a chat.
 
     Attributes:
@@ -57,7 +57,7 @@ class Chat:
     """
 
     number: int
-    messages: tuple[Said, ...]
+    messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
 
@@ -157,7 +157,7 @@ class _Form:
             said = [*self.prompt(number, row), *self.completion(number, row)]
         system = row.get("system")
         if isinstance(system, str) and system.strip() and said[0].role is not Role.SYSTEM:
-            said.insert(0, Said(Role.SYSTEM, system))
+            said.insert(0, ChatMessage(Role.SYSTEM, system))
         if not any(one.is_learnt for one in said):
             got = ", ".join(str(one.role) for one in said)
             raise self.wrong(number, "there is nothing to learn in this row", got, "a message of the assistant")
@@ -195,7 +195,7 @@ class _Form:
             raise self.wrong(number, f"{column} is no chat", repr(value)[:80], expected)
         return value
 
-    def said(self, number: int, item: Mapping[str, Any], *, is_prompt: bool = False) -> Said:
+    def said(self, number: int, item: Mapping[str, Any], *, is_prompt: bool = False) -> ChatMessage:
         """Read a message."""
         keys = _keys(item)
         if keys is None or (self.keys is not None and keys != self.keys):
@@ -217,7 +217,7 @@ class _Form:
         if role is Role.ASSISTANT and not text.strip() and not calls:
             raise self.wrong(number, "the assistant says nothing", repr(content)[:80], "a text, or tool_calls")
         is_learnt = role is Role.ASSISTANT and not is_prompt and item.get("weight", 1) != 0
-        return Said(role, text, calls if role is Role.ASSISTANT else (), is_learnt)
+        return ChatMessage(role, text, calls if role is Role.ASSISTANT else (), is_learnt)
 
     def content(self, number: int, value: Any) -> str:
         """Text of a message: as it is, or in parts."""
@@ -241,23 +241,23 @@ class _Form:
             found.append(Call(inner["name"], {k: v for k, v in arguments.items() if v is not None}))
         return tuple(found)
 
-    def prompt(self, number: int, row: Row) -> list[Said]:
+    def prompt(self, number: int, row: Row) -> list[ChatMessage]:
         name = self.columns[0]
         value = name.format_map({n: row[n] for n in _fields(name)}) if "{" in name else row[name]
         if isinstance(value, str) and value.strip():
             more = row.get("input") if name == "instruction" else None  # Alpaca's
             text = f"{value}\n\n{more}" if isinstance(more, str) and more.strip() else value
-            return [Said(Role.USER, text)]
+            return [ChatMessage(Role.USER, text)]
         return [self.said(number, item, is_prompt=True) for item in self.items(number, value, name)]
 
-    def completion(self, number: int, row: Row) -> list[Said]:
+    def completion(self, number: int, row: Row) -> list[ChatMessage]:
         name = self.columns[1]
         if isinstance(row[name], list):
             return [self.said(number, item) for item in self.items(number, row[name], name)]
         text = str(row[name])
         if not text.strip():
             raise self.wrong(number, "the assistant says nothing", repr(row[name])[:80], f"a text in {name}")
-        return [Said(Role.ASSISTANT, text, is_learnt=True)]
+        return [ChatMessage(Role.ASSISTANT, text, is_learnt=True)]
 
     def tools(self, number: int, row: Row) -> tuple[Mapping[str, Any], ...]:
         value = row.get(self.settings.tools)

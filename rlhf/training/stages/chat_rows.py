@@ -20,7 +20,7 @@ from rlhf.batching.samples import Sample
 from rlhf.data import Message, Role
 from rlhf.errors import DataError, RecipeError
 from rlhf.rollout.renderer import Renderer
-from rlhf.training.stages.chat_files import Chat, Said
+from rlhf.training.stages.chat_files import Chat, ChatMessage
 from rlhf.training.stages.chat_settings import Chats
 
 _MARK = "mark4f0a"
@@ -120,7 +120,7 @@ def _encoded(chat: Chat, renderer: Renderer, style: Style) -> tuple[Sequence[int
     return ids, mask
 
 
-def _reply(said: Said, renderer: Renderer, style: Style) -> tuple[int, ...]:
+def _reply(said: ChatMessage, renderer: Renderer, style: Style) -> tuple[int, ...]:
     """Ids with which the policy would say a message, calls of tools included."""
     if not said.calls:
         return renderer.encode_reply(said.content)
@@ -131,7 +131,7 @@ def _reply(said: Said, renderer: Renderer, style: Style) -> tuple[int, ...]:
     return (*renderer.tokenizer.encode(text, add_special_tokens=False), renderer.stop_ids[0])
 
 
-def _by_template(said: Said, renderer: Renderer) -> str | None:
+def _by_template(said: ChatMessage, renderer: Renderer) -> str | None:
     """Reply with calls as the chat template writes it; None where it does not know any."""
     tokenizer: Any = renderer.tokenizer
     if "tool_calls" not in re.findall(r"\w+", str(tokenizer.get_chat_template())):

@@ -16,7 +16,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Chats:
-    """Imitate chats of a file, or attempts of another run or evaluation, instead of demonstrations.
+    """SFT on chats of a file, or attempts of another run or evaluation, instead of demonstrations.
 
     The form of a file is found at its first row: chat messages (`role` and `content`, or ShareGPT's `from` and
     `value`), with calls of tools; a prompt and a completion; or plain text, of which every token is learnt. Of a chat
@@ -27,33 +27,32 @@ class Chats:
     path: Path | None = None
     """JSON lines, JSON, CSV, TSV or Parquet, or a folder of the package `datasets`."""
     from_run: Path | None = None
-    """Folder of a run or an evaluation, of whatever policy or endpoint, at tasks of this environment: its attempts are
-    imitated, as the recipe's agent would have made them."""
+    """Folder of a run or evaluation, of any policy or endpoint, on tasks of this environment: SFT on its attempts, in
+    the format of the recipe's agent."""
     messages: str | None = None
     """Column of the messages; null finds `messages`, `conversations`, ..."""
     prompt: str | None = None
-    """Column of the prompt, as text or messages, or a text with columns in braces; null finds `prompt`,
+    """Column of the prompt, as text or messages, or a template of columns in braces; null finds `prompt`,
     `instruction`, ..."""
     completion: str | None = None
     """Column of the reply to the prompt; null finds `completion`, `response`, ..."""
     text: str | None = None
-    """Column of plain text, of which every token is learnt without a chat template; null finds `text`."""
+    """Column of plain text, trained on in full without a chat template; null finds `text`."""
     tools: str = "tools"
-    """Column of the functions that a chat may call, where there is one: a list, or the same in JSON."""
+    """Column of the tools of a chat, if any: a list, or the same in JSON."""
     max_rows: Annotated[int, Field(ge=1)] | None = None
-    """Only so many rows, the first."""
+    """Maximum number of rows, the first ones."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """Handling of rows longer than the policy's context: `refuse` before training begins, or `drop`."""
+    """Rows longer than the policy's context: `refuse` before training starts, or `drop`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the rows that is not learnt, whose loss is measured after each epoch."""
+    """Share of held-out rows, whose loss is measured after each epoch."""
     min_score: float | None = None
-    """Score from which an attempt of `from_run` is imitated; null takes those that are solved."""
+    """Minimum score of an attempt of `from_run`; null takes solved ones."""
     unsolved_system: str | None = None
-    """System message under which attempts of `from_run` that are not solved are imitated too, those that are solved
-    keeping the agent's own: training conditioned on the return, which asks for what it wants (arXiv 2403.04642). Null
-    leaves them out."""
+    """Return-conditioned training: system message for unsolved attempts of `from_run`, while solved ones keep the
+    agent's own (arXiv 2403.04642). Null excludes unsolved attempts."""
     max_per_task: Annotated[int, Field(ge=1)] | None = None
-    """Most attempts of a task, the best first."""
+    """Maximum attempts per task, the best first."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Chats:
@@ -75,7 +74,7 @@ class Chats:
         agent = context.recipe.agent
         if self.unsolved_system is not None and not isinstance(agent, ChatAgent):
             yield Problem(
-                "this agent has no system message to take the place of",
+                "this agent has no system message to replace",
                 where=context.at("unsolved_system"),
                 got=context.kind_of("agent", agent),
                 expected="agent: {kind: chat}",
@@ -83,7 +82,7 @@ class Chats:
             )
         elif self.unsolved_system is not None and self.unsolved_system == agent.system:
             yield Problem(
-                "attempts that are solved would be told the same as those that are not",
+                "solved and unsolved attempts would be given the same prompt",
                 where=context.at("unsolved_system"),
                 got=self.unsolved_system,
                 expected="another message than agent.system",

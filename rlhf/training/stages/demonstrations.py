@@ -1,4 +1,4 @@
-"""Demonstrations: trajectories played by an environment's oracle, spoilt to order, and their tokens.
+"""Demonstrations: trajectories of an environment's oracle, with noise if asked for, and their tokens.
 
 Playing and rendering are apart, because a tokenizer trained from scratch is trained on the text of the same
 demonstrations that it later encodes.

@@ -1,4 +1,4 @@
-"""The supervised stage at work: demonstrations in, a policy that imitates them out."""
+"""Training of the supervised stage: imitation of demonstrations."""
 
 from __future__ import annotations
 

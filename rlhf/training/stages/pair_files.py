@@ -67,7 +67,8 @@ def _rows(path: Path, where: str) -> list[tuple[_Line, dict[str, Any]]]:
     if path.is_dir() or path.suffix.lower() in _TABLES:
         return _of_table(path, where)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            lines = list(file)  # `splitlines` would also part at U+2028 and the like, which may stand within a text
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
             "this file cannot be read",

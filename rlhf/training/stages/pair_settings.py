@@ -15,12 +15,13 @@ from rlhf.rollout.group_structure import unmakeable, unreplayable
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch
-from rlhf.training.shown import unplanned, unwritten
+from rlhf.training.demonstration_requirements import unplanned, unwritten
+from rlhf.training.stages.overrides import StageOverrides
 from rlhf.training.stages.pairs import Pairs
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class OnPairs:
+class OnPairs(StageOverrides):
     """Pairs come from somewhere, and TRL's trainer passes over them in batches."""
 
     #: Its rows do not know the role in which a call was made.
@@ -29,21 +30,18 @@ class OnPairs:
     pairs: Pairs = Field(default_factory=Pairs)
     """Source of the pairs."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the pairs."""
+    """Epochs over the pairs."""
     batch_size: Annotated[int, Field(ge=1)] = 32
-    """Pairs per optimiser update."""
+    """Pairs per optimizer update."""
     pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
-    """Pairs of one forward pass; they are padded to the longest. A larger `batch_size` is a multiple of it. Changes
-    memory and speed only: means are over the pairs, or the chosen tokens, of an update."""
+    """Pairs per forward pass, padded to the longest; must divide a larger `batch_size`. Changes memory and speed only:
+    means are over the pairs, or the chosen tokens, of an update."""
     optimizer: AdamW = Field(default_factory=AdamW)
     """Optimizer of the stage."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass and keep those between layers only."""
+    """Gradient checkpointing: recompute activations in the backward pass."""
     split: str = "train"
     """Split of the tasks."""
-    rewards: dict[str, float] | None = None
-    """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
-    says. A model that a later stage trains is not asked."""
 
     def __post_init__(self) -> None:
         if self.batch_size % self.at_once:
@@ -74,7 +72,7 @@ class OnPairs:
             )
         if recipe.sharded:
             yield Problem(
-                "this stage cannot train weights that lie in pieces",
+                "this stage cannot train sharded weights",
                 where=context.at("kind"),
                 got=f"{context.kind_of('stage', self)} beside a stage with {recipe.sharded_by}",
                 expected=KEEPS_WHOLE,
@@ -90,7 +88,7 @@ class OnPairs:
         yield from unwritten(where, f"expert with {context.kind_of('agent', recipe.agent)}", do, context)
         if not recipe.properties.replayable:
             yield Problem(
-                "attempts would begin with a replay, which this environment does not promise to repeat",
+                "attempts would begin with a replay, and this environment is not replayable",
                 where=where,
                 got=f"expert in {environment}",
                 expected="an environment whose `properties` say replayable=True",

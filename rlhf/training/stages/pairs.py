@@ -58,11 +58,11 @@ class Pairs:
     tasks: Annotated[int, Field(ge=1)] = 128
     """Different tasks that the policy attempts."""
     group_size: Annotated[int, Field(ge=2)] = 8
-    """Attempts at each task."""
+    """Attempts per task."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature of these attempts."""
     from_run: str | None = None
-    """Folder of a run whose stored training trajectories are paired instead; its policy must read the same tokens."""
+    """Folder of a run whose stored training trajectories are paired instead; its policy must use the same tokenizer."""
     rejected_from: str | None = None
     """Folder of another run, of an earlier policy: of each task that both runs attempted, the best attempt of
     `from_run` is compared with the worst of this one (Temporal Self-Rewarding, arXiv 2508.06026)."""
@@ -74,15 +74,15 @@ class Pairs:
     first actions by which two attempts part, both by what was earned from there on; or, in each state of a
     demonstration, the oracle's action with those of the policy, `group_size` of them, that are another."""
     turns: Annotated[int, Field(ge=1)] = 1
-    """Turns of the segments that `parting` compares, from where two attempts part."""
+    """Turns of the segments that `parting` compares, from where two attempts diverge."""
     role: str | None = None
-    """Role whose calls alone are compared, such as `plan` of a planner; null compares all that was said."""
+    """Role whose generations are compared, such as `plan` of a planner; null compares all."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Discount per turn of what is earned after an action; below 1 the shorter way is better."""
+    """Discount per turn of the return after an action; below 1 prefers shorter paths."""
     margin: Annotated[float, Field(ge=0)] = 0.0
-    """Minimal score difference of a pair; with 0, any difference."""
+    """Minimum score difference of a pair; 0 is any difference."""
     max_per_task: Annotated[int, Field(ge=1)] = 4
-    """Most pairs of a task; those furthest apart first, and equals at random."""
+    """Maximum pairs per task; largest score differences first, ties at random."""
 
     @property
     def is_attempted(self) -> bool:

@@ -27,6 +27,7 @@ from rlhf.tasks.selection import All, GroupSelection
 from rlhf.tasks.shuffled import Shuffled
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
+from rlhf.training.backends.sharding import compiles, n_per_row_of
 from rlhf.training.contrib.demonstrations_in_groups import Expert
 from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
@@ -37,13 +38,14 @@ from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.contrib.self_certainty import SelfCertainty
 from rlhf.training.contrib.token_figures import StoredFigures
 from rlhf.training.critics.settings import CriticKind
+from rlhf.training.demonstration_requirements import unplanned
 from rlhf.training.hooks.replay import Replay
-from rlhf.training.shown import unplanned
+from rlhf.training.stages.overrides import StageOverrides
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class PolicyGradient:
-    """Sample groups of trajectories, give every token its credit, update, deliver; repeat.
+class PolicyGradient(StageOverrides):
+    """Policy-gradient RL: sample groups of trajectories, compute advantages, update, deliver the weights; repeat.
 
     One step makes `tasks_per_step` x `group_size` episodes and `epochs` x `minibatches` optimiser updates.
     """
@@ -53,88 +55,87 @@ class PolicyGradient:
     #: Its attempts are at tasks of its split.
     reads_file: ClassVar[bool] = False
 
-    rewards: dict[str, float] | None = None
-    """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
-    says. A model that a later stage trains is not asked."""
     steps: Annotated[int, Field(ge=1)] = 100
-    """Rounds of sampling and updating."""
+    """Training steps: rollout and update."""
     tasks_per_step: Annotated[int, Field(ge=1)] = 16
-    """Different tasks attempted in one step."""
+    """Prompts per step: different tasks attempted."""
     group_size: Annotated[int, Field(ge=1)] = 8
-    """Attempts at each task; the group whose statistics give the advantage."""
+    """Attempts per task: the group over which advantages are computed."""
     rollout: GroupStructure = Field(default_factory=Independent)
     """Group structure of the attempts: independent, trees, or retry chains."""
     sampler: TaskSampler = Field(default_factory=Shuffled)
     """Sampler of tasks."""
     selection: GroupSelection = Field(default_factory=All)
-    """Selection of groups to train on, and of whether to draw more tasks first."""
+    """Selection of groups to train on, and dynamic sampling."""
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
-    """The estimator that gives each sampled token its number."""
+    """Advantage estimator."""
     critic: CriticKind | None = None
     """Critic of value-based estimators: `gae`, `turn_gae`, `bilevel_gae`, `archer`, `sweet`."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """Policy loss."""
     reference_reset: ReferenceReset | None = None
-    """Reset of the KL term's reference to the present policy; null keeps the policy of the stage's begin."""
+    """Resets of the KL reference to the current policy; null keeps the policy of the stage's start."""
     correction: Correction = Field(default_factory=Truncated)
-    """Importance-sampling correction for sampler/trainer mismatch; an engine that shares the trainer's weights needs
-    none."""
+    """Importance-sampling correction for the sampler/trainer mismatch; an engine that shares the trainer's weights
+    needs none."""
     reduction: Reduction = Field(default_factory=Reduction)
-    """Reduction of token losses to one number."""
+    """Aggregation of token losses."""
     filters: Filters = Field(default_factory=Filters)
-    """Filters of rows that the update leaves out."""
+    """Filters of rows excluded from the update."""
     expert: Expert | None = None
-    """Demonstrations that join the attempts at their task, for a loss that takes them; null brings none."""
+    """Demonstrations added to the group of their task, for a loss that supports them; null adds none."""
     imitate_failed: ImitateFailed | None = None
-    """Supervised updates on demonstrations of tasks that every attempt failed; null makes none."""
+    """SFT updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
-    """Trajectories of the last steps that take the place of those left out; null replays nothing."""
+    """Replay buffer: trajectories of recent steps that replace those filtered out; null replays nothing."""
     logged: Logged | None = None
-    """Stored attempts of other runs that are trained on beside those of the policy, or in their place; null takes
-    none."""
+    """Off-policy data: stored attempts of other runs, in addition to or instead of the policy's; null uses none."""
     self_certainty: SelfCertainty | None = None
-    """A part of the score for how sure the policy is of what it says; null adds none."""
+    """Reward for the policy's self-certainty; null adds none."""
     reward_refresh: RewardRefresh | None = None
-    """Further training of the reward model during the stage; null leaves it as it is."""
+    """Online training of the reward model during the stage; null keeps it fixed."""
     judge_refresh: JudgeRefresh | None = None
-    """Replacement of a reward's judge by a recent policy; null keeps the judge that the reward names."""
+    """Replacement of a reward's judge by a recent policy; null keeps the reward's judge."""
     opponents: Opponents | None = None
-    """Games of self-play in which an older version of the policy has a seat; null plays all against the present one."""
+    """Past policy versions as opponents in self-play, or in turns of any attempts; null uses none."""
     train_roles: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Roles whose generations are trained, such as `plan` or a seat of a game; the empty role is that of plain actions.
-    Null trains all. The others count in the credit as ever."""
+    Null trains all. The others still count for the advantages."""
     layout: Literal["trajectory", "generation"] = "trajectory"
     """Row layout: one row per trajectory (folded where prompts extend each other), or one per generation."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the step's samples."""
+    """Epochs over the step's samples."""
     minibatches: Annotated[int, Field(ge=1)] = 1
-    """Optimiser updates in one pass; trajectories are kept whole."""
+    """Optimizer updates per epoch; trajectories are not split."""
+    routing_replay: bool = False
+    """Routing replay for mixtures of experts (arXiv 2507.18071, section 5.3): all updates of a step use the experts
+    that the policy chose for each token before the first. Layers are not compiled."""
     optimizer: AdamW = Field(default_factory=AdamW)
     """Optimizer of the policy."""
     trainer: TrainerKind = Field(default_factory=Torch)
-    """Trainer of the updates, in one process or in several: plain torch is for one."""
+    """Training backend; torch is for a single process."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Sampling temperature; the trainer divides its logits by it too."""
+    """Sampling temperature, also applied to the trainer's logits."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Split of the tasks."""
     token_figures: StoredFigures | None = None
-    """Entropy and trainer-engine gap of every sampled token, stored with the attempts for the viewer; null stores
-    neither."""
+    """Entropy and trainer/engine gap per sampled token, stored with the attempts for the viewer; null stores neither.
+    """
     evaluate_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after."""
+    """Steps between evaluations on `evaluation.watch_split`; 0 evaluates only before and after the stage."""
     patience: Annotated[int, Field(ge=1)] | None = None
-    """Evaluations in a row, of those that `evaluate_every` makes, without a new best lower end of the interval, after
-    which the stage ends; null makes every step."""
+    """Early stopping: consecutive evaluations of `evaluate_every` without a new best lower end of the interval; null
+    never stops early."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 20
     """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: Annotated[int, Field(ge=2)] | Literal["all"] = 2
-    """Number of latest checkpoints of this stage to keep, or `all`. The stage's start, every policy that a KL term
-    compares with, and the best one that `evaluate_every` has found stay anyway. `rlhf extrapolate` needs early ones."""
+    """Number of latest checkpoints of this stage to keep, or `all`. The stage's start, every KL reference, and the best
+    one of `evaluate_every` are always kept. `rlhf extrapolate` needs early ones."""
     checkpoint_in_background: bool = False
-    """Write checkpoints in a thread while the next step runs. Needs memory of the CPU for a copy of everything that is
-    trained, and of the optimiser's state."""
+    """Write checkpoints in a background thread during the next step. Needs host memory for a copy of all trained
+    weights and optimizer states."""
 
     @property
     def n_evaluations(self) -> int:
@@ -154,6 +155,7 @@ class PolicyGradient:
             yield no_effect(context.at("correction"), context.kind_of("correction", self.correction), why)
         yield from self._of_critic(context)
         yield from self._of_starts(context)
+        yield from self._of_routing(context)
         if self.patience is not None and self.n_evaluations <= self.patience:
             yield Problem(
                 "the stage would never end early: there are too few evaluations",
@@ -195,6 +197,31 @@ class PolicyGradient:
                 got=str(self.critic.warmup_steps),
                 expected=f"less than steps = {self.steps}",
                 do="lower it, or raise steps",
+            )
+
+    def _of_routing(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems with the replay of experts."""
+        where = context.at("routing_replay")
+        if not self.routing_replay:
+            return
+        if self.updates_per_step == 1 and not context.is_trained:
+            why = "the stage makes one update per step, whose experts are those from before it"
+            yield no_effect(where, True, why, "remove the key, or set minibatches or epochs above 1")
+        if n_per_row_of(self.trainer) > 1:
+            yield Problem(
+                "routing is replayed in whole rows",
+                where=where,
+                got="true, with trainer.sequence_parallel",
+                expected="sequence_parallel: 1",
+                do="remove one of the two",
+            )
+        if compiles(self.trainer):
+            yield Problem(
+                "layers whose routing is replayed are not compiled",
+                where=where,
+                got="true, with trainer.compile: true",
+                expected="compile: false, or auto",
+                do="remove one of the two",
             )
 
     def _of_starts(self, context: CheckContext) -> Iterator[Problem]:

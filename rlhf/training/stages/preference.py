@@ -39,15 +39,15 @@ class Preference(OnPairs):
     loss: Literal["dpo", "ipo", "kto"] = "dpo"
     """Preference loss."""
     good_weight: Annotated[float, Field(gt=0)] = 1.0
-    """λ of `kto`: what a good reply counts beside a bad one; where these are k times as many, about k."""
+    """λ of `kto`: weight of desirable relative to undesirable replies; about k if the latter are k times as many."""
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """Strength of the pull to the reference; larger stays nearer."""
+    """Strength of the KL regularisation; larger stays closer to the reference."""
     imitation_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the cross-entropy of the chosen tokens beside it, which keeps them from becoming less likely too."""
+    """Weight of an additional SFT loss on the chosen tokens, which prevents their likelihood from decreasing too."""
     reference: Literal["start", "base", "none"] = "start"
-    """Reference policy: the one at the stage's start, the model under its adapter, or none."""
+    """Reference policy: the policy at the stage's start, the base model of its adapter, or none."""
     rollout: GroupStructure = Field(default_factory=Independent)
-    """Group structure of the attempts: independent, or trees, whose branches part in one turn."""
+    """Group structure of the attempts: independent, or trees that branch at a turn."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=5e-6, schedule="linear", warmup_steps=5))
     """Optimizer of the policy."""
 
@@ -59,7 +59,7 @@ class Preference(OnPairs):
             yield from unused(self, ("imitation_weight",), context.path, why)
             if self.at_once == 1:
                 yield Problem(
-                    "one reply at once has no other prompts to compare with",
+                    "a micro-batch of one reply has no other prompts to compare with",
                     where=context.at("pairs_per_microbatch"),
                     got="1",
                     expected="at least 2 for loss: kto",

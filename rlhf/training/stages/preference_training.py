@@ -1,4 +1,4 @@
-"""The preference stage at work: pairs in, a policy that prefers the better ones out."""
+"""Training of the preference stage on pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies that are good or bad each, and the same replies after the prompts of others."""
+"""Rated replies for KTO: desirable or undesirable, and mismatched with other prompts."""
 
 from __future__ import annotations
 

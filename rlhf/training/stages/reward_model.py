@@ -19,7 +19,7 @@ from rlhf.training.stages.pair_settings import OnPairs, made_as
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class RewardModel(OnPairs):
-    """Train a model that says how good an attempt is, and leave the policy as it is.
+    """Train a reward model; the policy is not changed.
 
     The model is a copy of the policy, adapters merged, with one number in place of the output layer. It is judged on
     tasks that it was not trained on, and saved in `reward_model/` of the run.
@@ -37,27 +37,28 @@ class RewardModel(OnPairs):
     """
 
     learns: Literal["pairs", "outcome", "steps"] = "pairs"
-    """What the model learns from: which of two attempts is better, whether an attempt came out right, or how likely it
-    was to do so after each of its turns."""
+    """Training signal: pairwise preference (Bradley-Terry), outcome of an attempt (ORM), or probability of success
+    after each turn (PRM)."""
     solved_at: float = 1.0
-    """Score from which an attempt is right, for `outcome` and `steps`."""
+    """Score from which an attempt is correct, for `outcome` and `steps`."""
     rollout: GroupStructure = Field(default_factory=Independent)
-    """How the attempts of `steps` and `pairs` come about. What is done after a turn by attempts that branch there says
-    how good it was; attempts that share nothing have one label for all of their turns."""
+    """Group structure of the attempts of `steps` and `pairs`. The outcomes of attempts that branch after a turn label
+    that turn; independent attempts have one label for all of their turns."""
     eta: Annotated[float, Field(ge=0)] = 1.0
-    """η of the labels of `steps`: (1/η) ln mean exp(η r) over the attempts that go on from there; 0 is their mean."""
+    """η of the labels of `steps`: (1/η) ln mean exp(η r) over the attempts that continue from there; 0 is their mean.
+    """
     merge: Merging | None = None
-    """Turns of `steps` merged into nodes, as more to learn from; null learns each turn by all that came before it."""
+    """Turns of `steps` merged into nodes, as data augmentation; null scores each turn given everything before it."""
     lora: Lora | None = None
-    """Train adapters of the model, which are merged at the end, and its one number; null trains all of its weights."""
+    """Train adapters, merged at the end, and the scalar head; null trains all weights."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the tasks that are kept for judging the model."""
+    """Share of the tasks held out to evaluate the model."""
     centring: Annotated[float, Field(ge=0)] = 0.01
-    """c of `pairs`, which keeps the scores of a pair around 0; 0 leaves them anywhere."""
+    """c of `pairs`, which centres the scores of a pair at 0; 0 does not."""
     epochs: Annotated[int, Field(ge=1)] = 2
-    """Passes over the pairs or attempts."""
+    """Epochs over the pairs or attempts."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5, schedule="linear", warmup_steps=5))
-    """How the weights are updated."""
+    """Optimizer of the weights."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse, too, keys that mean nothing to what is learnt, and attempts that cannot be made."""

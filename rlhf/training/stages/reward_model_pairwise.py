@@ -1,4 +1,4 @@
-"""The reward-model stage at work: pairs in, a model of what is better out, and how often it is right."""
+"""Training of a reward model on pairs, and its held-out accuracy."""
 
 from __future__ import annotations
 

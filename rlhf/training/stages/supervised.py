@@ -13,13 +13,14 @@ from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
 from rlhf.training.contrib.expert_iteration import Attempts
-from rlhf.training.shown import unplanned, unwritten
+from rlhf.training.demonstration_requirements import unplanned, unwritten
 from rlhf.training.stages.chat_settings import Chats
+from rlhf.training.stages.overrides import StageOverrides
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Supervised:
-    """Next-token training on the actions of demonstrations; observations are masked unless they are given a weight.
+class Supervised(StageOverrides):
+    """SFT on the actions of demonstrations; observations are masked unless they have a weight.
 
     The demonstrations are played by the environment's oracle. `random_share` and `unsolved_share` spoil them on
     purpose, so that the policy that reinforcement learning starts from is weak but not hopeless. With `attempts` the
@@ -31,39 +32,36 @@ class Supervised:
     knows_roles: ClassVar[bool] = True
 
     attempts: Attempts | None = None
-    """Imitate the policy's own best attempts, in rounds; null imitates the oracle's demonstrations."""
+    """Train on the policy's own best attempts, in rounds; null trains on the oracle's demonstrations."""
 
     data: Chats | None = None
-    """Imitate chats of a file, or the attempts of another run, instead; null imitates demonstrations."""
+    """Train on chats of a file, or attempts of another run, instead; null trains on demonstrations."""
 
     n_demonstrations: Annotated[int, Field(ge=1)] = 512
-    """Tasks that the oracle plays, from the first of the split on; they come again where the split has fewer."""
+    """Number of demonstrations: the first tasks of the split, repeated if it has fewer."""
     random_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the actions drawn at random, half of them possible where they are taken, half possible somewhere else;
-    the oracle plans on from where they lead."""
+    """Share of random actions, half of them admissible, half admissible elsewhere; the oracle continues from the
+    resulting state."""
     unsolved_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the demonstrations that are random throughout."""
     observation_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Weight of an observation token's loss beside an action token's 1. Above 0 a model made from scratch also learns
-    to predict what the environment says, and with it to copy from the context; a pretrained model needs none."""
+    """Loss weight of observation tokens, relative to 1 for action tokens. Above 0 a model from scratch also learns to
+    predict observations, and so to copy from the context; a pretrained model does not need it."""
     epochs: Annotated[int, Field(ge=1)] = 3
-    """Passes over the demonstrations, or over what a round keeps."""
+    """Epochs over the demonstrations, or over the kept attempts of a round."""
     batch_size: Annotated[int, Field(ge=1)] = 32
-    """Demonstrations per optimiser update."""
+    """Demonstrations per optimizer update."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-3, schedule="cosine", warmup_steps=10))
     """Optimizer of the policy."""
     trainer: TrainerKind = Field(default_factory=Torch)
-    """Trainer of the updates, in one process or in several: plain torch is for one."""
+    """Training backend; torch is for a single process."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
-    """Updates between checkpoints from which a stopped run goes on; 0 writes none, and the stage begins again. Rounds
-    of `attempts` have their own."""
+    """Updates between checkpoints for resume; 0 writes none, and the stage restarts. Rounds of `attempts` have their
+    own."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Split of the tasks."""
-    rewards: dict[str, float] | None = None
-    """Weights of the rewards in this stage, by name; one that is not named is asked and has none. Null: as the recipe
-    says. A model that a later stage trains is not asked."""
 
     @property
     def reads_file(self) -> bool:

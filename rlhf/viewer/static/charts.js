@@ -59,7 +59,7 @@ export class Chart {
     for (const line of lines) {
       const colour = css(line.colour || COLOURS[0]);
       series.push({ label: line.label, stroke: colour, width: line.points ? 0 : 2, spanGaps: true, dash: line.dash ? [5, 4] : undefined,
-        points: { show: line.points || ((u) => u.data[0].length < 3), size: line.points ? 11 : 6, fill: colour, stroke: css("--paper"), width: 1.5 }, paths: line.points ? () => null : undefined });
+        points: { show: line.points || ((u) => u.data[0].length < 3), size: line.points ? 11 : 9, fill: colour, stroke: css("--paper"), width: 1.5 }, paths: line.points ? () => null : undefined });
       if (line.band) {
         const high = series.length + 1, low = series.length;
         series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true }, { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });

@@ -47,9 +47,10 @@ export function put(element, ...children) {
 export const number = (value, digits = 3) => {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 10000) return Math.round(value).toLocaleString("en");
-  if (size !== 0 && size < 0.001) return value.toExponential(1).replace("e", "e");
-  return String(Number(value.toPrecision(digits)));
+  const sign = value < 0 ? "−" : "";
+  if (size >= 10000) return sign + Math.round(size).toLocaleString("en");
+  if (size !== 0 && size < 0.0001) return sign + size.toExponential(1).replace("e-", "e−");
+  return sign + String(Number(size.toPrecision(digits)));
 };
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`);
 export const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + number(Math.abs(value)));
@@ -61,34 +62,45 @@ export function duration(seconds) {
   if (minutes < 90) return `${minutes} min`;
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
+// A span of time that ticks of an axis tell apart: 3:07, or 45 s.
+export function clock(seconds) {
+  const whole = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  return whole < 3600 ? `${Math.floor(whole / 60)}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)} h`;
+}
 export const within = (low, high) => (low === null || low === undefined ? "" : `95% interval ${percent(low)} to ${percent(high)}`);
 
 export const OUTCOMES = {
   solved: ["✓", "solved"],
   failed: ["✗", "not solved"],
-  turn_limit: ["…", "cut by the limit on turns"],
-  token_limit: ["≡", "cut by a full context"],
-  timeout: ["⧖", "took too long"],
-  env_error: ["!", "the environment failed"],
-  agent_error: ["!", "the agent failed"],
-  engine_error: ["!", "the engine failed"],
-  reward_error: ["!", "a reward failed"],
+  turn_limit: ["…", "turn limit reached"],
+  token_limit: ["≡", "context full"],
+  timeout: ["⧖", "timed out"],
+  env_error: ["!", "environment error"],
+  agent_error: ["!", "agent error"],
+  engine_error: ["!", "engine error"],
+  reward_error: ["!", "reward error"],
 };
 export const outcomeWords = (outcome) => (OUTCOMES[outcome] || ["?", outcome])[1];
 export const outcomeSign = (outcome) => (OUTCOMES[outcome] || ["?", outcome])[0];
 export const outcomeClass = (outcome) => (outcome === "solved" ? "solved" : outcome in OUTCOMES && !outcome.endsWith("error") && outcome !== "timeout" ? "failed" : "broken");
 
 export function badge(state) {
-  const words = { running: "running", finished: "finished", stopped: "stopped", gone: "vanished" };
+  const words = { running: "running", finished: "finished", stopped: "stopped", gone: "deleted" };
   return h("span", { class: `state ${state}` }, words[state] || state);
 }
 
+// A table; of more rows than `options.most` the first are shown until all are asked for.
 export function table(caption, columns, rows, options = {}) {
+  const more = rows.length > options.most ? rows.slice(options.most) : [];
+  more.forEach((row) => { row.hidden = true; });
+  const all = h("button", { type: "button", class: "all", onclick: () => { more.forEach((row) => { row.hidden = false; }); all.remove(); } }, `Show all ${rows.length}`);
   return h("div", { class: "scroll", tabIndex: 0, role: "region", ariaLabel: caption },
     h("table", { class: options.class },
       h("caption", { class: options.showCaption ? "" : "hidden" }, caption),
       h("thead", null, h("tr", null, columns.map((c) => h("th", { scope: "col", class: c.n ? "n" : "" }, c.title)))),
-      h("tbody", null, rows)));
+      h("tbody", null, rows)),
+    more.length ? all : null);
 }
 
 export function copyButton(textOf, words) {
@@ -96,7 +108,7 @@ export function copyButton(textOf, words) {
     let done = true;
     const text = textOf();
     try { await navigator.clipboard.writeText(text); } catch { done = fallback(text); }
-    button.textContent = done ? "Copied" : "Not allowed: select and copy it";
+    button.textContent = done ? "Copied" : "Copying is blocked: select the text";
     setTimeout(() => { button.textContent = words; }, 1600);
   } }, words);
   return button;

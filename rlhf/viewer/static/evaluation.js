@@ -41,21 +41,21 @@ function chooser(at, sides) {
     next[name] = e.target.value;
     location.hash = link("evaluation", at.id, next);
   } }, sides.map((one) => h("option", { value: `${one.run}:${one.name}`, selected: one === value }, one.words))));
-  return h("div", { class: "filters card" }, h("h2", null, "Task by task"), select("first", first, "From"), select("second", second, "to"));
+  return h("div", { class: "filters card" }, h("h2", null, "Paired by task"), select("first", first, "Baseline"), select("second", second, "Candidate"));
 }
 
 function bars(at, stored, points) {
-  return table("Evaluations", [{ title: "Evaluation" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Episodes", n: true }, { title: "Failed parts", n: true }],
+  return table("Evaluations", [{ title: "Evaluation" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Episodes", n: true }, { title: "Errors", n: true }],
     points.map((one) => h("tr", null, h("th", { scope: "row" }, stored.includes(one.name) ? h("a", { href: link("evaluation", at.id, { ...at.params, name: one.name }) }, one.name) : one.name),
-      h("td", { class: "n big", "data-title": "Success" }, percent(one.success)), h("td", { "data-title": "95% interval", class: "interval" }, whisker(one.success, one.low, one.high)), h("td", { class: "n", "data-title": "Episodes" }, number(one.n, 9)), h("td", { class: "n", "data-title": "Failed parts" }, number(one.n_errors, 9)))), { class: "evaluations cards" });
+      h("td", { class: "n big", "data-title": "Success" }, percent(one.success)), h("td", { "data-title": "95% interval", class: "interval" }, whisker(one.success, one.low, one.high)), h("td", { class: "n", "data-title": "Episodes" }, number(one.n, 9)), h("td", { class: "n", "data-title": "Errors" }, number(one.n_errors, 9)))), { class: "evaluations cards" });
 }
 
 // A share with its interval, drawn from 0 to 1.
 export function whisker(value, low, high) {
   if (typeof low !== "number" || typeof value !== "number") return "–";
-  const x = (v) => 4 + 292 * v;
+  const x = (v) => 8 + 284 * v;
   return [s("svg", { viewBox: "0 0 300 22", class: "whisker", role: "img", "aria-label": `${percent(value)}, ${within(low, high)}` },
-    s("line", { x1: 4, x2: 296, y1: 11, y2: 11, class: "rail" }), s("line", { x1: x(low), x2: x(high), y1: 11, y2: 11, class: "reach" }), s("circle", { cx: x(value), cy: 11, r: 5.5, class: "point" })),
+    s("line", { x1: 8, x2: 292, y1: 11, y2: 11, class: "rail" }), s("line", { x1: x(low), x2: x(high), y1: 11, y2: 11, class: "reach" }), s("circle", { cx: x(value), cy: 11, r: 5.5, class: "point" })),
   h("span", { class: "soft" }, `${percent(low)} to ${percent(high)}`)];
 }
 
@@ -63,36 +63,36 @@ function drawFigures(box, at, told, stored) {
   if (told.problem) { put(box, h("p", { class: "card" }, told.problem)); return; }
   const { success } = told, types = Object.entries(told.types).sort((a, b) => (a[1].success.value ?? 0) - (b[1].success.value ?? 0));
   const turns = new Chart({ title: "Solved within n actions", unit: "share of the attempts", share: true, wide: told.passes.length < 2, over: "actions", key: "actions" });
-  const passes = new Chart({ title: "One of k attempts, and each of them", unit: "share of the tasks, with 95% intervals", share: true, over: "k", key: "passes" });
+  const passes = new Chart({ title: "pass@k and pass^k", unit: "share of the tasks solved in one, or in all, of k attempts; 95% intervals", share: true, over: "k", key: "passes" });
   at.closing(() => { turns.close(); passes.close(); });
   put(box, h("div", { class: "heading" }, h("h2", null, [told.policy && `${told.policy} on ${told.suite}`, stored.length > 1 || told.name ? told.name : ""].filter(Boolean).join(", ") || "Figures"),
-    h("p", { class: "soft" }, `success in ${told.success.n} attempts at ${told.n_tasks} tasks${told.n_errors ? `; ${told.n_errors} attempts ended by the failure of a part and are left out` : ""}`)),
+    h("p", { class: "soft" }, `success in ${told.success.n} attempts at ${told.n_tasks} tasks${told.n_errors ? `; ${told.n_errors} attempts ended in an error and are not counted` : ""}`)),
   told.name ? null : h("p", { class: "card hero" }, h("b", null, percent(success.value)), " ", whisker(success.value, success.low, success.high)),
   h("div", { class: "charts" }, turns.element, passes.element),
-  types.length > 1 ? table("By type of task, the hardest first", [{ title: "Tasks of type" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Attempts", n: true }, { title: "Turns", n: true }, { title: "Errors", n: true }],
-    types.slice(0, 40).map(([name, one]) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, name)), h("td", { class: "n", "data-title": "Success" }, percent(one.success.value)), h("td", { class: "interval", "data-title": "95% interval" }, whisker(one.success.value, one.success.low, one.success.high)), h("td", { class: "n", "data-title": "Attempts" }, one.success.n), h("td", { class: "n", "data-title": "Turns" }, number(one.turns_mean)), h("td", { class: "n", "data-title": "Errors" }, one.n_errors))), { showCaption: true, class: "cards" }) : null,
-  told.hardest.length ? table("The hardest tasks", [{ title: "Task" }, { title: "Solved", n: true }, { title: "Attempts", n: true }, { title: "Score", n: true }, { title: "Turns", n: true }, { title: "Read" }],
-    told.hardest.map((one) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, one.task_id)), h("td", { class: "n", "data-title": "Solved" }, percent(one.solved)), h("td", { class: "n", "data-title": "Attempts" }, one.n), h("td", { class: "n", "data-title": "Score" }, number(one.score)), h("td", { class: "n", "data-title": "Turns" }, number(one.turns)), h("td", { class: "whole" }, one.place ? h("a", { href: link("attempt", at.id, one.place) }, "the attempt that came furthest") : null))), { showCaption: true, class: "cards" }) : h("p", { class: "card" }, "No attempt was played to its end."),
+  types.length > 1 ? table("By task type, hardest first", [{ title: "Task type" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Attempts", n: true }, { title: "Turns", n: true }, { title: "Errors", n: true }],
+    types.map(([name, one]) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, name)), h("td", { class: "n", "data-title": "Success" }, percent(one.success.value)), h("td", { class: "interval", "data-title": "95% interval" }, whisker(one.success.value, one.success.low, one.success.high)), h("td", { class: "n", "data-title": "Attempts" }, one.success.n), h("td", { class: "n", "data-title": "Turns" }, number(one.turns_mean)), h("td", { class: "n", "data-title": "Errors" }, one.n_errors))), { showCaption: true, class: "cards", most: 20 }) : null,
+  told.hardest.length ? table("Hardest tasks", [{ title: "Task" }, { title: "Solved", n: true }, { title: "Attempts", n: true }, { title: "Score", n: true }, { title: "Turns", n: true }, { title: "Attempt" }],
+    told.hardest.map((one) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, one.task_id)), h("td", { class: "n", "data-title": "Solved" }, percent(one.solved)), h("td", { class: "n", "data-title": "Attempts" }, one.n), h("td", { class: "n", "data-title": "Score" }, number(one.score)), h("td", { class: "n", "data-title": "Turns" }, number(one.turns)), h("td", { class: "whole" }, one.place ? h("a", { href: link("attempt", at.id, one.place) }, "open attempt") : null))), { showCaption: true, class: "cards" }) : h("p", { class: "card" }, "No attempt was completed."),
   h("details", { class: "card fold" }, h("summary", null, "All figures"), table("Figures", [{ title: "Figure" }, { title: "Value" }], told.figures.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, value))))));
   turns.update(told.within.map((one, i) => ({ label: one.label, xs: one.share.map((_, k) => k + 1), values: one.share, colour: COLOURS[i % COLOURS.length] })));
   const ks = told.passes.map((one) => one.k), column = (name, key) => told.passes.map((one) => one[name][key]);
   passes.update(told.passes.length > 1 ? [["pass@k", "at"], ["pass^k", "all"]].map(([label, name], i) => ({ label, xs: ks, values: column(name, "value"), band: [column(name, "low"), column(name, "high")], colour: COLOURS[i] })) : []);
 }
 
-// On the line a model is as sure as it is right; below it, it is too sure of itself.
+// On the line a model is calibrated; below it, overconfident.
 function drawJudges(box, at, told) {
   if (!told.models.length && !told.audits.length && !told.problems.length) return;
   const charts = h("div", { class: "charts" });
-  put(box, h("div", { class: "heading" }, h("h2", null, "Reward models and judges"), h("p", { class: "soft" }, "Where dots lie below the line, a model is surer than it is right.")),
+  put(box, h("div", { class: "heading" }, h("h2", null, "Reward models and judges"), h("p", { class: "soft" }, "Dots below the line: the model is overconfident.")),
     told.problems.length ? h("ul", { class: "problems", role: "alert" }, told.problems.map((says) => h("li", null, says))) : null, charts);
   const draw = (spec, lines) => { const chart = new Chart({ share: true, ...spec }); at.closing(() => chart.close()); charts.append(chart.element); chart.update(lines); };
   for (const one of told.models) {
     const of_ = { pairs: "held-out pairs", outcome: "held-out attempts", steps: "steps of held-out attempts" }[one.of] || one.of, low = one.of === "pairs" ? 0.5 : 0;
-    draw({ title: one.title, unit: `share that is so, over the probability that the model gives; ${percent(one.accuracy)} of the ${of_} right`, over: "probability", key: one.title, real: true }, [
-      { label: "as sure as right", xs: [low, 1], values: [low, 1], dash: true, colour: "--s6" },
+    draw({ title: one.title, unit: `observed share over predicted probability; accuracy ${percent(one.accuracy)} on ${of_}`, over: "probability", key: one.title, real: true }, [
+      { label: "calibrated", xs: [low, 1], values: [low, 1], dash: true, colour: "--s6" },
       { label: of_, xs: one.bins.map((b) => b.said), values: one.bins.map((b) => b.share), band: [one.bins.map((b) => b.low), one.bins.map((b) => b.high)], points: true, colour: "--s1" }]);
   }
-  for (const one of told.audits) draw({ title: one.title, unit: `right, with 95% intervals; ${one.stage}`, key: "steps" }, [{ label: "right", xs: one.steps, values: one.values, band: one.low.length ? [one.low, one.high] : null, points: one.steps.length < 3 }]);
+  for (const one of told.audits) draw({ title: one.title, unit: `accuracy, with 95% intervals; ${one.stage}`, key: "steps" }, [{ label: "accuracy", xs: one.steps, values: one.values, band: one.low.length ? [one.low, one.high] : null, points: one.steps.length < 3 }]);
 }
 
 function comparison(box, at, first, second, told) {
@@ -100,11 +100,11 @@ function comparison(box, at, first, second, told) {
   const tile = (title, figure, words) => h("div", { class: "card tile" }, h("h3", null, title), h("p", { class: "figure" }, figure), h("div", { class: "words" }, words));
   put(box, h("div", { class: "tiles" },
     tile("Difference", `${points(told.difference)} points`, `95% interval ${points(told.low)} to ${points(told.high)}`),
-    tile("Is it chance?", told.low > 0 || told.high < 0 ? "Hardly" : "It may be", `${test(told)} on ${told.n} tasks`),
-    tile("Better", String(told.n_better), "tasks"), tile("Worse", String(told.n_worse), told.n_unpaired ? `tasks; ${told.n_unpaired} were in one evaluation alone` : "tasks")),
-  told.flipped.length ? table("Tasks that flipped", [{ title: "Task" }, { title: `${first.words}`, n: true }, { title: `${second.words}`, n: true }, { title: "Read" }], told.flipped.map((one) => h("tr", null,
+    tile("Significant", told.low > 0 || told.high < 0 ? "yes" : "no", `${test(told)}, ${told.n} tasks`),
+    tile("Better", String(told.n_better), "tasks"), tile("Worse", String(told.n_worse), told.n_unpaired ? `tasks; ${told.n_unpaired} are in one evaluation only` : "tasks")),
+  told.flipped.length ? table("Tasks that flipped", [{ title: "Task" }, { title: `${first.words}`, n: true }, { title: `${second.words}`, n: true }, { title: "Attempts" }], told.flipped.map((one) => h("tr", null,
     h("th", { scope: "row", class: "task" }, h("bdi", null, one.task)), h("td", { class: `n ${one.first > one.second ? "better" : "worse"}`, "data-title": first.words }, percent(one.first)), h("td", { class: `n ${one.second > one.first ? "better" : "worse"}`, "data-title": second.words }, percent(one.second)),
-    h("td", null, h("a", { href: attempts(first, one.task) }, "first"), " · ", h("a", { href: attempts(second, one.task) }, "second")))), { showCaption: true, class: "flips cards" }) : h("p", { class: "soft" }, "No task flipped."));
+    h("td", null, h("a", { href: attempts(first, one.task) }, "baseline"), " · ", h("a", { href: attempts(second, one.task) }, "candidate")))), { showCaption: true, class: "flips cards", most: 20 }) : h("p", { class: "soft" }, "No task flipped."));
 }
 
 // A task of a whole evaluation may be in any of its files.

@@ -24,7 +24,7 @@ export async function showGroups(main, at) {
   const to = (changes) => link("groups", at.id, { ...where, ...filters, all: params.all, ...changes });
   const result = h("div", { class: "result", role: "region", ariaLabel: "Attempts", "aria-live": "polite" });
   put(main,
-    h("div", { class: "heading" }, h("h1", null, "Attempts"), h("p", { class: "soft" }, "Each cell is an attempt at a task. Open one to read it.")),
+    h("div", { class: "heading" }, h("h1", null, "Attempts"), h("p", { class: "soft" }, "Each cell is one attempt at the task. Open it to read every token.")),
     stepper(at, stored, place, steps, step, filters, params.all),
     filterForm(at, where, filters, isSearch),
     legend(), result);
@@ -36,7 +36,7 @@ function stepper(at, stored, place, steps, step, filters, all) {
   const i = steps.indexOf(step), to = (stage, phase, n) => link("groups", at.id, { stage, phase, step: n, ...filters, all });
   const stage = h("select", { ariaLabel: "Stage", onchange: (e) => { const one = stored[Number(e.target.value)]; location.hash = to(one.stage, one.phase, one.steps[one.steps.length - 1]); } },
     stored.map((one, k) => h("option", { value: k, selected: one === place }, `${one.phase === "eval" ? "evaluation" : "training"}, ${one.stage}`)));
-  const move = (n, words) => (steps[n] === undefined ? h("span", { class: "button off", "aria-disabled": "true" }, words) : h("a", { class: "button", href: to(place.stage, place.phase, steps[n]), ariaLabel: words === "‹" ? "Step before" : "Next step" }, words));
+  const move = (n, words) => (steps[n] === undefined ? h("span", { class: "button off", "aria-disabled": "true" }, words) : h("a", { class: "button", href: to(place.stage, place.phase, steps[n]), ariaLabel: words === "‹" ? "Previous step" : "Next step" }, words));
   const range = h("input", { type: "range", min: 0, max: steps.length - 1, value: i, ariaLabel: "Step", "aria-valuetext": `step ${step}`,
     oninput: (e) => { shown.textContent = `step ${steps[e.target.value]}`; }, onchange: (e) => { location.hash = to(place.stage, place.phase, steps[e.target.value]); } });
   const shown = h("output", null, `step ${step}`);
@@ -64,7 +64,7 @@ function filterForm(at, where, filters, isSearch) {
 }
 
 function legend() {
-  const seen = [["solved", "solved"], ["failed", "not solved"], ["turn_limit", "turn limit"], ["token_limit", "context full"], ["env_error", "a part failed"]];
+  const seen = [["solved", "solved"], ["failed", "not solved"], ["turn_limit", "turn limit reached"], ["token_limit", "context full"], ["env_error", "error"]];
   return h("p", { class: "legend cells-legend" }, seen.map(([name, words]) => h("span", null, h("span", { class: `cell ${outcomeClass(name)}`, "aria-hidden": "true" }, outcomeSign(name)), words)));
 }
 
@@ -81,9 +81,9 @@ async function page(box, at, where, filters, offset, to) {
   const count = `${found.n_found.toLocaleString("en")} of ${found.n_attempts.toLocaleString("en")} attempts, ${found.n_groups.toLocaleString("en")} tasks`;
   put(box, h("p", { class: "soft count" }, count),
     rows.length ? table("Attempts by task", [{ title: "Task" }, { title: "Attempts" }, { title: "Solved", n: true }, { title: "Mean score", n: true }, { title: "Spread", n: true }, { title: "Turns", n: true }, { title: "Seconds", n: true }], rows, { class: "groups cards" })
-      : h("p", { class: "card" }, "No attempt of this step is like that. ", h("a", { href: to({ all: "1" }) }, "Look through all steps")),
+      : h("p", { class: "card" }, "No attempt of this step matches. ", h("a", { href: to({ all: "1" }) }, "Search all steps")),
     found.n_groups > found.page ? h("nav", { class: "pager", ariaLabel: "Pages" },
-      offset ? h("a", { class: "button", href: to({ offset: Math.max(0, offset - found.page) || "" }) }, "‹ before") : null,
+      offset ? h("a", { class: "button", href: to({ offset: Math.max(0, offset - found.page) || "" }) }, "‹ previous") : null,
       h("span", { class: "soft" }, `tasks ${offset + 1} to ${Math.min(offset + found.page, found.n_groups)} of ${found.n_groups}`),
       offset + found.page < found.n_groups ? h("a", { class: "button", href: to({ offset: offset + found.page }) }, "next ›") : null) : null);
   arrows(box);
@@ -114,14 +114,14 @@ function arrows(box) {
 async function search(box, at, filters, cursor = -1, rows = []) {
   const enough = rows.length + 60;
   let left = cursor, total = 0;
-  put(box, h("p", { class: "soft" }, "Looking…"));
+  put(box, h("p", { class: "soft" }, "Searching…"));
   do {
     const found = await get(`${of(at.id)}/search`, { ...filters, cursor: left }, at.signal);
     rows.push(...found.hits.map((hit) => hitRow(at, hit)), ...found.problems.map((problem) => h("tr", { class: "problem" }, h("td", { colSpan: 6 }, problem))));
     [left, total] = [found.cursor, found.n_files];
-    const more = left === null ? null : rows.length < enough ? "Looking…" : h("button", { type: "button", onclick: () => search(box, at, filters, left, rows).catch(() => {}) }, "Look further back");
-    put(box, h("p", { class: "soft count" }, `${rows.length} found in ${total - (left || 0)} of ${total} files, from the newest. `, more),
-      rows.length ? hits(rows) : left === null ? h("p", { class: "card" }, "Nothing like that is stored.") : null);
+    const more = left === null ? null : rows.length < enough ? "Searching…" : h("button", { type: "button", onclick: () => search(box, at, filters, left, rows).catch(() => {}) }, "Search older steps");
+    put(box, h("p", { class: "soft count" }, `${rows.length} found in ${total - (left || 0)} of ${total} files, newest first. `, more),
+      rows.length ? hits(rows) : left === null ? h("p", { class: "card" }, "No stored attempt matches.") : null);
   } while (left !== null && rows.length < enough);
 }
 

@@ -14,21 +14,21 @@ const CHARTS = [
   { title: "Loss", names: { "loss/total": "policy gradient", "supervised/loss": "supervised", "preference/loss": "preference", "reward_model/loss": "reward model" } },
   { title: "KL", unit: "nats", names: { "loss/approx_kl": "to the sampling policy", "loss/kl_ref": "to the reference", "loss/kl_teacher": "to the teacher" } },
   { title: "Entropy", unit: "nats", names: { "loss/entropy": "of the next token", "collapse/surprisal": "estimated" } },
-  { title: "Gap to the engine", unit: "nats", names: { "loss/sampler_gap_mean": "mean", "loss/sampler_gap_max": "largest", "loss/sampler_kl_k3": "divergence" } },
-  { title: "Weights for that gap", share: true, names: { "loss/sampler_ess": "effective sample size", "loss/sampler_bounded_share": "at a bound", "loss/sampler_masked_share": "masked", "loss/sampler_rejected_share": "rejected" } },
+  { title: "Trainer–engine gap", unit: "nats", names: { "loss/sampler_gap_mean": "mean", "loss/sampler_gap_max": "max", "loss/sampler_kl_k3": "divergence" } },
+  { title: "Importance weights", share: true, names: { "loss/sampler_ess": "effective sample size", "loss/sampler_bounded_share": "clipped", "loss/sampler_masked_share": "masked", "loss/sampler_rejected_share": "rejected" } },
   { title: "Gradient norm", names: { "optimizer/grad_norm": "policy", "critic/grad_norm": "critic" } },
-  { title: "Watched rewards", unit: "mean over the attempts", names: { "watch/": "" } },
+  { title: "Monitored rewards", unit: "mean over the attempts, not trained on", names: { "watch/": "" } },
   { title: "Turns", unit: "per episode", names: { "rollout/n_turns_mean": "mean turns" } },
   { title: "Prompt length", unit: "tokens", names: { "rollout/prompt_tokens_mean": "mean", "rollout/prompt_tokens_max": "longest" } },
-  { title: "Sampled", unit: "tokens in a step", names: { "rollout/n_tokens": "tokens" } },
-  { title: "Cut and invalid", share: true, names: { truncated: "episodes cut by a limit", "rollout/invalid_share": "invalid actions", "rollout/error_share": "failed parts" } },
+  { title: "Sampled tokens", unit: "per step", names: { "rollout/n_tokens": "tokens" } },
+  { title: "Truncated and invalid", share: true, names: { truncated: "truncated episodes", "rollout/invalid_share": "invalid actions", "rollout/error_share": "errors" } },
   { title: "Learning rate", names: { "optimizer/lr": "policy", "critic/lr": "critic" } },
-  { title: "Speed", unit: "tokens per second", names: { "rollout/tokens_per_s": "sampled", "train/tokens_per_s": "trained" } },
-  { title: "Memory", unit: "GB", names: { "memory/rss_gb": "resident", "memory/gpu_peak_gb": "GPU, most" } },
-  { title: "Age of what is trained on", unit: "versions", names: { "asynchrony/age_mean": "mean", "asynchrony/age_max": "oldest", "replay/age_mean": "replayed, in steps" } },
-  { title: "Ages", unit: "share of the trained tokens, by versions", share: true, names: { "tokens_of_age/": "" } },
-  { title: "Ledger", unit: "tokens", names: { "ledger/": "" } },
-  { title: "Idle", unit: "seconds of a step", names: { "time/trainer_idle_s": "trainer", "time/rollout_idle_s": "rollouts" } },
+  { title: "Throughput", unit: "tokens per second", names: { "rollout/tokens_per_s": "sampled", "train/tokens_per_s": "trained" } },
+  { title: "Memory", unit: "GB", names: { "memory/rss_gb": "resident", "memory/gpu_peak_gb": "GPU peak" } },
+  { title: "Staleness", unit: "policy versions", names: { "asynchrony/age_mean": "mean", "asynchrony/age_max": "oldest", "replay/age_mean": "replayed, in steps" } },
+  { title: "Staleness of trained tokens", unit: "share by policy versions", share: true, names: { "tokens_of_age/": "" } },
+  { title: "Token ledger", unit: "tokens", names: { "ledger/": "" } },
+  { title: "Idle time", unit: "seconds per step", names: { "time/trainer_idle_s": "trainer", "time/rollout_idle_s": "rollouts" } },
 ];
 const CUT = ["rollout/n_turn_limit", "rollout/n_token_limit", "rollout/n_episodes"];
 const BASE = ["rollout/success", "rollout/n_failures", "eval/success", "eval/success_low", "eval/success_high", ...CUT, ...TIMES, "time/step_s"];
@@ -50,7 +50,8 @@ export async function showRun(main, at) {
   }));
   at.closing(() => { success.close(); timeline.close(); charts.forEach(({ chart }) => chart.close()); });
   const picker = h("p", { class: "overlay" });
-  put(main, head, picker, cautions, h("div", { class: "charts" }, success.element, timeline.element, charts.map(({ chart }) => chart.element)), paired, facts(at), metrics(at, found, extra));
+  let list = metrics(at, found, extra);
+  put(main, head, picker, cautions, h("div", { class: "charts" }, success.element, timeline.element, charts.map(({ chart }) => chart.element)), paired, facts(at), list);
 
   const draw = () => {
     const shown = ofStage();
@@ -71,6 +72,11 @@ export async function showRun(main, at) {
     learned = now.learned;
     drawHead(head, now, learned);
     drawCautions(cautions, now.cautions);
+    if (list.dataset.n === String(Object.keys(now.metrics).length) || list.contains(document.activeElement)) return;
+    const renewed = metrics(at, now, extra);
+    renewed.open = list.open;
+    list.replaceWith(renewed);
+    list = renewed;
   });
   curves.slice(1).forEach((one) => follow(at, one, draw));
 }
@@ -99,9 +105,9 @@ async function pairs(box, at, others) {
     const told = await get("compare", { first: `${other.id}:${other.last}`, second: `${own.id}:${own.last}` }, at.signal);
     rows.push(h("tr", null, h("th", { scope: "row" }, `${own.id} against ${other.id}`), told.problem ? h("td", { colSpan: 4 }, told.problem) : [
       h("td", { class: "n big", "data-title": "Difference" }, `${points(told.difference)} points`), h("td", { "data-title": "95% interval" }, `${points(told.low)} to ${points(told.high)}`),
-      h("td", { "data-title": "Chance" }, `${test(told)}, ${told.n} tasks`), h("td", null, h("a", { href: link("evaluation", at.id, { other: other.id }) }, `${told.n_better} better, ${told.n_worse} worse`))]));
+      h("td", { "data-title": "Significance" }, `${test(told)}, ${told.n} tasks`), h("td", null, h("a", { href: link("evaluation", at.id, { other: other.id }) }, `${told.n_better} better, ${told.n_worse} worse`))]));
   }
-  if (rows.length) put(box, table("Paired by task, last evaluations", [{ title: "Runs" }, { title: "Difference", n: true }, { title: "95% interval" }, { title: "Chance" }, { title: "Tasks" }], rows, { showCaption: true, class: "cards" }));
+  if (rows.length) put(box, table("Paired by task, last evaluations", [{ title: "Runs" }, { title: "Difference", n: true }, { title: "95% interval" }, { title: "Significance" }, { title: "Tasks" }], rows, { showCaption: true, class: "cards" }));
 }
 
 function wanted(metrics) {
@@ -131,23 +137,26 @@ function drawHead(box, head, learned) {
   const left = head.left_s === null || head.left_s === undefined ? null : duration(head.left_s);
   const evaluations = head.evaluations.filter((e) => typeof e.success === "number"), first = evaluations[0], last = evaluations[evaluations.length - 1];
   put(box,
-    h("div", { class: "title" }, h("h1", null, head.id), badge(head.state), h("span", { class: "soft" }, [head.environment, head.policy, head.seed === null ? null : `seed ${head.seed}`].filter(Boolean).join(" · "))),
+    h("div", { class: "title" }, h("h1", null, head.id), badge(head.state), h("span", { class: "soft" }, [head.environment, policyName(head.policy), head.seed === null ? null : `seed ${head.seed}`].filter(Boolean).join(" · "))),
     head.problems.length ? h("ul", { class: "problems", role: "alert" }, head.problems.map((p) => h("li", null, h("b", null, p.file), " ", p.says))) : null,
     h("div", { class: "tiles" },
       tile("Step", head.n_steps ? `${head.step} of ${head.n_steps}` : String(head.step), [head.stage || "not begun", head.n_steps ? progress(head) : null]),
-      tile("Success in training", head.success ? percent(head.success.value) : "–", head.success ? within(head.success.low, head.success.high) : "no step yet"),
+      head.success || head.loss === null ? tile("Success in training", head.success ? percent(head.success.value) : "–", head.success ? within(head.success.low, head.success.high) : "no rollouts yet") : tile("Loss", number(head.loss), "of the last step"),
       tile("On unseen tasks", last ? [first !== last ? h("span", { class: "from" }, `${percent(first.success)} → `) : null, percent(last.success)] : "–", last ? `${last.name}, ${within(last.low, last.high)}` : "not evaluated"),
-      tile("Sampled", head.tokens_per_s ? `${number(head.tokens_per_s)}` : "–", "tokens per second"),
-      tile(head.state === "running" ? "Time left" : "Time a step", head.state === "running" ? left || "–" : head.pace_s ? duration(head.pace_s) : "–", head.state === "running" ? (head.pace_s ? `${duration(head.pace_s)} a step` : "after two steps") : "lately")),
+      tile("Throughput", number(head.tokens_per_s || head.trained_per_s || null), head.tokens_per_s || !head.trained_per_s ? "sampled tokens per second" : "trained tokens per second"),
+      tile(head.state === "running" ? "Time left" : "Time per step", head.state === "running" ? left || "–" : head.pace_s ? duration(head.pace_s) : "–", head.state === "running" ? (head.pace_s ? `${duration(head.pace_s)} per step` : "known after two steps") : "mean of the last steps")),
     learned ? h("p", { class: "learned" }, "Learned: ", h("b", null, `${points(learned.difference)} points`), ` on the same ${learned.n} tasks, 95% interval ${points(learned.low)} to ${points(learned.high)}; ${learned.n_better} better, ${learned.n_worse} worse; ${test(learned)}.`) : null,
     head.waits_for ? h("p", { class: "waits" }, h("span", { class: "pulse", "aria-hidden": "true" }), "Waiting for ", head.waits_for, ticking(head)) : null);
 }
+
+// A checkpoint by the end of its path.
+const policyName = (policy) => (policy && policy.split("/").length > 3 ? `…/${policy.split("/").slice(-3).join("/")}` : policy);
 
 // How long the present step has taken, counted on by the clock of this machine.
 function ticking(head) {
   if (!head.updated) return null;
   const began = Date.now() - 1000 * Math.max(0, head.now - head.updated), element = h("span", { class: "soft" });
-  const tell = () => { element.textContent = ` · ${duration(Math.floor((Date.now() - began) / 1000) + 0.001)} so far${head.pace_s ? `, a step takes ${duration(head.pace_s)}` : ""}`; };
+  const tell = () => { element.textContent = ` · ${duration(Math.floor((Date.now() - began) / 1000) + 0.001)} so far${head.pace_s ? `; the last steps took ${duration(head.pace_s)}` : ""}`; };
   tell();
   const timer = setInterval(() => (element.isConnected ? tell() : clearInterval(timer)), 1000);
   return element;
@@ -160,21 +169,21 @@ function tile(title, figure, words) {
 function drawCautions(box, found) {
   // The first finding, whether trainer and engine agree, is shown whatever it says.
   const bad = found.filter((one, i) => i === 0 || one.level !== "fine"), good = found.filter((one, i) => i > 0 && one.level === "fine");
-  const one = (f) => h("li", { class: f.level }, h("div", { class: "row" }, h("b", null, f.name), h("span", { class: "badge" }, f.level === "problem" ? "problem" : f.level === "look" ? "look" : "fine"), h("span", { class: "value" }, f.value)), h("p", null, f.words, f.hint ? h("span", { class: "hint" }, ` ${f.hint[0].toUpperCase()}${f.hint.slice(1)}.`) : null));
+  const one = (f) => h("li", { class: f.level }, h("div", { class: "row" }, h("b", null, f.name), h("span", { class: "badge" }, f.level === "problem" ? "problem" : f.level === "look" ? "check" : "ok"), h("span", { class: "value" }, f.value)), h("p", null, f.words, f.hint ? h("span", { class: "hint" }, ` ${f.hint[0].toUpperCase()}${f.hint.slice(1)}.`) : null));
   put(box, bad.length ? h("ul", { class: "card findings" }, bad.map(one)) : null,
-    good.length ? h("details", { class: "card fold" }, h("summary", null, `${good.length} ${good.length === 1 ? "check" : "checks"} found nothing`), h("ul", { class: "findings" }, good.map(one))) : null);
+    good.length ? h("details", { class: "card fold" }, h("summary", null, `${good.length} ${good.length === 1 ? "check" : "checks"} passed`), h("ul", { class: "findings" }, good.map(one))) : null);
 }
 
 function overlay(at, others) {
   if (at.runs.length < 2) return null;
   const rest = at.runs.filter((run) => run.id !== at.id && !others.includes(run.id));
   const without = (id) => others.filter((other) => other !== id).join(",");
-  const select = h("select", { ariaLabel: "Draw another run over this one", onchange: (event) => { if (event.target.value) location.hash = link("run", at.id, { ...at.params, with: [...others, event.target.value].join(",") }); } },
-    h("option", { value: "" }, "Draw another run over it…"), rest.map((run) => h("option", { value: run.id }, run.id)));
+  const select = h("select", { ariaLabel: "Overlay another run", onchange: (event) => { if (event.target.value) location.hash = link("run", at.id, { ...at.params, with: [...others, event.target.value].join(",") }); } },
+    h("option", { value: "" }, "Overlay another run…"), rest.map((run) => h("option", { value: run.id }, run.id)));
   return [
     others.map((id, i) => h("span", { class: "chip" }, h("i", { class: "swatch", style: { background: `var(${COLOURS[i + 1]})` } }), id, h("a", { href: link("run", at.id, { ...at.params, with: without(id) }), ariaLabel: `Remove ${id}` }, "×"))),
     others.length < 3 && rest.length ? select : null,
-    others.length ? h("a", { href: link("evaluation", at.id, { other: others[0] }) }, "Compare their evaluations task by task") : null];
+    others.length ? h("a", { href: link("evaluation", at.id, { other: others[0] }) }, "Compare evaluations task by task") : null];
 }
 
 // The curves of one stage, by default the last one: losses of two stages have nothing to do with each other.
@@ -220,7 +229,7 @@ function linesOf(spec, curves, stage) {
 // What was asked and run, where the time went and what failed; asked for when it is opened.
 function facts(at) {
   const body = h("div", { class: "facts" }, h("p", { class: "soft" }, "Reading…"));
-  const rows = (caption, found) => (found.length ? table(caption, [{ title: "Of" }, { title: "Value" }], found.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, value))), { showCaption: true }) : null);
+  const rows = (caption, found) => (found.length ? table(caption, [{ title: "Name" }, { title: "Value" }], found.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, value))), { showCaption: true }) : null);
   const box = h("details", { class: "card fold", ontoggle: async () => {
     if (!box.open || body.dataset.done) return;
     body.dataset.done = "1";
@@ -229,18 +238,20 @@ function facts(at) {
     put(body, told.failures.length ? table("Failed attempts by message", [{ title: "Attempts", n: true }, { title: "Outcome" }, { title: "Message" }], told.failures.map((one) => h("tr", null, h("td", { class: "n" }, one.n), h("td", null, one.outcome), h("td", null, h("bdi", null, one.message)))), { showCaption: true }) : null,
       told.n_looked < told.n_files ? h("p", { class: "soft" }, `Failures are those of the newest ${told.n_looked} of ${told.n_files} files.`) : null,
       rows("Where the time went", told.times), rows("Result", told.result), rows("Data and their hashes", told.data), rows("Versions and hardware", told.versions),
-      told.recipe ? [h("h3", null, "As it was asked for"), h("pre", { tabIndex: 0 }, told.recipe)] : null,
+      told.recipe ? [h("h3", null, "Recipe"), h("pre", { tabIndex: 0 }, told.recipe)] : null,
       table("Metrics, first and last", [{ title: "Metric" }, { title: "First", n: true }, { title: "Last", n: true }], told.metrics.map(([name, first, last]) => h("tr", null, h("th", { scope: "row" }, h("code", null, name)), h("td", { class: "n" }, first), h("td", { class: "n" }, last))), { showCaption: true }));
-  } }, h("summary", null, "Facts: recipe, versions, times, failures"), body);
+  } }, h("summary", null, "Details: recipe, versions, times, failures"), body);
   return box;
 }
 
 function metrics(at, found, extra) {
   const rows = Object.entries(found.metrics).map(([name, told]) => {
     const isShown = extra.includes(name), next = isShown ? extra.filter((one) => one !== name) : [...extra, name];
-    return h("tr", null, h("th", { scope: "row" }, h("code", null, name)), h("td", null, told.unit), h("td", null, told.meaning), h("td", null, h("a", { href: link("run", at.id, { ...at.params, also: next.join(",") }) }, isShown ? "remove" : "draw")));
+    return h("tr", null, h("th", { scope: "row" }, h("code", null, name)), h("td", null, told.unit), h("td", null, told.meaning), h("td", null, h("a", { href: link("run", at.id, { ...at.params, also: next.join(",") }) }, isShown ? "remove" : "plot")));
   });
   const body = table("Metrics", [{ title: "Metric" }, { title: "Unit" }, { title: "Meaning" }, { title: "Chart" }], rows);
   const search = h("input", { type: "search", placeholder: "Find a metric", ariaLabel: "Find a metric", oninput: () => rows.forEach((row) => { row.hidden = !row.textContent.toLowerCase().includes(search.value.toLowerCase()); }) });
-  return h("details", { class: "card fold", open: extra.length > 0 }, h("summary", null, `All ${rows.length} metrics`), search, body);
+  const box = h("details", { class: "card fold", hidden: !rows.length, open: extra.length > 0 }, h("summary", null, `All ${rows.length} metrics`), search, body);
+  box.dataset.n = rows.length;
+  return box;
 }

@@ -1,5 +1,5 @@
 // What the run was busy with: a lane each for rollouts, updates, delivery and evaluation, and the rest of the time.
-import { duration, h, put, s } from "./dom.js";
+import { clock, duration, h, put, s } from "./dom.js";
 
 const LANES = [
   ["time/rollout_s", "Rollouts and scoring", "--s1"],
@@ -14,7 +14,7 @@ export class Timeline {
   constructor() {
     this.text = h("p", { class: "soft small" });
     this.box = h("div", { class: "lanes scroll", tabIndex: 0, role: "region", ariaLabel: "Timeline" });
-    this.element = h("section", { class: "card wide timeline" }, h("div", { class: "row" }, h("h2", null, "Timeline"), h("span", { class: "soft unit" }, "the last steps, by the clock")), this.box, this.text);
+    this.element = h("section", { class: "card wide timeline" }, h("div", { class: "row" }, h("h2", null, "Timeline"), h("span", { class: "soft unit" }, "the last steps in wall-clock time")), this.box, this.text);
     this.observer = new ResizeObserver(() => this.given && this.update(this.given));
     this.observer.observe(this.box);
   }
@@ -33,7 +33,7 @@ export class Timeline {
     const first = spans[0].start, last = spans[spans.length - 1].end, all = last - first || 1;
     const width = Math.max(this.box.clientWidth, 300), room = width - LEFT - 8, x = (t) => LEFT + (room * (t - first)) / all;
     const lanes = LANES.filter(([name]) => spans.some((span) => span.parts.some((p) => p.name === name)));
-    const rows = [...lanes.map((lane) => lane[1]), "Idle or other"];
+    const rows = [...lanes.map((lane) => lane[1]), "Idle and other"];
     const svg = s("svg", { viewBox: `0 0 ${width} ${rows.length * ROW + 22}`, width, height: rows.length * ROW + 22, role: "img" });
     rows.forEach((title, i) => {
       svg.append(s("text", { x: 0, y: i * ROW + 17, class: "lane" }, title), s("line", { x1: LEFT, x2: width - 8, y1: i * ROW + 13, y2: i * ROW + 13, class: "rail" }));
@@ -47,20 +47,20 @@ export class Timeline {
     };
     for (const span of spans) {
       let at = Math.max(span.start, before);
-      if (at - before > all * 0.002) { bar(rows.length - 1, before, at, "var(--idle)", `idle or other work for ${duration(at - before)} before step ${span.step}`); idle += at - before; }
+      if (at - before > all * 0.002) { bar(rows.length - 1, before, at, "var(--idle)", `idle and other work for ${duration(at - before)} before step ${span.step}`); idle += at - before; }
       for (const part of span.parts) {
         const lane = lanes.findIndex(([name]) => name === part.name);
         bar(lane, at, at + part.seconds, `var(${lanes[lane][2]})`, `step ${span.step}: ${lanes[lane][1].toLowerCase()} ${duration(part.seconds)}`);
         sums.set(lanes[lane][1], (sums.get(lanes[lane][1]) || 0) + part.seconds);
         at += part.seconds;
       }
-      if (span.end - at > all * 0.002) { bar(rows.length - 1, at, span.end, "var(--idle)", `idle or other work for ${duration(span.end - at)} in step ${span.step}`); idle += span.end - at; }
+      if (span.end - at > all * 0.002) { bar(rows.length - 1, at, span.end, "var(--idle)", `idle and other work for ${duration(span.end - at)} in step ${span.step}`); idle += span.end - at; }
       before = Math.max(span.end, at);
     }
     const ticks = room > 420 ? 4 : 1;
-    for (let i = 0; i <= ticks; i++) svg.append(s("text", { x: x(first + (all * i) / ticks), y: rows.length * ROW + 16, class: "tick", "text-anchor": i === 0 ? "start" : i === ticks ? "end" : "middle" }, i ? `+${duration((all * i) / ticks)}` : `step ${spans[0].step}`));
+    for (let i = 0; i <= ticks; i++) svg.append(s("text", { x: x(first + (all * i) / ticks), y: rows.length * ROW + 16, class: "tick", "text-anchor": i === 0 ? "start" : i === ticks ? "end" : "middle" }, i ? `+${clock((all * i) / ticks)}` : `step ${spans[0].step}`));
     const words = [...sums].map(([title, seconds]) => `${title.toLowerCase()} ${Math.round((100 * seconds) / all)}%`);
-    words.push(`idle or other ${Math.round((100 * idle) / all)}%`);
+    words.push(`idle and other ${Math.round((100 * idle) / all)}%`);
     svg.setAttribute("aria-label", `Share of the time: ${words.join(", ")}`);
     put(this.box, svg);
     this.text.textContent = `Of ${duration(all)}: ${words.join(", ")}. Point at a bar for its seconds.`;

@@ -5,11 +5,11 @@ import { hitRow } from "./groups.js";
 
 const COLOURS = { advantage: "Advantage", logprob: "Log-prob", entropy: "Entropy", gap: "Gap", version: "Version" };
 const HINTS = {
-  advantage: "blue: trained towards; red: trained away from", logprob: "darker: the policy was less sure", entropy: "darker: more was open to the policy", gap: "the trainer's log-prob less the engine's, before the update",
-  version: "one colour for each version of the weights that sampled",
+  advantage: "blue: reinforced, red: discouraged by the update", logprob: "darker: less likely", entropy: "darker: higher entropy", gap: "log-prob of the trainer minus that of the engine, before the update",
+  version: "one colour per policy version",
 };
 
-const ENDS = { advantage: ["against", "towards"], gap: ["engine surer", "trainer surer"] };
+const ENDS = { advantage: ["discouraged", "reinforced"], gap: ["engine higher", "trainer higher"] };
 
 export async function showAttempt(main, at) {
   const { stage, phase, step, row } = at.params;
@@ -33,13 +33,13 @@ function place(text, params) {
 
 function siblings(at, own, to) {
   return h("div", { class: "siblings" },
-    h("span", { class: "soft" }, "Its group "),
+    h("span", { class: "soft" }, "Group "),
     own.siblings.map((one) => h("a", {
       class: `cell ${outcomeClass(one.outcome)}${one.row === own.row ? " here" : ""}`, href: to({ row: one.row, beside: "" }), "aria-current": one.row === own.row ? "true" : null,
       ariaLabel: `attempt ${one.attempt}: ${outcomeWords(one.outcome)}`, title: `attempt ${one.attempt}: ${outcomeWords(one.outcome)}, score ${number(one.score)}${one.parent === null ? "" : `, branched off attempt ${one.parent}`}` }, outcomeSign(one.outcome))),
-    own.siblings.length > 1 ? h("select", { ariaLabel: "Read another attempt beside this one", onchange: (e) => { location.hash = to({ beside: e.target.value }); } },
-      h("option", { value: "" }, "Beside it: none"),
-      own.siblings.filter((one) => one.row !== own.row).map((one) => h("option", { value: one.row, selected: at.params.beside === String(one.row) }, `Beside it: attempt ${one.attempt}, ${outcomeWords(one.outcome)}`))) : null);
+    own.siblings.length > 1 ? h("select", { ariaLabel: "Compare with another attempt", onchange: (e) => { location.hash = to({ beside: e.target.value }); } },
+      h("option", { value: "" }, "Compare with…"),
+      own.siblings.filter((one) => one.row !== own.row).map((one) => h("option", { value: one.row, selected: at.params.beside === String(one.row) }, `Compare with attempt ${one.attempt}, ${outcomeWords(one.outcome)}`))) : null);
 }
 
 function controls(own, colour, to) {
@@ -51,7 +51,7 @@ function controls(own, colour, to) {
         return h("label", { class: why ? "off" : "", title: why || HINTS[name] }, h("input", { type: "radio", name: "colour", value: name, checked: name === colour, disabled: Boolean(why), onchange: () => { location.hash = to({ colour: name }); } }), h("span", null, title, why ? h("small", null, why.startsWith("not recorded") ? "not recorded" : "none") : null));
       })),
     colour in ENDS ? h("span", { class: "legend", title: HINTS[colour] }, ENDS[colour][0], h("span", { class: "scale", "aria-hidden": "true" }), ENDS[colour][1]) : h("span", { class: "legend" }, HINTS[colour]),
-    own.has_tokenizer ? null : h("span", { class: "soft" }, "No tokenizer is stored yet, so tokens are numbers."));
+    own.has_tokenizer ? null : h("span", { class: "soft" }, "No tokenizer stored yet: tokens are shown as ids."));
 }
 
 function pane(own, colour, other) {
@@ -70,7 +70,7 @@ function pane(own, colour, other) {
 
 function summary(own) {
   const facts = own.is_failure ? [own.detail] : [`${own.turns.length} turns`, `${own.n_tokens} sampled tokens`, duration(own.duration_s), own.versions.length ? `policy version ${own.versions.join(", ")}` : null, own.n_retries ? `${own.n_retries} retries` : null, own.parent === null ? null : `branched off attempt ${own.parent} after ${own.n_shared} turns`];
-  const parts = own.score ? [...Object.entries(own.score.parts).map((part) => [...part, ""]), ...Object.entries(own.score.watched).map((part) => [...part, "watched"])] : [];
+  const parts = own.score ? [...Object.entries(own.score.parts).map((part) => [...part, ""]), ...Object.entries(own.score.watched).map((part) => [...part, "monitored"])] : [];
   return h("div", { class: "card summary" },
     h("div", { class: "row" }, h("span", { class: `end ${outcomeClass(own.outcome)}` }, `${outcomeSign(own.outcome)} ${outcomeWords(own.outcome)}`), h("b", null, `attempt ${own.attempt}`), own.score ? h("span", { class: "total" }, "score ", h("b", null, signed(own.score.total))) : null, h("bdi", { class: "soft" }, facts.filter(Boolean).join(" · "))),
     parts.length ? h("dl", { class: "verdicts" }, parts.map(([name, verdict, kind]) => h("div", null, h("dt", null, name, kind ? h("small", null, kind) : null), h("dd", null, h("b", null, signed(verdict.value)), verdict.why ? [" ", long(verdict.why, "soft")] : null)))) : null);
@@ -98,7 +98,7 @@ function turnOf(turn, k, own, colour, scale, tokens) {
   const text = h("div", { class: "text" });
   for (const generation of turn.generations) text.append(generationOf(generation, turn, k, colour, scale, tokens));
   for (const [name, note] of Object.entries(turn.notes)) text.append(h("div", { class: "note" }, h("b", null, name), long(note, "")));
-  if (turn.error) text.append(h("div", { class: "note wrong" }, h("b", null, "not understood"), h("bdi", null, turn.error)));
+  if (turn.error) text.append(h("div", { class: "note wrong" }, h("b", null, "invalid action"), h("bdi", null, turn.error)));
   if (turn.thought && turn.thought !== turn.action) text.append(h("details", { class: "thought" }, h("summary", null, "Thought"), h("bdi", null, turn.thought)));
   const bare = (words) => words.replace(/<\|[^|>]*\|>|<\/?s>|<(eos|pad)>/g, "").trim();
   const isSaid = turn.generations.length === 1 && bare(turn.generations[0].tokens.piece.join("")) === turn.action.trim();
@@ -111,7 +111,7 @@ function turnOf(turn, k, own, colour, scale, tokens) {
 function generationOf(g, turn, k, colour, scale, tokens) {
   const box = h("div", { class: `generation${g.is_masked ? " masked" : ""}` });
   if (g.role || g.by || g.is_rewritten) box.append(h("span", { class: "tag" }, [g.role, g.by ? `by ${g.by}, not trained on` : "", g.is_rewritten ? "the prompt was rewritten" : ""].filter(Boolean).join(" · ")));
-  box.append(h("details", { class: "read" }, h("summary", null, `${g.n_read.toLocaleString("en")} tokens read`), h("bdi", null, g.read || "Without a tokenizer their text is not known.")));
+  box.append(h("details", { class: "read" }, h("summary", null, `${g.n_read.toLocaleString("en")} prompt tokens`), h("bdi", null, g.read || "No tokenizer stored: their text is not known.")));
   const line = h("div", { class: "tokens" });
   g.tokens.piece.forEach((piece, i) => {
     const token = { piece, k, i, n: g.n_tokens, id: g.tokens.id[i], logprob: g.tokens.logprob[i], advantage: figure(g, "advantage", i), entropy: figure(g, "entropy", i), gap: figure(g, "gap", i), version: g.tokens.version[i], masked: g.is_masked };
@@ -123,7 +123,7 @@ function generationOf(g, turn, k, colour, scale, tokens) {
     line.append(element);
   });
   if (g.n_tokens > g.tokens.piece.length) line.append(h("span", { class: "soft" }, ` … ${(g.n_tokens - g.tokens.piece.length).toLocaleString("en")} more tokens`));
-  if (g.finish === "length") line.append(h("span", { class: "bad" }, " cut"));
+  if (g.finish === "length") line.append(h("span", { class: "bad" }, " truncated"));
   box.append(line);
   return box;
 }
@@ -164,7 +164,7 @@ function walk(body, tokens, readout) {
     const token = tokens[current];
     if (!token) return;
     token.element.classList.add("current");
-    const words = [`token ${current + 1} of ${tokens.length}`, `turn ${token.k + 1}`, token.id === null ? "blacked out" : `id ${token.id}`, token.logprob === null ? null : `log-prob ${number(token.logprob)} (${number(100 * Math.exp(token.logprob))}%)`, `advantage ${token.advantage === null ? "not recorded" : signed(token.advantage)}`, token.entropy === null ? null : `entropy ${number(token.entropy)}`, token.gap === null ? null : `gap ${signed(token.gap)}`, token.version === -1 ? "demonstrated" : `version ${token.version}`, token.masked ? "not trained on" : null];
+    const words = [`token ${current + 1} of ${tokens.length}`, `turn ${token.k + 1}`, token.id === null ? "redacted" : `id ${token.id}`, token.logprob === null ? null : `log-prob ${number(token.logprob)} (${number(100 * Math.exp(token.logprob))}%)`, `advantage ${token.advantage === null ? "not recorded" : signed(token.advantage)}`, token.entropy === null ? null : `entropy ${number(token.entropy)}`, token.gap === null ? null : `gap ${signed(token.gap)}`, token.version === -1 ? "demonstrated" : `version ${token.version}`, token.masked ? "not trained on" : null];
     put(readout, h("code", null, JSON.stringify(token.piece)), " ", words.filter(Boolean).join(" · "));
     return token;
   };
@@ -192,14 +192,14 @@ function again(at, own) {
         const found = await get(`${of(at.id)}/search`, { like, cursor }, at.signal);
         rows.push(...found.hits.filter((hit) => !(hit.stage === stage && hit.phase === phase && String(hit.step) === String(step))).map((hit) => hitRow(at, hit)));
         cursor = found.cursor;
-        put(same, h("p", { class: "soft" }, `${rows.length} attempts at this task elsewhere${cursor === null ? "." : ", looking further…"}`), rows.length ? h("div", { class: "scroll", tabIndex: 0, role: "region", ariaLabel: "The same task elsewhere" }, h("table", { class: "groups cards" }, h("thead", null, h("tr", null, ["Attempt", "Where", "Score", "Turns", "Task", "Found"].map((title) => h("th", { scope: "col" }, title)))), h("tbody", null, rows))) : null);
+        put(same, h("p", { class: "soft" }, `${rows.length} attempts at this task elsewhere${cursor === null ? "." : ", searching…"}`), rows.length ? h("div", { class: "scroll", tabIndex: 0, role: "region", ariaLabel: "The same task elsewhere" }, h("table", { class: "groups cards" }, h("thead", null, h("tr", null, ["Attempt", "Where", "Score", "Turns", "Task", "Found"].map((title) => h("th", { scope: "col" }, title)))), h("tbody", null, rows))) : null);
       } while (cursor !== null && rows.length < 200);
     } catch (error) { if (error.name !== "AbortError") put(same, h("p", { class: "soft" }, error.message)); }
     look.disabled = false;
-  } }, "Find this task at other steps");
+  } }, "This task at other steps");
   const { commands } = own;
-  return h("section", { class: "card again" }, h("h2", null, "Go on from here"),
-    h("div", { class: "buttons" }, look, own.test ? copyButton(() => own.test, "Copy as a test") : null, copyButton(() => commands.look, "Copy the terminal's command")),
+  return h("section", { class: "card again" }, h("h2", null, "Reproduce"),
+    h("div", { class: "buttons" }, look, own.test ? copyButton(() => own.test, "Copy as a test") : null, copyButton(() => commands.look, "Copy terminal command")),
     commands.play && own.turns.length ? playOn(own) : null, same);
 }
 

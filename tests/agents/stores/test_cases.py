@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import ScriptedPolicy, check_agent
+from agents.contrib.rafa import IMAGINE, PROPOSE, VALUE, ReasonForFuture
 from agents.memory.base import Shown
 from agents.memory.window import Window
 from agents.stores.cases import Cases, chances, choose, cross_entropy, features, learnt, value_of, weights_of
@@ -21,8 +22,9 @@ from agents.stores.entry import Entry, Origin
 from agents.stores.kind import ENTRIES, RECALLED, Recollection, recalled
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
-from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
+from rlhf.data import Action, Message, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.rollout.runner import RolloutBatch
+from tests.agents.spoken import Says
 
 
 def attempt(task: str, opening: str, actions: str, solved: bool, shown: str = "") -> Trajectory:
@@ -164,6 +166,28 @@ def test_the_opening_begins_with_what_is_recalled_and_a_replay_is_shown_the_same
         asyncio.run(bound.act(History(Task("d"), "red door"), again))
         assert "> s" in again.prompts[1][0].content
     assert recalled(Trajectory("d", 0, "o", (), Outcome.FAILED)) == Recollection()
+
+
+def test_futures_are_imagined_from_what_earlier_episodes_came_to(store: Store) -> None:
+    # In-context policy iteration: what was lived stands before each proposal, imagined step and value.
+    agent = Remembering(inner=ReasonForFuture(depth=1, executor=ChatAgent(system="")), store=Cases(k=1))
+    told = "Solved before:\nred key\n> n\nred door"
+
+    def believe(role: str, messages: tuple[Message, ...]) -> str:
+        said = messages[-1].content
+        lived, imagined = told in said, said.partition("red door")[2]
+        return {PROPOSE: "s\nn", IMAGINE: "a door", VALUE: "9" if lived and "> n" in imagined else "5"}[role]
+
+    def first() -> tuple[str, Says]:
+        policy = Says(believe)
+        return asyncio.run(Bound(agent, store).act(History(Task("d"), "red door"), policy)).text, policy
+
+    assert first()[0] == "s", "all are as good, and it was named first"
+    Cases().learn(store, [group(attempt("a", "red key", "n", True))], "train")
+    action, policy = first()
+    assert action == "n"
+    assert [role for role, _ in policy.asked] == [PROPOSE, IMAGINE, IMAGINE, VALUE, VALUE]
+    assert all(said.startswith(told) for _, said in policy.asked)
 
 
 def test_a_recall_that_found_nothing_is_not_counted(store: Store) -> None:

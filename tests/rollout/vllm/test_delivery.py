@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ async def across_deliveries(
         await engine.load(weights_as(engine, policies[0], 1))
         running = [asyncio.create_task(sample(engine))]
         for version, policy in enumerate(policies[1:], start=2):
-            await asyncio.sleep(0.4)
+            await sample(engine, 1, replace(LONG, max_tokens=40))  # those before it have sampled as much by then
             instance.arriving.clear()
             delivery = asyncio.create_task(engine.load(weights_as(engine, policy, version)))
             await instance.arriving.wait()

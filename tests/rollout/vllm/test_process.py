@@ -25,7 +25,8 @@ from rewards.shaping.outcome import EnvironmentReward
 from rlhf.data import Finish, Outcome, SamplingParams
 from rlhf.errors import DeliveryError, EngineError, ModelError, RlhfError, TrainingError
 from rlhf.inference.vllm.local import LocalInstance
-from rlhf.inference.vllm.start import StartOptions
+from rlhf.inference.vllm.start import StartOptions, engine_environment
+from rlhf.inference.vllm.start_log import StartLog
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
@@ -258,3 +259,19 @@ def test_a_folder_that_is_no_model_is_named(runner, tmp_path, config):
     found = runner.run(go())
     assert str(tmp_path) in found.where and "engine.kind transformers" in found.hint
     assert ("no_such_model" if config else "local directory") in found.got
+
+
+def test_the_start_of_this_vllm_is_told_in_lines(full, tmp_path_factory):
+    told = []
+    StartLog(told.append).feed((tmp_path_factory.getbasetemp() / "full0" / "engine.log").read_text())
+    assert told[0] == "the engine loads the weights", told
+    assert any(line.startswith("weights loaded in") for line in told), told
+    assert told[-1].startswith("room for keys and values of"), told
+
+
+@pytest.mark.parametrize(("found", "level"), [(None, "INFO"), ("ERROR", "INFO"), ("debug", "DEBUG")])
+def test_a_start_is_told_whatever_a_library_made_of_the_level(monkeypatch, found, level):
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    if found:
+        monkeypatch.setenv("VLLM_LOGGING_LEVEL", found)
+    assert engine_environment()["VLLM_LOGGING_LEVEL"] == level

@@ -22,7 +22,7 @@ from rlhf.tasks.shuffled import walk
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExIt:
-    """A buffer of start states that grows out of what the policy does.
+    """Buffer of start states collected from the policy's own attempts.
 
     With probability `p_new` the next task is one of the split, from its beginning, in a shuffled order. Otherwise it is
     a stored start state, drawn with probability proportional to its priority: the variance (1/G) Σ (R − mean R)² of the
@@ -44,9 +44,9 @@ class ExIt:
     replays: ClassVar[bool] = True
 
     p_new: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Probability that a task is begun at its beginning."""
+    """Probability that a task starts at its initial state."""
     max_size: Annotated[int, Field(ge=1)] = 512
-    """Most start states of the buffer."""
+    """Maximum number of start states in the buffer."""
 
     def start(self, tasks: Sequence[Task], seed: int) -> ExItTasks:
         """Return a source with an empty buffer."""

@@ -40,14 +40,14 @@ class ReverseCurriculum:
     replays: ClassVar[bool] = True
 
     schedule: Literal["mixed", "staged"] = "mixed"
-    """All starts at once, or from the goal back to the beginning."""
+    """All start states mixed, or staged from the goal back to the beginning."""
     segments: Annotated[int, Field(ge=2)] = 4
-    """M, the pieces of a demonstration."""
+    """M, the segments of a demonstration."""
     beginning_share: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Share of the tasks drawn that begin at the very beginning, of all tasks of the split. By default 1 / segments if
-    mixed, as much as for any other start; and 0 if staged, whose last stage is nothing else."""
+    """Share of drawn tasks that start at the initial state, of all tasks of the split. By default 1 / segments if
+    mixed, as for any other start; and 0 if staged, whose last stage is nothing else."""
     stage_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps of each stage of `staged`, but for the last, which stays; by default 10."""
+    """Steps of each stage of `staged`, except the last, which stays; by default 10."""
     n_demonstrations: Annotated[int, Field(ge=1)] = 256
     """Tasks, the first of the split, that the environment's oracle plays before the run begins; kept in its folder."""
 

@@ -40,7 +40,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ArcherCritic(OnBackbone):
-    """Learns what turns and their states are worth from the trajectories of many steps.
+    """Turn-level critic (ArCHer): Q-values and state values, trained on the trajectories of many steps.
 
     Two Q-heads read a turn, two V-heads its state. A copy of the critic that follows it slowly says what they should
     have said: Q_j(o, a) should be r + γ V̄_j(o') and V_j(o) should be Q̄_j(o, a) with a of the present policy.
@@ -49,18 +49,17 @@ class ArcherCritic(OnBackbone):
     """
 
     bootstrap: bool = True
-    """Bootstrap truncated trajectories with the critic's value; False takes the limit for an end, after which nothing
-    comes."""
+    """Bootstrap truncated trajectories with the critic's value; false treats truncation as termination."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount per turn."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Rate of the target critic in each update; 1 leaves no copy."""
+    """Polyak rate of the target critic per update; 1 disables the target."""
     updates_per_step: Annotated[int, Field(ge=1)] = 50
-    """Updates of the critic in each step."""
+    """Critic updates per step."""
     batch_size: Annotated[int, Field(ge=1)] = 16
-    """Trajectories of the buffer, and as many of the step, that one update is made from."""
+    """Trajectories per update from the buffer, and as many from the step."""
     capacity: Annotated[int, Field(ge=1)] = 100_000
-    """Turns that are kept; the oldest trajectories go first."""
+    """Buffer capacity in turns; the oldest trajectories are dropped first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

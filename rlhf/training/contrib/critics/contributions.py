@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Contributions(OnBackbone):
-    """Learns to spread the score of a trajectory over its turns.
+    """Contribution critic: redistributes the score of a trajectory over its turns.
 
     A linear layer on the hidden state after a turn's last token says what the turn contributed, ĉ_k. It is trained on
     (Σ_k ĉ_k − R)², R the score. Contributions (.1, .2, .5) and a score of 1: .04. Only sums are ever told: what single
@@ -42,13 +42,13 @@ class Contributions(OnBackbone):
     """
 
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+    """Critic warm-up: steps at the start of the stage in which only the critic is updated."""
     frozen: bool = True
-    """Train it in its warm-up only, from the policy as the stage finds it, and keep it frozen then."""
+    """Train it only during warm-up, from the policy at the stage's start, then freeze it."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the trajectories of a step."""
+    """Epochs over the trajectories of a step."""
     batch_size: Annotated[int, Field(ge=1)] = 8
-    """Trajectories in one update."""
+    """Trajectories per update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,7 +45,7 @@ _REFERENCE = "{reference}"
 class SweetCritic(OwnModel):
     """SWEET-RL critic: scores turns, trained on pairs of attempts and given the reference answer.
 
-        A_k = mean over the tokens of turn k of log π_φ(token | what is told, what was read) − log π_ref(the same)
+        A_k = mean over the tokens of turn k of log π_φ(token | privileged text, what was read) − log π_ref(the same)
         loss = −log σ(β (Σ_k A_k of the better attempt − Σ_k A_k of the worse one))
 
     π_φ is a model of the critic's own, π_ref what it began as. Log-ratios (.1, .1) and (.2) in the turns of the better
@@ -64,15 +64,15 @@ class SweetCritic(OwnModel):
     over: Literal["turns", "tokens"] = "turns"
     """Score of an attempt: the sum of its turns' means, or one mean over all its tokens."""
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """β, how much a difference of the scores says."""
+    """β, the scale of score differences."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+    """Critic warm-up: steps at the start of the stage in which only the critic is updated."""
     frozen: bool = False
-    """Train it in its warm-up only, from the policy as the stage finds it, and keep it frozen then."""
+    """Train it only during warm-up, from the policy at the stage's start, then freeze it."""
     epochs: Annotated[int, Field(ge=1)] = 4
-    """Passes over the tasks of a step."""
+    """Epochs over the tasks of a step."""
     batch_size: Annotated[int, Field(ge=1)] = 4
-    """Tasks in one update, with all their pairs."""
+    """Tasks per update, with all their pairs."""
 
     def __post_init__(self) -> None:
         if self.privileged_text and _REFERENCE not in self.privileged_text:
@@ -140,7 +140,7 @@ class Attempt:
     """A trajectory of K turns and N sampled tokens, as the critic reads it.
 
     Attributes:
-        rows: with what is told before each.
+        rows: with the privileged text before each.
         tokens_K: int `[K]`, sampled tokens of each turn.
         score: what the attempt earned.
         group: number of its task in the step.
@@ -207,9 +207,9 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
         total = n_steps * settings.epochs * -(-stage.tasks_per_step // settings.batch_size)
         super().__init__(settings, model, settings.optimizer.build(model.parameters()), total)
         self._stage, self._tokenizer = stage, tokenizer
-        self._told: dict[str, Ints] = {}
+        self._privileged: dict[str, Ints] = {}
 
-    # --- what it is told ---
+    # --- the privileged text ---
 
     def set_references(self, tasks: Sequence[Task]) -> None:
         """Read the references of the tasks that the stage draws from.
@@ -222,29 +222,29 @@ class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
         without = [task.id for task in tasks if task.reference is None]
         if without:
             raise TrainingError(
-                "this critic is told the reference of each task, and there are tasks without one",
+                "a privileged critic reads the reference of each task, and some tasks have none",
                 where="critic.privileged_text",
                 got=f"{len(without)} of {len(tasks)} tasks without a reference, such as {without[0]}",
                 expected="Task.reference of every task of the split",
-                hint="write critic.privileged_text: '' to tell the critic no more than the policy is told",
+                hint="write critic.privileged_text: '' so that the critic reads no more than the policy",
             )
         for task in tasks:
             text = self.settings.privileged_text.replace(_REFERENCE, task.reference or "")
-            self._told[task.id] = np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int64)
+            self._privileged[task.id] = np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int64)
 
     def _prefix(self, task_id: str) -> Ints:
         """Token ids of a task's privileged text; a task from a mid-episode state has that of the whole."""
         if not self.settings.privileged_text:
             return np.zeros(0, np.int64)
         origin = task_id.rpartition("@")[0]
-        found = self._told.get(task_id, self._told.get(origin))
+        found = self._privileged.get(task_id, self._privileged.get(origin))
         if found is None:
             raise TrainingError(
-                "this critic is told the reference of each task, and this one is not of the stage's split",
+                "a privileged critic reads the reference of each task, and this task is not in the stage's split",
                 where="critic.privileged_text",
                 got=task_id,
-                expected=f"one of {len(self._told)} tasks",
-                hint="write critic.privileged_text: '' to tell the critic no more than the policy is told",
+                expected=f"one of {len(self._privileged)} tasks",
+                hint="write critic.privileged_text: '' so that the critic reads no more than the policy",
             )
         return found
 

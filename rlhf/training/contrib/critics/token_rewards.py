@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TokenRewards(OnBackbone):
-    """Learns a reward for each token whose mean over an attempt tells whether it came out right.
+    """Token-reward critic (OREAL): token rewards whose mean over an attempt predicts its outcome.
 
     A linear layer on the hidden state before a sampled token gives its reward w_t. It is trained on the cross-entropy
     of σ(mean_t w_t) and the outcome, 1 where the environment calls the attempt solved. Rewards (2, 0) of a right
@@ -42,11 +42,11 @@ class TokenRewards(OnBackbone):
     """
 
     warmup_steps: Annotated[int, Field(ge=0)] = 10
-    """Steps at the start of the stage in which the critic learns alone and the policy stays as it is."""
+    """Critic warm-up: steps at the start of the stage in which only the critic is updated."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the attempts of a step."""
+    """Epochs over the attempts of a step."""
     batch_size: Annotated[int, Field(ge=1)] = 8
-    """Attempts in one update."""
+    """Attempts per update."""
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> TokenRewardTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.errors import DataError
-from rlhf.evaluation.figures import (
+from benchmarks.charts import (
     Band,
     Series,
     line_chart,
@@ -19,6 +18,7 @@ from rlhf.evaluation.figures import (
     number_text,
     smooth,
 )
+from rlhf.errors import DataError
 from rlhf.evaluation.wording import duration_text, percent_text
 
 NS = "{http://www.w3.org/2000/svg}"

@@ -1,7 +1,7 @@
 """Whether the base's pretraining comes to the same weights again: from its start, and from a checkpoint in the middle.
 
-    OMP_NUM_THREADS=1 python benchmarks/base_again.py runs/base-pretrain-seed0 --until 500
-    OMP_NUM_THREADS=1 python benchmarks/base_again.py runs/base-pretrain-seed0 --start 1500 --until 2000
+    OMP_NUM_THREADS=1 python benchmarks/base/again.py runs/base-pretrain-seed0 --until 500
+    OMP_NUM_THREADS=1 python benchmarks/base/again.py runs/base-pretrain-seed0 --start 1500 --until 2000
 
 Checkpoints of these updates have to be there: in the run, or in the folder --kept, as a run keeps two.
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from agents.tool_calls import Call
 from rlhf.data import Finish, Role
-from rlhf.gateway.conversation import Said
+from rlhf.gateway.conversation import ChatMessage
 
 
 class Refusal(Exception):
@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     """Request of a client.
 
     Attributes:
@@ -47,7 +47,7 @@ class Asked:
         previous: name of the reply that the messages go on from; empty where they are the whole history.
     """
 
-    messages: tuple[Said, ...]
+    messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class Asked:
     instructions: str = ""
     previous: str = ""
 
-    def after(self, history: Sequence[Said]) -> Asked:
+    def after(self, history: Sequence[ChatMessage]) -> ChatRequest:
         """The request with the history that it goes on from, and its instructions before that."""
-        first = (Said(Role.SYSTEM, self.instructions),) if self.instructions else ()
+        first = (ChatMessage(Role.SYSTEM, self.instructions),) if self.instructions else ()
         return replace(self, messages=(*first, *history, *self.messages))
 
 
@@ -73,7 +73,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ChatReply:
     """Reply of the policy, as a wire writes it.
 
     Attributes:
@@ -97,9 +97,9 @@ class Answered:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
-    def said(self) -> Said:
+    def said(self) -> ChatMessage:
         """The reply as a message of a later request."""
-        return Said(Role.ASSISTANT, self.text, tuple(call for _, call in self.calls))
+        return ChatMessage(Role.ASSISTANT, self.text, tuple(call for _, call in self.calls))
 
 
 def digest_of(wire: str, body: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The corpus of the base model: what the worlds of the suites say and their oracles do, as chats in JSON lines.
 
-    python benchmarks/base_corpus.py                          # runs/base/corpus.jsonl, from the training tasks
-    python benchmarks/base_corpus.py --suites babyai keyhole --characters 20000 --out runs/small
+    python benchmarks/base/corpus.py                          # runs/base/corpus.jsonl, from the training tasks
+    python benchmarks/base/corpus.py --suites babyai keyhole --characters 20000 --out runs/small
 
 Each part of each suite lies in a file of its own under --out, so that the command goes on where it was interrupted; the
 same arguments and versions of packages give the same bytes. Tasks that a suite judges by are left out, also where they

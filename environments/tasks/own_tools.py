@@ -1,0 +1,175 @@
+"""Functions of a file of one's own as tools: their docstrings and type hints say what a call looks like.
+
+    def price(name: str) -> int:
+        "What a thing costs, by its name."
+        return PRICES[name]
+
+A docstring may go on with `Args:` and a line `name: text` for each argument, or with `:param name: text`. The functions
+run in the process of the run, with arguments that a model chose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError, validate_call
+
+from rewards.answers.calls import ANSWERS, tool_call
+from rlhf.errors import EnvError, boundary, nearest
+
+#: Longest result that an agent reads, in characters.
+_MOST_SHOWN = 2_000
+#: Sections of a docstring that end its summary.
+_SECTION = re.compile(
+    r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$|^\s*:\w+", re.MULTILINE
+)
+_ARGUMENT = re.compile(r"^\s*(?::param\s+(?:[\w\[\], |.]+\s+)?)?(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Function that an agent may call.
+
+    Attributes:
+        definition: its JSON schema, as agents and chat templates take it.
+        function: checks arguments by their type hints, and is called with them; plain or async.
+    """
+
+    definition: Mapping[str, Any]
+    function: Callable[..., Any]
+
+
+def task_info(tools: Mapping[str, Tool]) -> dict[str, Any]:
+    """Entries of `Task.info` that tell an agent of the tools, and that a reply without a call is the answer."""
+    return {"tools": [tool.definition for tool in tools.values()], "plain_answer": True}
+
+
+def call_in(action: str, tools: Mapping[str, Tool]) -> tuple[str, dict[str, Any]] | None:
+    """Name and arguments of the call of one of the tools that an action is; None for any other action."""
+    call = tool_call(action) if tools else None
+    return call if call is not None and call[0] in tools else None
+
+
+async def result_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+    """Result of a tool call as the agent reads it, and True if it is no error; never raises."""
+    try:
+        result = tool.function(**arguments)
+        result = await result if inspect.isawaitable(result) else result
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        return _cut(f"Error: {'; '.join(wrong)}"), False
+    except (Exception, SystemExit) as error:  # a tool of a command line ends itself, not the attempt
+        return _cut(f"Error: {type(error).__name__}: {error}"), False
+    try:
+        return _cut(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)), True
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"Error: the result cannot be shown: {error}"[:_MOST_SHOWN], False
+
+
+def _cut(text: str) -> str:
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
+def load_tools(path: Path) -> Mapping[str, Tool]:
+    """The public functions of a file, by their names; the file is loaded once in a process, and again when it changes.
+
+    Raises:
+        EnvError: there is no such file, it raises, it has no function, or one that does not say what it is.
+    """
+    if path.suffix != ".py" or not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        hint = nearest(path.name, beside) or "give its path, from here or beside the recipe"
+        raise EnvError("no Python file", where="environment.tools", got=str(path), expected="FILE.py", hint=hint)
+    return _loaded(path.resolve(), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _loaded(path: Path, changed: int) -> Mapping[str, Tool]:
+    name = f"own_tools_{hashlib.sha256(str(path).encode()).hexdigest()[:10]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where type hints look for their names
+    with boundary(EnvError, f"environment.tools, {path}", "mend the file: it raises when it is imported"):
+        try:
+            spec.loader.exec_module(module)
+        except SystemExit as error:
+            raise RuntimeError(f"SystemExit: {error}") from error
+    held = vars(module)
+    listed = held.get("__all__") or [key for key in held if not key.startswith("_")]
+    functions = {key: held[key] for key in listed if inspect.isfunction(held.get(key))}
+    own = {key: function for key, function in functions.items() if function.__module__ == name or "__all__" in held}
+    if not own:
+        raise EnvError(
+            "this file has no tools",
+            where=f"environment.tools, {path}",
+            got=", ".join(key for key in held if not key.startswith("_"))[:200] or "nothing",
+            expected="functions whose names begin with a letter",
+            hint="write `def name(argument: str) -> str:` with a docstring",
+        )
+    return {key: _tool(key, function, path) for key, function in own.items()}
+
+
+def _tool(name: str, function: Callable[..., Any], path: Path) -> Tool:
+    where = f"{path}:{function.__code__.co_firstlineno}, {name}"
+    told = inspect.cleandoc(function.__doc__ or "")
+    summary = " ".join(_SECTION.split(told, maxsplit=1)[0].split())
+    if not summary:
+        raise _unclear("a tool without a docstring", where, name, "a sentence that says what it does")
+    if name.lower() in ANSWERS:
+        raise _unclear("a tool with the name of an answer", where, name, f"another name than {', '.join(ANSWERS)}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise _unclear("a tool that is a generator", where, f"{name} with yield", "a function that returns its result")
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise _unclear("a tool is called with named arguments", where, str(parameter), "each of them by its name")
+        if parameter.annotation is parameter.empty:
+            raise _unclear("an argument without a type hint", where, key, f"for instance {key}: str")
+    hinted: Any = function
+    try:
+        get_type_hints(function)
+        schema = TypeAdapter(hinted).json_schema()
+        checked = validate_call(function)
+    except (PydanticUserError, NameError, TypeError, ValueError) as error:
+        raise _unclear("a type hint that has no form in JSON", where, str(error)[:200], "plain types") from error
+    described = _arguments_in(told)
+    for key, field in schema["properties"].items():
+        field.pop("title", None)
+        field.update({"description": described[key]} if key in described else {})
+    return Tool({"type": "function", "function": {"name": name, "description": summary, "parameters": schema}}, checked)
+
+
+def _arguments_in(told: str) -> dict[str, str]:
+    """Descriptions of arguments in a docstring, below `Args:` or after `:param name:`, joined over lines."""
+    found: dict[str, str] = {}
+    inside, indent, last = False, 0, ""
+    for line in told.splitlines():
+        depth = len(line) - len(line.lstrip())
+        is_param = line.lstrip().startswith(":param")
+        if section := _SECTION.match(line):
+            inside, indent, last = is_param or section[1] in ("Args", "Arguments", "Parameters"), 0, ""
+            if not is_param:
+                continue
+        indent = indent or depth
+        if inside and (depth <= indent or is_param) and (one := _ARGUMENT.match(line)):
+            last = one[1]
+            found[last] = one[2].strip()
+        elif inside and last and line.strip():
+            found[last] = f"{found[last]} {line.strip()}".strip()
+    return found
+
+
+def _unclear(what: str, where: str, got: str, expected: str) -> EnvError:
+    hint = "say it in the file, or begin the name of a function that is no tool with an underscore"
+    return EnvError(what, where=where, got=got, expected=expected, hint=hint)

@@ -1,0 +1,313 @@
+"""`rlhf tune`: values of a recipe's keys, chosen by successive halving on held-out tasks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rlhf.commands.output import INTERRUPTED, AsJson, Overrides, Stopped, caution, command, errors, print_json, results
+from rlhf.errors import RecipeError, TrainingError
+
+if TYPE_CHECKING:
+    from rlhf.evaluation.paired import Paired
+    from rlhf.recipe import Recipe
+
+#: `key=value` overrides of one choice; none for the recipe as it is.
+Choice = tuple[str, ...]
+_FILE = "tune.json"
+
+
+@command
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A YAML file, or a name from `rlhf recipes`.")],
+    overrides: Overrides = None,
+    tried: Annotated[
+        list[str] | None,
+        typer.Option("--try", metavar="KEY=A,B,...", help="Values to search over. Repeat for several keys."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Seeds per configuration, and as many new ones for the final comparison.")
+    ] = 2,
+    keep: Annotated[int, typer.Option(min=2, help="Reduction factor: the best 1/N of each round advance.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs (default: runs/tune-NAME).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search hyperparameters by successive halving (Jamieson & Talwalkar 2016).
+
+    Every combination of --try, and the unchanged recipe, is trained briefly and evaluated on evaluation.watch_split;
+    the best advance to longer runs. The winner and the unchanged recipe are then trained with new seeds and evaluated
+    on evaluation.split. Run the same command again to continue an interrupted search.
+
+    Examples: rlhf tune quickstart --try stages.1.optimizer.lr=2e-4,5e-4,1e-3 --try stages.1.group_size=4,8
+    """
+    from rlhf.recipe import load
+
+    own = list(overrides or [])
+    loaded = load(recipe, own)
+    choices = [(), *choices_of(tried or [])]
+    tuning = Tuning(recipe, tuple(own), loaded, out or Path("runs") / f"tune-{loaded.name}", seeds)
+    plan = rounds(len(choices), tuning.steps, keep)
+    tuning.check(choices)
+    told = ", ".join(f"{n} of {steps} steps" for n, steps in plan)
+    errors().print(f"{seeds} seeds of each choice: {told}; then 2 of {tuning.steps} with other seeds", highlight=False)
+    left: Sequence[Choice] = choices
+    for n, (_, steps) in enumerate(plan):
+        left = tuning.best(left, steps, plan[n + 1][0] if n + 1 < len(plan) else 1)
+    judged = tuning.judged(left[0]) if left[0] else None
+    found = _result(tuning, left[0], judged)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found, recipe, own)
+
+
+def choices_of(tried: Sequence[str]) -> list[Choice]:
+    """All combinations of `KEY=A,B,...`; a comma within brackets parts nothing.
+
+    >>> choices_of(["a=1,2", "b={x: 1, y: 2},z"])[:2]
+    [('a=1', 'b={x: 1, y: 2}'), ('a=1', 'b=z')]
+
+    Raises:
+        RecipeError: no key, no value, a key twice, or one that says what is measured.
+    """
+    values: dict[str, list[str]] = {}
+    for text in tried:
+        key, _, given = text.partition("=")
+        found = list(_parted(given))
+        measures = key in ("seed", "name") or key.startswith("evaluation") or key.endswith(".steps")
+        if not key or "" in found or key in values or measures:
+            raise RecipeError(
+                "there is nothing to choose from",
+                where=f"--try {text}",
+                got="a key that says what is compared" if measures else "a key twice" if key in values else text,
+                expected="KEY=A,B,... of another key, with a value before and after each comma",
+                hint="--try stages.0.optimizer.lr=1e-4,3e-4",
+            )
+        values[key] = [f"{key}={one}" for one in found]
+    if not values:
+        raise RecipeError(
+            "there is nothing to choose from",
+            where="rlhf tune",
+            got="no --try",
+            expected="a key with values",
+            hint="--try stages.0.optimizer.lr=1e-4,3e-4",
+        )
+    return list(itertools.product(*values.values()))
+
+
+def _parted(text: str) -> Iterator[str]:
+    """Parts between commas outside of brackets."""
+    depth, part = 0, ""
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            yield part.strip()
+            part = ""
+        else:
+            part += letter
+    yield part.strip()
+
+
+def rounds(n: int, steps: int, keep: int) -> list[tuple[int, int]]:
+    """Choices and steps of each round, the last with all steps, each before it with one `keep`-th.
+
+    >>> rounds(10, 36, 3)
+    [(10, 4), (4, 12), (2, 36)]
+    """
+    sizes = []
+    while n > 1:
+        sizes.append(n)
+        n = -(-n // keep)
+    return [(size, max(1, round(steps / keep**later))) for later, size in enumerate(reversed(sizes))][::-1]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Runs of one tuning, in one folder.
+
+    Attributes:
+        recipe, overrides: what all choices share, as given.
+        loaded: the recipe as it is.
+        out: folder of runs, and of what they came to.
+        seeds: of each choice.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...]
+    loaded: Recipe
+    out: Path
+    seeds: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of the last stage. Raises RecipeError where it has none."""
+        from rlhf.training.stages.policy_gradient import PolicyGradient
+
+        stage = self.loaded.stages[-1]
+        if isinstance(stage, PolicyGradient):
+            return stage.steps
+        raise RecipeError(
+            "only a policy_gradient stage can be tuned",
+            where=f"stages.{len(self.loaded.stages) - 1}",
+            got=type(stage).__name__,
+            expected="a policy_gradient stage as the last one",
+            hint="for other stages: rlhf train with each value, and rlhf compare",
+        )
+
+    @property
+    def held_out(self) -> list[str]:
+        """Overrides that measure on the watched split alone."""
+        from rlhf.recipe.model import values_of
+
+        stages = values_of(self.loaded)["stages"]
+        watching = [f"stages.{i}.evaluate_every=0" for i, stage in enumerate(stages) if stage.get("evaluate_every")]
+        usual = ["evaluation.watch_split=dev", "evaluation.watch_n_tasks=64"] if watching else []
+        return [f"evaluation.split={self.loaded.evaluation.watch_split}", *usual, *watching]
+
+    def check(self, choices: Sequence[Choice]) -> None:
+        """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained."""
+        from rlhf.recipe import load
+
+        for choice in choices:
+            load(self.recipe, [*self.overrides, *choice, *self.held_out])
+        judge = self.loaded.evaluation
+        if judge.watch_split == judge.split:
+            raise RecipeError(
+                "selection and final evaluation need different tasks",
+                where="evaluation.watch_split",
+                got=judge.split,
+                expected=f"another split than evaluation.split: {judge.split}",
+                hint="evaluation.watch_split=dev",
+            )
+        asked = [self.recipe, *self.overrides]
+        there = self._record()
+        if there.get("asked", asked) != asked:
+            raise RecipeError(
+                "another recipe was tuned in this folder",
+                where=str(self.out / _FILE),
+                got=" ".join(there["asked"]),
+                expected=" ".join(asked),
+                hint="--out FOLDER",
+            )
+        self._write({"asked": asked, "success": {}, **there})
+
+    def best(self, choices: Sequence[Choice], steps: int, n: int) -> list[Choice]:
+        """The `n` choices with the highest mean success on held-out tasks after so many steps; earlier ones on ties."""
+        means = {choice: self._mean(choice, steps) for choice in choices}
+        told = sorted(means, key=lambda choice: -means[choice])
+        for choice in told:
+            errors().print(f"{steps:>5} steps  {means[choice]:6.1%}  {_words(choice)}", highlight=False, soft_wrap=True)
+        if means[told[0]] < 0:
+            raise TrainingError(
+                "no configuration could be trained",
+                where=str(self.out),
+                got="a failure of each",
+                expected="one that trains",
+                hint="rlhf train with one of them says why",
+            )
+        return told[:n]
+
+    def judged(self, choice: Choice) -> Paired:
+        """Compare a choice with the recipe on `evaluation.split`, with seeds and tasks that chose nothing."""
+        from rlhf.evaluation.compare import read_side
+        from rlhf.evaluation.paired import compare
+
+        sides: list[dict[str, Sequence[float]]] = []
+        for one in ((), choice):
+            values: dict[str, Sequence[float]] = {}
+            for seed in range(self.seeds, 2 * self.seeds):
+                run = self.out / f"judged-{_slug(one)}-seed{seed}"
+                if self._trained(run, one, seed, self.steps, ()) is None:
+                    raise TrainingError("a run failed", where=str(run), expected="its end", hint="the same command")
+                values |= {f"{seed}/{task}": found for task, found in read_side(run).values("success").items()}
+            sides.append(values)
+        return compare(*sides)
+
+    def _mean(self, choice: Choice, steps: int) -> float:
+        """Mean success over the seeds; -1 where a run failed."""
+        found = []
+        for seed in range(self.seeds):
+            run = self.out / f"{_slug(choice)}-seed{seed}"
+            found.append(self._trained(run, choice, seed, steps, self.held_out))
+        return -1.0 if None in found else statistics.mean(one for one in found if one is not None)
+
+    def _trained(self, run: Path, choice: Choice, seed: int, steps: int, more: Sequence[str]) -> float | None:
+        """Success of a run after so many steps, trained so far where it is not; None where it failed."""
+        record, name = self._record(), f"{run.name}@{steps}"
+        if name not in record["success"]:
+            words = ["--resume", str(run), f"steps={steps}"]
+            if not (run / "recipe.yaml").is_file():
+                at = f"stages.{len(self.loaded.stages) - 1}.steps={steps}"
+                words = [self.recipe, *self.overrides, *choice, *more, f"seed={seed}", at, "--out", str(run)]
+            if not _ends(words, run):
+                caution(f"{run} failed, and its choice is left out: {_words(choice)}")
+                return None
+            record["success"][name] = json.loads((run / "result.json").read_text("utf-8"))["after"]["success"]
+            self._write(record)
+        return float(record["success"][name])
+
+    def _record(self) -> dict[str, Any]:
+        path = self.out / _FILE
+        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        partial = self.out / f"{_FILE}.partial"
+        partial.write_text(json.dumps(record, indent=1), "utf-8")
+        partial.rename(self.out / _FILE)
+
+
+def _ends(words: Sequence[str], run: Path) -> bool:
+    """Train in a process of its own; False where that fails. Raises Stopped where it was interrupted."""
+    from rlhf.commands.launch import launch
+
+    try:
+        code = launch(["train", *words], 1, run, quiet=True)
+    except TrainingError as error:  # killed
+        errors().print(str(error), highlight=False, markup=False)
+        return False
+    if code == INTERRUPTED:
+        raise Stopped("stopped", where=str(run), got="interrupted", hint="run the same command to continue")
+    return code == 0
+
+
+def _words(choice: Choice) -> str:
+    return " ".join(choice) or "the recipe as it is"
+
+
+def _slug(choice: Choice) -> str:
+    """Part of a folder's name that tells choices apart."""
+    from hashlib import blake2b
+
+    return blake2b("\n".join(choice).encode(), digest_size=4).hexdigest() if choice else "as-is"
+
+
+def _result(tuning: Tuning, choice: Choice, judged: Paired | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"chosen": list(choice), "runs": str(tuning.out)}
+    if judged is not None:
+        one = judged.difference
+        found |= {"difference": one.value, "interval": [one.low, one.high], "p_value": judged.p_value, "n_tasks": one.n}
+    return found
+
+
+def _show(found: Mapping[str, Any], recipe: str, overrides: Sequence[str]) -> None:
+    table = Table.grid(padding=(0, 2))
+    if not found["chosen"]:
+        table.add_row("chosen", "the recipe as it is")
+    else:
+        low, high = found["interval"]
+        table.add_row("chosen", " ".join(found["chosen"]))
+        judged = f"{100 * found['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+        table.add_row("more than the recipe", f"{judged}, on {found['n_tasks']} tasks of seeds that chose nothing")
+        words = [repr(w) if " " in w or "{" in w else w for w in (*overrides, *found["chosen"])]
+        table.add_row("train", " ".join(["rlhf train", recipe, *words]))
+    table.add_row("runs", found["runs"])
+    results().print(table)

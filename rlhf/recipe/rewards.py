@@ -1,0 +1,158 @@
+"""Rewards of a recipe, of a stage or of a suite's part: built from plain values, and one of them decides success."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import RecipeError
+from rlhf.recipe.builder import build, build_part, plain, plain_part
+from rlhf.recipe.describe import given
+from rlhf.recipe.environment_properties import properties_declared_by
+from rlhf.recipe.keys import keys_of
+from rlhf.recipe.values import join
+
+if TYPE_CHECKING:
+    from rlhf.rollout.reward_watch import Watch
+    from rlhf.rollout.scoring import Weighted
+
+
+def rewards_of(values: Any, base: Path, path: str = "rewards") -> dict[str, Weighted]:
+    """Build rewards from plain values at a YAML path: name -> kind, keys and weight. Raises RecipeError."""
+    if not isinstance(values, Mapping):
+        raise RecipeError(
+            "rewards have names",
+            where=path,
+            got=given(values),
+            expected="a mapping: outcome: {kind: outcome}",
+            hint="write each reward under a name of your choice",
+        )
+    rewards = {str(name): _reward(str(name), value, base, path) for name, value in values.items()}
+    refuse_two(rewards, path)
+    return rewards
+
+
+def refuse_two(rewards: Mapping[str, Weighted], path: str = "rewards") -> None:
+    """Raise RecipeError where two rewards say what is solved."""
+    solving = [name for name, weighted in rewards.items() if weighted.solved_at is not None]
+    if len(solving) > 1:
+        raise RecipeError(
+            "one reward says what is solved",
+            where=f"{path}.{solving[1]}.solved_at",
+            got=", ".join(solving),
+            expected="the key at one of them",
+            hint="remove it from the others; a reward of kind combine joins several",
+        )
+
+
+def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
+    """Return the plain values that `rewards_of` makes equal rewards of."""
+    return {
+        name: plain_part("reward", as_named(weighted.reward))
+        | ({"watch": plain_part(None, weighted.watch)} if weighted.watch else {"weight": plain(float, weighted.weight)})
+        | ({} if weighted.solved_at is None or weighted.max_value is not None else {"solved_at": weighted.solved_at})
+        for name, weighted in rewards.items()
+    }
+
+
+def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "rewards") -> dict[str, Weighted]:
+    """Rewards, one of which says what is solved where the environment leaves that to them.
+
+    It is the first that compares with the task's reference, from a value of 1 on, which is the most that it may say
+    then; without one, the only reward there is.
+
+    Raises:
+        RecipeError: there are several rewards, and nothing says which of them decides.
+    """
+    from rewards.combinators.parts import compared_in
+
+    if not properties_declared_by(environment).judged_by_rewards or any(
+        w.solved_at is not None for w in rewards.values()
+    ):
+        return rewards
+    scored = [name for name, w in rewards.items() if w.watch is None]
+    comparing = [name for name in scored if any(compared_in(name, rewards[name].reward, None))]
+    if not comparing and len(scored) > 1:
+        raise RecipeError(
+            "no reward defines when an attempt is solved",
+            where=path,
+            got=", ".join(scored),
+            expected="solved_at at one of them",
+            hint=f"write {path}.{scored[0]}.solved_at: 1.0, or what it has to be worth",
+        )
+    first, most = (comparing or scored)[:1], 1.0 if comparing else None  # a verifier says at most 1
+    return {name: replace(w, solved_at=1.0, max_value=most) if name in first else w for name, w in rewards.items()}
+
+
+def as_named(reward: Any) -> Any:
+    """Part as the recipe names it: the verifier or function inside a wrapped reward."""
+    from rewards.trl_function import TrlFunction
+    from rewards.verified import Verified
+
+    if isinstance(reward, TrlFunction):
+        return reward.function
+    return reward.verifier if isinstance(reward, Verified) else reward
+
+
+def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
+    from rewards.trl_function import as_reward
+    from rlhf.rollout.scoring import Weighted
+
+    path = join(of, name)
+    settings = dict(values) if isinstance(values, Mapping) else values
+    watch = _watch(settings, path, base) if isinstance(settings, dict) else None
+    weight = settings.pop("weight", 0.0 if watch else 1.0) if isinstance(settings, dict) else 1.0
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
+        raise RecipeError(
+            "wrong type",
+            where=join(path, "weight"),
+            got=given(weight),
+            expected="a number",
+            hint="the weight multiplies this reward in the sum",
+        )
+    solved_at = settings.pop("solved_at", None) if isinstance(settings, dict) else None
+    if solved_at is not None and (watch or isinstance(solved_at, bool) or not isinstance(solved_at, int | float)):
+        raise RecipeError(
+            "a watched reward does not decide success" if watch else "wrong type",
+            where=join(path, "solved_at"),
+            got=given(solved_at),
+            expected="a number: an attempt is solved where the reward is worth at least so much",
+            hint="remove the key or watch" if watch else "solved_at: 1.0",
+        )
+    reward = build_part("reward", settings, path, base=base)
+    for key in {"weight", "watch", "solved_at"} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
+        raise RecipeError(
+            f"the {key} belongs to the recipe, so a reward cannot have a key of that name",
+            where=join(path, key),
+            got=f"a field {type(reward).__name__}.{key}",
+            expected="a class without it",
+            hint="remove the field; the recipe multiplies" if key == "weight" else "remove the field",
+        )
+    least = None if solved_at is None else float(solved_at)
+    return Weighted(name=name, weight=float(weight), reward=as_reward(reward), watch=watch, solved_at=least)
+
+
+def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
+    """Take the key `watch` out of a reward's settings: true, false, or a mapping of its keys. Raises RecipeError."""
+    from rlhf.rollout.reward_watch import Watch
+
+    values = settings.pop("watch", False)
+    if values is False:
+        return None
+    where = join(path, "watch")
+    if values is not True and not isinstance(values, Mapping):
+        expected = "true, or a mapping: {of: NAME, window: 20, stop: false}"
+        raise RecipeError("wrong type", where=where, got=given(values), expected=expected, hint="write watch: true")
+    if "weight" in settings:
+        raise RecipeError(
+            "this key has no effect",
+            where=join(path, "weight"),
+            got=given(settings["weight"]),
+            expected="nothing, because a watched reward is no part of the score",
+            hint="remove the key, or watch",
+        )
+    watch: Watch = build(Watch, {} if values is True else values, where, base=base)
+    return watch

@@ -1,0 +1,43 @@
+"""Out-of-memory errors during training, with the recipe key to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rlhf.device import allocation_failure
+from rlhf.errors import TrainingError
+
+#: Keys that say how much one pass takes; a stage has one of them.
+_BUDGETS = ("max_tokens_per_microbatch", "pairs_per_microbatch")
+
+
+@contextmanager
+def naming_keys(stage: Any, index: int, folder: Path) -> Iterator[None]:
+    """Context that turns a failed allocation into a TrainingError with the key that needs less, and how to go on.
+
+    Args:
+        stage: that is trained, number `index` of the recipe.
+        index: see there.
+        folder: of the run.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = allocation_failure(error)
+        if said is None:
+            raise
+        has = {field.name for field in fields(stage)}
+        half = [f"stages.{index}.{key}={max(vars(stage)[key] // 2, 1)}" for key in _BUDGETS if key in has]
+        again = f"stages.{index}{'.trainer' * ('trainer' in has)}.gradient_checkpointing=true"
+        raise TrainingError(
+            "out of memory",
+            where=f"stages[{index}]",
+            got=" ".join(said.split())[:300],
+            expected="memory for a micro-batch beside weights, moments and the engine",
+            hint=f"{' '.join(['rlhf train --resume', str(folder), *half])} goes on; {again} takes less too, and "
+            f"rlhf show {folder} says what takes how much",
+        ) from error

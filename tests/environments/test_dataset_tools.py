@@ -1,0 +1,286 @@
+"""Functions of a file as tools of a data set: what agents are told, what comes back, and what counts as the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.base import History
+from agents.tool_calls import Call, write_calls
+from agents.tools import ToolAgent
+from environments.check import check_environment
+from environments.tasks.dataset import Dataset
+from environments.tasks.own_tools import load_tools
+from rewards.answers.exact import ExactMatch
+from rewards.answers.numeric import Numeric
+from rewards.answers.text import last_action, last_answer, last_reply
+from rewards.judges.majority import Majority
+from rewards.verified import Verified
+from rlhf.build.reference_trial import try_references
+from rlhf.build.train import train
+from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
+from rlhf.errors import EnvError, RecipeError
+from rlhf.inference.scripted import ScriptedEngine
+from rlhf.recipe import load
+from rlhf.rollout.episode import run_episode
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.renderer import Renderer
+from tests.environments.test_dataset import lines, recipe
+from tests.training import runs, tiny
+
+TOOLS = '''
+"""Prices and sums."""
+from typing import Literal
+
+PRICES = {"cup": 14, "pen": 5}
+
+
+def price(name: str, unit: Literal["euro", "cent"] = "euro") -> int:
+    """What a thing costs.
+
+    It is looked up.
+
+    Args:
+        name: of the thing, such as
+            `cup`.
+        unit (str): of the price.
+
+    Returns:
+        the price: a number.
+    """
+    return PRICES[name] * (100 if unit == "cent" else 1)
+
+
+async def total(numbers: list[float]) -> dict[str, float]:
+    """Adds numbers.
+
+    :param numbers: to be added
+    """
+    return {"sum": sum(numbers)}
+
+
+def long() -> str:
+    """Says much."""
+    return "x" * 5000
+
+
+def _helper(x):
+    return x
+'''
+ROWS = [{"question": f"What do {n} cups and a pen cost?", "answer": 14 * n + 5} for n in range(60)]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Dataset:
+    (tmp_path / "shop.py").write_text(TOOLS)
+    return Dataset(path=lines(tmp_path / "a.jsonl", ROWS), tools=tmp_path / "shop.py")
+
+
+def call(tool: str, /, **arguments: Any) -> str:
+    return Call(tool, arguments).text
+
+
+def test_docstrings_and_hints_say_what_a_call_takes(world: Dataset) -> None:
+    told = {tool["function"]["name"]: tool["function"] for tool in world.tasks("train")[0].info["tools"]}
+    assert list(told) == ["price", "total", "long"]
+    assert told["price"]["description"] == "What a thing costs. It is looked up."
+    parameters = told["price"]["parameters"]
+    assert parameters["required"] == ["name"] and parameters["properties"] == {
+        "name": {"type": "string", "description": "of the thing, such as `cup`."},
+        "unit": {"type": "string", "enum": ["euro", "cent"], "default": "euro", "description": "of the price."},
+    }
+    assert told["total"]["parameters"]["properties"]["numbers"] == {
+        "type": "array", "items": {"type": "number"}, "description": "to be added",
+    }  # fmt: skip
+    assert told["long"]["parameters"]["properties"] == {}
+
+
+def test_calls_are_carried_out_and_anything_else_is_the_answer(world: Dataset) -> None:
+    task = world.tasks("train")[0]
+
+    async def said(*actions: str) -> list[tuple[str, bool, bool]]:
+        episode = world.start(task)
+        found = [await episode.step(action) for action in actions]
+        return [(one.reply, one.valid, one.terminated) for one in found]
+
+    assert asyncio.run(
+        said(
+            call("price", name="cup"),
+            call("price", name="cup", unit="cent"),
+            call("total", numbers=[1, "2.5"]),
+            call("price", name="hat"),
+            call("total", numbers="many"),
+            call("price", name="cup", colour="red"),
+            call("long"),
+            str(task.reference),
+        )
+    ) == [
+        ("14", True, False),
+        ("1400", True, False),
+        ('{"sum": 3.5}', True, False),
+        ("Error: KeyError: 'hat'", False, False),
+        ("Error: numbers: Input should be a valid list", False, False),
+        ("Error: colour: Unexpected keyword argument", False, False),
+        ("x" * 2000 + "... (5000 characters)", True, False),
+        ("", True, True),
+    ]
+    assert world.plan(task, [call("price", name="cup")]) == (task.reference,) and world.plan(task, ["7"]) is None
+    assert asyncio.run(said('{"name": "hat", "arguments": {}}'))[0][2]  # no tool of ours
+
+
+def test_a_tool_that_exits_is_an_error_that_the_agent_reads(tmp_path: Path) -> None:
+    exits = '{}def {}() -> str:\n    "Exits."\n    raise SystemExit({})\n'
+    (tmp_path / "exits.py").write_text(exits.format("", "f", 2) + exits.format("async ", "g", "'no'"))
+    world = Dataset(path=lines(tmp_path / "a.jsonl", ROWS), tools=tmp_path / "exits.py")
+
+    async def said(*actions: str) -> list[tuple[str, bool, bool]]:
+        episode = world.start(world.tasks("train")[0])
+        found = [await episode.step(action) for action in actions]
+        return [(one.reply, one.valid, one.terminated) for one in found]
+
+    found = asyncio.run(said(call("f"), call("g")))
+    assert found == [("Error: SystemExit: 2", False, False), ("Error: SystemExit: no", False, False)]
+
+
+def test_it_keeps_the_contract(world: Dataset) -> None:
+    report = check_environment(world)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "says"),
+    [
+        ("x = 1\n", "tools.py", "no tools"),
+        ("def f(x: int):\n    return x\n", "tools.py:1, f", "without a docstring"),
+        ('\ndef f(x):\n    "Does."\n', "tools.py:2, f", "without a type hint"),
+        ('def f(*x: int):\n    "Does."\n', "f", "named arguments"),
+        ('def answer(x: int):\n    "Does."\n', "answer", "name of an answer"),
+        ('class Odd: ...\ndef f(x: Odd):\n    "Does."\n', "f", "no form in JSON"),
+        ('from __future__ import annotations\ndef f(x: Odd):\n    "Does."\n', "f", "no form in JSON"),
+        ("1 / 0\n", "tools.py", "ZeroDivisionError"),
+        ("raise SystemExit(3)\n", "tools.py", "SystemExit: 3"),
+        ('def f(x: int):\n    "Does."\n    yield x\n', "tools.py:1, f", "generator"),
+        ('async def f(x: int):\n    "Does."\n    yield x\n', "tools.py:1, f", "generator"),
+    ],
+)
+def test_a_file_that_does_not_say_what_its_tools_are_is_refused(
+    tmp_path: Path, text: str, where: str, says: str
+) -> None:
+    (tmp_path / "tools.py").write_text(text)
+    with pytest.raises(EnvError, match=says) as refused:
+        Dataset(path=lines(tmp_path / "a.jsonl", ROWS), tools=tmp_path / "tools.py").tasks("train")
+    assert where in str(refused.value.where)
+    with pytest.raises(EnvError, match=r"did you mean 'tools\.py'"):
+        load_tools(tmp_path / "tool.py")
+
+
+def test_a_changed_file_is_loaded_again_and_is_another_data_set(world: Dataset) -> None:
+    before = world.fingerprint()
+    assert world.tools is not None and "shop.py sha256:" in before
+    world.tools.write_text(TOOLS + '\n\ndef more() -> str:\n    "More."\n    return "more"\n')
+    assert len(world.tasks("train")[0].info["tools"]) == 4 and world.fingerprint() != before
+
+
+# --- the agent ---
+
+
+@pytest.mark.parametrize("style", ["json", "hermes", "llama", "mistral", "xml", "python"])
+def test_a_reply_without_a_call_is_the_answer_in_every_style(world: Dataset, style: Any) -> None:
+    task = world.tasks("train")[0]
+    agent, history = ToolAgent(style=style, think="allow"), History(task, "")
+    made = write_calls([Call("price", {"name": "cup"})], style)
+    assert json.loads(agent.parsed(made, made, history, False).text)["name"] == "price"
+    for said in ("It costs 19.", r"So \boxed{19}", "{19}", "f(3) = 19", "[19]", '{"cost": 19}', 'd = {1: "name"}'):
+        assert agent.parsed(said, said, history, False).text == said
+    for said in (
+        'The "name" is 5',
+        '{"name": "Mia", "age": 5}',
+        'its "parameters" are 3',
+        'the "tool" [is] "a hammer"',
+    ):
+        assert agent.parsed(said, said, history, False).text == said
+    for wrong in ('{"name": "find", "arguments": {}}', '{"name": "find", "parameters": {', '{"tool": "price", '):
+        refused = agent.parsed(wrong, wrong, history, False)
+        assert (refused.error is not None) == (style in ("json", "llama")), wrong
+    broken = {"python": "[price(name=]"}.get(style, made[: len(made) // 2])
+    for wrong in (broken, "", "  "):
+        parsed = agent.parsed(wrong, wrong, history, False)
+        assert parsed.error is not None and parsed.text == "", wrong
+    other = History(Task("t", info={"tools": task.info["tools"]}), "")  # where an answer is a call too
+    assert agent.parsed("It costs 19.", "It costs 19.", other, False).error is not None
+
+
+def test_what_the_recipe_leaves_out_is_for_tools(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(TOOLS)
+    path = recipe(tmp_path, {"right": {"kind": "numeric"}}, tools="shop.py")
+    made = load(path)
+    assert isinstance(made.agent, ToolAgent) and made.agent.think == "allow" and made.limits.max_turns == 8
+    hermes = load(path, ["agent.kind=tools", "agent.style=hermes"]).agent
+    assert isinstance(hermes, ToolAgent) and hermes.think == "allow" and hermes.style == "hermes"
+    chat = load(path, ["agent.kind=chat"]).agent
+    assert type(chat).__name__ == "ChatAgent" and chat.format == "plain"  # type: ignore[attr-defined]
+    with pytest.raises(RecipeError, match="none to call"):
+        load(recipe(tmp_path, {"right": {"kind": "numeric"}}), ["agent.kind=tools"])
+
+
+# --- answers ---
+
+
+def attempt(*actions: str, outcome: Outcome = Outcome.TURN_LIMIT) -> Trajectory:
+    turns = tuple(Turn(Action(text, said=f"<think>hm</think>{text}"), "14") for text in actions)
+    return Trajectory("t", 0, "", turns, outcome)
+
+
+def test_an_attempt_that_is_cut_off_after_a_call_has_no_answer() -> None:
+    made = call("total", numbers=[19])
+    for outcome in (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT):
+        cut = attempt("hm", made, outcome=outcome)
+        assert last_action(cut) == last_answer(cut) == last_reply(cut) == ""
+        several = Trajectory("t", 0, "", (Turn(Action(f"{made}\n{made}", parts=(made, made)), "14"),), outcome)
+        assert last_answer(several) == ""
+    task = Task("t", reference="19")
+    assert Verified(Numeric())(task, attempt(made)).value == 0  # type: ignore[union-attr]
+    assert ExactMatch()(task, attempt(made)).value == 0 and Majority().answer(attempt(made)) is None
+    assert Verified(Numeric())(task, attempt(made, outcome=Outcome.FAILED)).value == 1  # type: ignore[union-attr]
+
+
+def test_what_answers_is_an_answer_however_an_attempt_ends() -> None:
+    for said, answer in (("19", "19"), (call("answer", value="19"), "19"), ('{"cost": 19}', '{"cost": 19}')):
+        assert last_answer(attempt(said)) == answer
+    parts = (call("price", name="cup"), call("answer", value="19"))
+    both = Trajectory("t", 0, "", (Turn(Action("\n".join(parts), parts=parts), ""),), Outcome.TURN_LIMIT)
+    assert last_answer(both) == "19"
+
+
+def played(world: Dataset, replies: list[str], max_turns: int) -> Trajectory:
+    task = world.tasks("train")[0]
+    said, tokenizer = iter(replies), tiny.policy().tokenizer
+    engine, agent = ScriptedEngine(lambda prompt: next(said), tokenizer=tokenizer), ToolAgent(think="allow")
+    limits = Limits(max_turns=max_turns, max_tokens=200)
+    return asyncio.run(run_episode(task, world, agent, engine, Renderer(tokenizer), limits, SamplingParams()))
+
+
+def test_an_episode_calls_then_answers_or_is_cut_off(world: Dataset) -> None:
+    task, made = world.tasks("train")[0], call("price", name="cup")
+    whole = played(world, [made, f"It is {task.reference}"], 8)
+    assert [turn.reply for turn in whole.turns] == ["14", ""] and whole.outcome is Outcome.FAILED  # before the reward
+    assert Verified(Numeric())(task, whole).value == 1  # type: ignore[union-attr]
+    cut = played(world, [made, call("total", numbers=[int(str(task.reference))])], 2)
+    assert cut.outcome is Outcome.TURN_LIMIT and last_answer(cut) == ""
+    assert Verified(Numeric())(task, cut).value == 0  # type: ignore[union-attr]
+
+
+def test_a_run_with_tools(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text('def price(name: str) -> int:\n    "A price."\n    return 5\n')
+    path = recipe(tmp_path, {"right": {"kind": "numeric"}}, tools="shop.py")
+    said: list[str] = []
+    asyncio.run(try_references(load(path), said.append))
+    assert not [line for line in said if "caution" in line], said
+    short = ["agent.system=Call.", "policy.max_context=600", "stages.0.epochs=10", "stages.1.steps=1"]
+    done = train(load(path, [*short, "limits.max_turns=2"]), tmp_path / "run")
+    [success] = runs.curve(Path(done["run"]), "rollout/success")
+    assert done["n_episodes"] == 16 and success > 0  # replies without a call are answers

@@ -1,0 +1,94 @@
+"""`rlhf tune`: which runs go on, and what is refused; once with runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf.commands.tune import Choice, Tuning, _slug, choices_of, rounds
+from rlhf.errors import RecipeError
+from rlhf.recipe import load
+from tests import recipe_parts
+from tests.commands import last_json, run
+
+
+def test_commas_part_values_outside_of_brackets_alone() -> None:
+    found = choices_of(["stages.0.advantage={kind: gae, lam: 1.0},{kind: grpo}", "limits.max_turns=2,3"])
+    assert len(found) == 4
+    assert found[0] == ("stages.0.advantage={kind: gae, lam: 1.0}", "limits.max_turns=2")
+
+
+@pytest.mark.parametrize(
+    ("tried", "said"),
+    [
+        ([], "no --try"),
+        (["stages.0.group_size=2,"], "stages.0.group_size=2,"),
+        (["seed=1,2"], "says what is compared"),
+        (["stages.0.steps=1,2"], "says what is compared"),
+        (["a=1", "a=2"], "a key twice"),
+    ],
+)
+def test_what_is_no_choice_is_refused(tried: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match="nothing to choose from") as caught:
+        choices_of(tried)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("n", "steps", "keep"), [(2, 40, 3), (3, 40, 3), (10, 36, 3), (17, 5, 2)])
+def test_each_round_has_fewer_choices_and_more_steps_and_the_last_one_all(n: int, steps: int, keep: int) -> None:
+    plan = rounds(n, steps, keep)
+    assert plan[0][0] == n and plan[-1][1] == steps
+    assert [-(-size // keep) for size, _ in plan] == [*(size for size, _ in plan[1:]), 1]
+    assert all(0 < one[1] <= other[1] for one, other in itertools.pairwise(plan))
+
+
+def tuning_of(folder: Path, *, seeds: int = 2) -> Tuning:
+    recipe = str(recipe_parts.write(folder))
+    return Tuning(recipe, (), load(recipe), folder / "tuned", seeds)
+
+
+def test_the_best_mean_over_the_seeds_goes_on_and_ties_go_to_the_earlier(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    choices: list[Choice] = [(), ("stages.1.group_size=2",), ("stages.1.group_size=3",)]
+    tuning.check(choices)
+    record = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    for choice, success in zip(choices, [(0.5, 0.5), (0.9, 0.0), (0.2, 0.8)], strict=True):
+        record["success"] |= {f"{_slug(choice)}-seed{seed}@4": value for seed, value in enumerate(success)}
+    (tmp_path / "tuned" / "tune.json").write_text(json.dumps(record))
+    assert tuning.best(choices, 4, 2) == [(), choices[2]]
+
+
+def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    with pytest.raises(RecipeError, match="group_sise"):
+        tuning.check([(), ("stages.1.group_sise=2",)])
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_tasks_that_choose_cannot_judge(tmp_path: Path) -> None:
+    recipe = str(recipe_parts.write(tmp_path))
+    same = ("evaluation.split=dev",)
+    with pytest.raises(RecipeError, match="need different tasks"):
+        Tuning(recipe, same, load(recipe, list(same)), tmp_path / "tuned", 1).check([()])
+
+
+def test_the_folder_of_another_tuning_is_refused(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    tuning.check([()])
+    (tmp_path / "tuned" / "tune.json").write_text(json.dumps({"asked": ["another.yaml"], "success": {}}))
+    with pytest.raises(RecipeError, match="another recipe was tuned"):
+        tuning.check([()])
+
+
+@pytest.mark.extended
+def test_choices_are_trained_the_best_goes_on_and_is_judged_with_other_seeds(tmp_path: Path) -> None:
+    recipe = recipe_parts.write(tmp_path)
+    arguments = ("tune", recipe, "--try", "stages.1.optimizer.lr=1e-2,1e-8", "--seeds", "1", "--keep", "2")
+    found = last_json(run(*arguments, "--out", tmp_path / "tuned", "--json"))
+    record = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    assert {name.partition("@")[2] for name in record["success"]} == {"2", "3"}
+    again = last_json(run(*arguments, "--out", tmp_path / "tuned", "--json"))
+    assert again == found
