@@ -5,8 +5,8 @@
 Both begin with one fine-tuned checkpoint, read the same JSONL, call the same function and make the same number of steps
 of 16 questions with 8 attempts each, at the same learning rate, on a CPU. Each run is a process of its own, and the two
 of a seed run at the same time, on a core each, so that a busy neighbour slows both. Time is counted from the start of
-the process, imports and our evaluation before training included, to the step at which the mean of the last 5 steps is
-first the target, and to the last step. TRL leaves out what it can: checkpoints, and those of gradients.
+the process, imports and checks included, to the step at which the mean of the last 5 steps is first the target, and to
+the last step. Neither evaluates before training. TRL leaves out what it can: checkpoints, and those of gradients.
 
 Both tasks ask for the largest of three digits. In `answer` the reply is that digit: the worst case for an engine with
 work around each reply. In `thoughts` the digits are said over and over before it, as often as chance says, with a long
@@ -42,7 +42,7 @@ from verifier import right
 grpo = {"kind": "policy_gradient", "steps": $STEPS, "optimizer": {"lr": $LR}}
 rlhf.train(
     policy="model", environment={"kind": "dataset", "train": "train.jsonl", "test": "test.jsonl"}, rewards=right,
-    limits={"max_tokens": $TOKENS}, stages=[grpo], seed=$SEED, out="ours-$SEED",
+    limits={"max_tokens": $TOKENS}, evaluation={"before": False}, stages=[grpo], seed=$SEED, out="ours-$SEED",
 )
 """
 THEIRS = """\

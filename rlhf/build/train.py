@@ -197,6 +197,7 @@ async def prepare(
         state=state,
         demonstrations=played | stored_groups(recipe) | dict(logged_runs(recipe)),
         estimate=success_estimate,
+        evaluates_before=recipe.evaluation.before,
         store_keeper=keeper,
         callbacks=callbacks,
         lookahead=_lookahead(recipe, policy, collector, actors),

@@ -29,6 +29,8 @@ class Evaluation:
     """Attempts per task."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature; 0 is greedy."""
+    before: bool = True
+    """Evaluate before training too."""
     watch_split: str = "dev"
     """Split of the evaluations during training."""
     watch_n_tasks: Annotated[int, Field(ge=1)] = 64

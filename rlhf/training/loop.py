@@ -41,7 +41,7 @@ async def train(run: Run, stages: Sequence[Any]) -> None:
             run.begin_stage(index, kind)
         rewards.begin(stage, stages)
         if not run.state.finished:
-            if "before" not in run.state.results and is_played(stage):
+            if run.evaluates_before and "before" not in run.state.results and is_played(stage):
                 await run.publish()
                 await run.measure("before")
             with naming_keys(stage, index, run.folder):

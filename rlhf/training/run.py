@@ -70,6 +70,7 @@ class Run:
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
+        evaluates_before: whether the policy is measured before the first stage that plays.
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         store_keeper: of the agent's store, or None where it has none.
         lookahead: how far rollouts may run ahead; None where attempts and updates take turns.
@@ -94,6 +95,7 @@ class Run:
     worlds: Mapping[int, World] = field(default_factory=dict)
     home: RolloutRunner | None = None
     estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
+    evaluates_before: bool = True
     store_keeper: StoreKeeper | None = None
     lookahead: Lookahead | None = None
     background_evaluation: BackgroundEvaluation | None = None

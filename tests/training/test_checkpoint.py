@@ -342,3 +342,19 @@ def test_a_run_keeps_what_was_best_and_says_which(tmp_path: Path) -> None:
     state = store.load_state(runs.newest(done.folder))
     assert (state.best, state.best_low) == (f"1-policy_gradient-{best:06d}", watched[best])
     assert (done.folder / "checkpoints" / state.best / "state.json").is_file()
+
+
+def test_the_evaluation_before_training_can_be_left_out_and_changes_no_step(tmp_path: Path) -> None:
+    stage = {**STAGES[1], "steps": 2}
+    done = {
+        before: runs.run(
+            runs.write(tmp_path / str(before), [stage], evaluation={"n_tasks": 4, "before": before}),
+            tmp_path / str(before) / "run",
+        )
+        for before in (True, False)
+    }
+    assert done[False].result["success_before"] is None and done[False].result["success_after"] is not None
+    assert json.loads((done[False].folder / "result.json").read_text()).keys() == {"after"}
+    steps = [[line for line in runs.lines(one.folder) if "rollout/success" in line] for one in done.values()]
+    assert steps[0] == steps[1] and len(steps[0]) == 2
+    assert runs.weights(runs.newest(done[True].folder)) == runs.weights(runs.newest(done[False].folder))
