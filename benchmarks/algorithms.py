@@ -328,14 +328,14 @@ def sentence(arm: Arm, curves: Sequence[Curve], first: Sequence[Curve]) -> str:
     begun, ends = ([curve.at([step])[0] for curve in curves] for step in (0, BUDGET))
     name = "" if arm.pages[0] in (advantage_of(arm), loss_of(arm)) else f"`{arm.label}`, "
     said = (
-        f"{name}`{advantage_of(arm)}` with `{loss_of(arm)}`: success begins at {sum(begun) / len(begun):.0%}, averages "
+        f"{name}`{advantage_of(arm)}` with `{loss_of(arm)}`: success starts at {sum(begun) / len(begun):.0%}, averages "
         f"**{shares([c.area(BUDGET) for c in curves])}** over the budget and ends at {shares(ends)}."
     )
     if curves is not first:
-        said += f" Mean success less that of `{FIRST}`, in points: {more(curves, first)}."
+        said += f" Difference in mean success to `{FIRST}`, in points: {more(curves, first)}."
     gains = [b - a for a, b in zip(begun, ends, strict=True)]
     if len(gains) > 1 and mean_interval(gains).low <= 0:
-        said += " Its end is not above its beginning beyond doubt."
+        said += " Its end is not significantly above its start."
     return f"- {said} {arm.note}".rstrip()
 
 

@@ -71,6 +71,16 @@ def test_the_table_names_flipped_tasks_and_the_tasks_needed(tmp_path: Path) -> N
     words = " ".join(result.stdout.split())
     assert "second against first: success +65.0%" in words and "15 better, 2 worse" in words
     assert "to see +10.0%" in words and "and 15 more" in words and "McNemar" in words
+    assert "disagree" not in words
+
+
+def test_a_p_value_and_an_interval_that_disagree_are_explained(tmp_path: Path) -> None:
+    # 5 better, none worse, of 20: p is 2^-5, and the interval begins at -3.4%
+    first = write(tmp_path / "first", tasks([False] * 20))
+    second = write(tmp_path / "second", tasks([True] * 5 + [False] * 15))
+    words = " ".join(run("compare", first, second).stdout.split())
+    assert "(95% interval -3.4% to" in words and "p 0.0312" in words
+    assert "p and the interval disagree: they are of two methods" in words
 
 
 def test_ids_of_flipped_tasks_are_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

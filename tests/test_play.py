@@ -452,3 +452,10 @@ def test_a_stored_attempt_is_played_on(tmp_path: Path) -> None:
     ):
         refused = typed(str(tmp_path), *words, lines=[])
         assert refused.exit_code == 2 and says in refused.output
+
+
+@pytest.mark.parametrize("name", ["quickstart", str(DOCS.parent / "recipes/quickstart.yaml")])
+def test_a_recipe_is_answered_with_the_command_that_plays_its_environment(name: str) -> None:
+    refused = run("play", name)
+    assert refused.exit_code == 2 and "this is a recipe" in refused.stderr
+    assert "rlhf play babyai level=GoToObj max_steps=16" in refused.stderr

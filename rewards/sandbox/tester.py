@@ -13,6 +13,7 @@ import json
 import os
 import random
 import sys
+from types import ModuleType
 
 TYPE_CHECKING = False  # without importing typing: this runs anew for every program
 if TYPE_CHECKING:
@@ -110,6 +111,20 @@ class Asked:
             self.events.append([name, _said(ended)])
 
 
+class _Program(ModuleType):
+    """The program as module `solution`: whatever a test imports from it is a stand-in."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__("solution")
+        self._asked = asked
+
+    def __getattr__(self, name: str) -> Any:
+        """The function of this name."""
+        if name.startswith("__"):  # such as __path__, by which Python tells packages
+            raise AttributeError(name)
+        return self._asked.function(name)
+
+
 def _coded(value: Any) -> Any:
     try:
         return encode(value)
@@ -203,8 +218,8 @@ def run(text: str, entry_point: str, own: Sequence[str], known: Mapping[str, Any
     """Run the tests with the values that are known.
 
     Args:
-        text: assertions, and what they need; a function `check` is called with the one that is tested, and functions
-            `test_...` without required parameters are called where the text does not call them.
+        text: assertions, and what they need, which may import from `solution`; a function `check` is called with the
+            one that is tested, and functions `test_...` without required parameters where the text does not call them.
         entry_point: name of that function; may be empty.
         own: names of Python's own that are functions of the program here.
         known: coded value and failure of each call that has been made, by the call as JSON.
@@ -224,6 +239,7 @@ def run(text: str, entry_point: str, own: Sequence[str], known: Mapping[str, Any
     names |= {"__judge__": asked.judge, "__called__": called.add, "__name__": "tests"}
     code = compile(ast.fix_missing_locations(_Judged().visit(tree)), "tests.py", "exec")
     random.seed(0)
+    sys.modules["solution"] = _Program(asked)
     try:
         exec(code, names)
         check = names.get("check")
@@ -236,6 +252,8 @@ def run(text: str, entry_point: str, own: Sequence[str], known: Mapping[str, Any
         pass
     except (Exception, SystemExit) as ended:
         error = _said(ended)
+    finally:
+        sys.modules.pop("solution", None)
     return {"calls": list(asked.calls.values()), "events": asked.events, "error": error}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.base import History
 from environments.base import properties_of
-from rlhf.data import Message, Task
+from rlhf.data import Message, Prompt, Task
 from rlhf.errors import EnvError, RecipeError
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.recipe import Recipe
@@ -17,6 +17,7 @@ from rlhf.recipe.view import worlds
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
+from rlhf.training.policy.model import FromScratch
 
 #: Prompts of each split that are measured, the first ones.
 _N_MEASURED = 5_000
@@ -42,6 +43,29 @@ async def tell_splits(recipe: Recipe, renderer: Renderer, max_context: int, say:
             await _tell_world(seen, path, renderer, max_context, say)
 
 
+async def refuse_long_prompts(recipe: Recipe) -> None:
+    """Raise RecipeError where no prompt of a split can leave room, before the tokenizer's texts are collected.
+
+    Measured by a tokenizer trained on these prompts themselves, which makes fewer tokens of them than one trained on
+    demonstrations. A split with a prompt of fewer bytes than the context is passed over.
+    """
+    policy = recipe.policy
+    if not isinstance(policy, FromScratch):
+        return
+    max_context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
+    for path, seen in worlds(recipe):
+        if not properties_of(seen.environment).judged_by_rewards or isinstance(seen.agent, ExternalAgent):
+            continue
+        for split, tasks in _splits(seen):
+            asked = _asked(tasks)
+            if not asked or min(len(str(task.info["prompt"]).encode()) for task in asked) < max_context:
+                continue
+            texts = _Texts()
+            await _lengths(asked, seen.agent, texts, max_context)
+            lengths = await _lengths(asked, seen.agent, Renderer(policy.tokenizer(texts.said)), max_context)
+            _refuse_full(split, lengths, max_context, path)
+
+
 async def _tell_world(
     recipe: Recipe, path: str, renderer: Renderer, max_context: int, say: Callable[[str], None]
 ) -> None:
@@ -51,8 +75,7 @@ async def _tell_world(
     if isinstance(recipe.agent, ExternalAgent):  # its program writes the prompts
         return
     for split, tasks in splits.items():
-        asked = [task for task in tasks[:_N_MEASURED] if isinstance(task.info.get("prompt"), str)]
-        lengths = await _lengths(asked, recipe.agent, renderer, max_context)
+        lengths = await _lengths(_asked(tasks), recipe.agent, renderer, max_context)
         for told in _cautions(split, lengths, recipe.limits, max_context, path):
             say(f"caution: {told}")
 
@@ -64,20 +87,29 @@ def _splits(recipe: Recipe) -> Iterator[tuple[str, Sequence[Task]]]:
             yield split, tasks_of(recipe.environment, split)
 
 
+def _asked(tasks: Sequence[Task]) -> list[Task]:
+    return [task for task in tasks[:_N_MEASURED] if isinstance(task.info.get("prompt"), str)]
+
+
+def _refuse_full(split: str, lengths: Mapping[str, int], max_context: int, path: str) -> None:
+    """Raise RecipeError where no prompt of a split leaves room."""
+    if lengths and (least := min(lengths.values())) >= max_context:
+        raise RecipeError(
+            "no prompt leaves room for an answer in the context",
+            where=f"{path}environment, split {split!r}",
+            got=f"{len(lengths):,} of {len(lengths):,} prompts of {path}{split}, of {least:,} tokens and more",
+            expected=f"less than the context of {max_context:,} tokens",
+            hint="raise policy.max_context or limits.max_context, or shorten the prompts or agent.system",
+        )
+
+
 def _cautions(split: str, lengths: Mapping[str, int], limits: Limits, max_context: int, path: str) -> Iterator[str]:
     """Yield what is wrong with the prompts of a split. Raises RecipeError where none leaves room."""
+    _refuse_full(split, lengths, max_context, path)
     full = {name: n for name, n in lengths.items() if n >= max_context}
     tight = {name: n for name, n in lengths.items() if max_context - limits.max_tokens < n < max_context}
     of = f"of {len(lengths):,} prompts of {path}{split}"
     longest = max(lengths, key=lengths.__getitem__, default="")
-    if full and len(full) == len(lengths):
-        raise RecipeError(
-            "no prompt leaves room for an answer in the context",
-            where=f"{path}environment, split {split!r}",
-            got=f"{len(full):,} {of}, of {min(full.values()):,} tokens and more",
-            expected=f"less than the context of {max_context:,} tokens",
-            hint="raise policy.max_context or limits.max_context, or shorten the prompts or agent.system",
-        )
     if full:
         yield (
             f"{len(full):,} {of} fill the context of {max_context:,} tokens, the longest with {lengths[longest]:,} "
@@ -93,7 +125,7 @@ def _cautions(split: str, lengths: Mapping[str, int], limits: Limits, max_contex
         )
 
 
-async def _lengths(tasks: Sequence[Task], agent: Any, renderer: Renderer, max_context: int) -> dict[str, int]:
+async def _lengths(tasks: Sequence[Task], agent: Any, renderer: Renderer | _Texts, max_context: int) -> dict[str, int]:
     """Tokens of the first prompt at each task, by its name with its row; nothing of agents that ask nothing."""
     found: dict[str, int] = {}
     for task in tasks:
@@ -108,6 +140,20 @@ async def _lengths(tasks: Sequence[Task], agent: Any, renderer: Renderer, max_co
     return found
 
 
+@dataclass
+class _Texts:
+    """What stands for a renderer where there is no tokenizer yet: it collects the texts of prompts."""
+
+    said: list[str] = field(default_factory=list)
+
+    def exceeds(self, text: str, n: int) -> bool:
+        return False
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
+        self.said += [m.content for m in messages]
+        return Prompt((0,))
+
+
 class _Measured(Exception):
     """The prompt is known."""
 
@@ -116,7 +162,7 @@ class _Measured(Exception):
 class _Measuring:
     """A policy that measures the first prompt and answers nothing."""
 
-    renderer: Renderer
+    renderer: Renderer | _Texts
     max_context: int
     n: int = field(default=0)
 

@@ -36,7 +36,7 @@ from rlhf.build.resume import (
 from rlhf.build.rollout_workers import OnRay, learner_log, output_to
 from rlhf.build.stage_demonstrations import play_all, shown_stages, texts
 from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of
-from rlhf.build.task_summary import tell_splits
+from rlhf.build.task_summary import refuse_long_prompts, tell_splits
 from rlhf.digests import Manifest, write_listed
 from rlhf.errors import RecipeError
 from rlhf.evaluation.evaluate import EvaluationResult
@@ -215,6 +215,7 @@ async def _preflight(recipe: Recipe, folder: Path, progress: RichProgress) -> No
     check_data(recipe, progress.say)
     refuse_without_references(recipe)
     if processes.current().is_main:
+        await refuse_long_prompts(recipe)
         await try_references(recipe, progress.say)
         await try_once(recipe, progress.say)
         write_record(folder, recipe)

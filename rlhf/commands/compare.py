@@ -169,6 +169,12 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
         f"{row['n_better']} better, {row['n_worse']} worse",
         soft_wrap=True,
     )
+    if (row["p_value"] < 0.05) == (low <= 0 <= high):
+        console.print(
+            "p and the interval disagree: they are of two methods, the test above and Student's t for the mean "
+            "difference (with pseudo-values); the difference is borderline",
+            soft_wrap=True,
+        )
     needed = ", ".join(f"{n:,} to see {_signed(float(d), write)}" for d, n in row["needed"].items() if n)
     if needed:
         console.print(f"tasks needed, 4 times in 5 at the 5% level: {needed}", soft_wrap=True)

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from rlhf.terminal import CleanConsole
 
+#: Limits that are named otherwise than their keys in a summary.
+_LIMITS = {"reply_limit": "reply_limit (limits.max_tokens)"}
 #: Rows of a table by types of tasks; the rest is in the summary.
 _MOST_TYPES = 24
 
@@ -31,7 +33,7 @@ def show_summary(summary: Mapping[str, Any], console: CleanConsole) -> None:
     if summary["n_errors"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in summary["errors"].items() if n)
         console.print(f"errors {kinds}; counted as failures, success is {share(summary['if_errors_failed'])}")
-    cut = ", ".join(f"{n} {kind}" for kind, n in summary["truncated"].items() if n)
+    cut = ", ".join(f"{n} {_LIMITS.get(kind, kind)}" for kind, n in summary["truncated"].items() if n)
     n_unsolved = summary["n_failed"] + sum(summary["truncated"].values())
     ways = [f"{summary['n_failed']} ended by the environment"] * bool(summary["n_failed"]) + [f"cut off {cut}"] * bool(
         cut

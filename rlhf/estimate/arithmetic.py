@@ -5,17 +5,19 @@ Figures that depend on what the policy does are upper bounds and named so. Memor
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from environments.base import Capabilities
+from environments.base import Capabilities, properties_of
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.checking import is_local_model
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, RlhfError
 from rlhf.estimate.memory import estimates, largest
 from rlhf.estimate.meta import count, meta_model, parameters_of
 from rlhf.losses.importance_correction import Bypass
 from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
 from rlhf.registry import kind_of
+from rlhf.rollout.tasks import tasks_of
 from rlhf.stats import share_interval
 from rlhf.tasks.selection import SelectionCapabilities
 from rlhf.training.policy.model import Pretrained
@@ -145,10 +147,19 @@ def _ahead(stage: Any, asynchrony: Asynchrony) -> dict[str, Any]:
 
 def _evaluation(recipe: Recipe) -> dict[str, Any]:
     # Attempts at one task are not independent: the tasks are what the interval can be counted on.
-    n_tasks = recipe.evaluation.n_tasks
+    n_tasks = _n_tasks(recipe)
     low, high = share_interval(n_tasks / 2, n_tasks)
     n_episodes = n_tasks * recipe.evaluation.attempts
     return {"split": recipe.evaluation.split, "n_episodes": n_episodes, "half_width_at_half": (high - low) / 2}
+
+
+def _n_tasks(recipe: Recipe) -> int:
+    """Tasks of the evaluation: of a data set no more than the split has."""
+    wanted = recipe.evaluation.n_tasks
+    if properties_of(recipe.environment).judged_by_rewards:
+        with suppress(RlhfError):  # what is wrong with the file is told by training
+            return len(tasks_of(recipe.environment, recipe.evaluation.split, wanted))
+    return wanted
 
 
 def _cuts(recipe: Recipe, model_context: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.data import Outcome
+from rlhf.data import Finish, Outcome
 from rlhf.errors import DataError
 from rlhf.evaluation.store import list_steps, read_columns
 
@@ -36,6 +36,7 @@ class Attempt:
         n_invalid: of these, not understood.
         n_tokens: sampled.
         n_prompt_tokens: read, all prompts together, as a provider counts them.
+        was_cut: whether its last reply reached `limits.max_tokens` and could not be read as an action.
         is_counted: whether a server counted these tokens, for each reply of the attempt.
         seconds: of wall-clock time.
         n_retries: attempts that were thrown away before it because a part failed.
@@ -51,6 +52,7 @@ class Attempt:
     n_invalid: int = 0
     n_tokens: int = 0
     n_prompt_tokens: int = 0
+    was_cut: bool = False
     is_counted: bool = False
     seconds: float = 0.0
     n_retries: int = 0
@@ -153,6 +155,7 @@ def _attempt(row: dict[str, Any]) -> Attempt:
         n_invalid=sum(not turn["valid"] for turn in row["turns"][given:]),
         n_tokens=spent["n_tokens"],
         n_prompt_tokens=spent["n_prompt_tokens"],
+        was_cut=_was_cut(row),
         is_counted=spent["is_counted"],
         seconds=row["duration_s"],
         n_retries=row["n_retries"],
@@ -161,6 +164,13 @@ def _attempt(row: dict[str, Any]) -> Attempt:
         any_solved=bool(spent["n_solved"]),
         n_spent_turns=spent["n_turns"],
     )
+
+
+def _was_cut(row: dict[str, Any]) -> bool:
+    """True if the last turn has an error and its reply was cut at the token limit."""
+    if not row["turns"] or not row["generations"] or row["turns"][-1]["error"] is None:
+        return False
+    return bool(row["generations"][-1]["finish"] == Finish.LENGTH)
 
 
 def _own_tokens(row: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "n_attempts": len(attempts),
         "n_solved": outcomes[Outcome.SOLVED],
         "n_failed": outcomes[Outcome.FAILED],
-        "truncated": {str(outcome): outcomes[outcome] for outcome in _CUT},
+        "truncated": _truncated(counted),
         "errors": {str(o): outcomes[o] for o in Outcome if o.is_failure_of_a_part},
         "n_errors": len(attempts) - len(counted),
         "n_retries": sum(a.n_retries for a in attempts),
@@ -58,6 +58,13 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "invalid_share": sum(a.n_invalid for a in counted) / max(sum(a.n_turns for a in counted), 1),
         "tokens_mean": sum(a.n_tokens for a in counted) / n,
     }
+
+
+def _truncated(attempts: Sequence[Attempt]) -> dict[str, int]:
+    """Attempts by the limit that ended them; `reply_limit` where the last reply was cut at `limits.max_tokens`."""
+    is_reply = [a.outcome is Outcome.TURN_LIMIT and a.was_cut for a in attempts]
+    ends = Counter(a.outcome for a, cut in zip(attempts, is_reply, strict=True) if not cut)
+    return {"reply_limit": sum(is_reply)} | {str(outcome): ends[outcome] for outcome in _CUT}
 
 
 def _success(attempts: Sequence[Attempt], *, errors_fail: bool) -> Estimate:

@@ -16,6 +16,7 @@ from rlhf.build.task_summary import tell_splits
 from rlhf.build.train import train
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import EnvError, RecipeError, RewardError, TrainingError
+from rlhf.estimate.arithmetic import arithmetic
 from rlhf.recipe import load
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import score_group
@@ -218,3 +219,21 @@ def test_at_most_512_references_are_tried_and_a_slow_verifier_is_given_some_seco
     assert [line.split(" references")[0] for line in said] == [
         "rewards.right takes 512 of the first 512", "rewards.right takes 1 of the first 1",
     ]  # fmt: skip
+
+
+def test_prompts_that_are_all_too_long_are_told_of_before_anything_is_demonstrated(tmp_path: Path) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    lines(tmp_path / "a.jsonl", [{"question": f"{n} plus one" + " and so on" * 40, "answer": n} for n in range(9)])
+    lines(tmp_path / "b.jsonl", [{"question": "2", "answer": 2}])
+    with pytest.raises(RecipeError, match="no prompt leaves room"):
+        train(load(path), tmp_path / "run", console=CleanConsole(file=io.StringIO()))
+    assert not (tmp_path / "run" / "demonstrations").exists()
+
+
+def test_episodes_of_the_evaluation_are_no_more_than_the_split_has(tmp_path: Path) -> None:
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    lines(tmp_path / "a.jsonl", [{"question": "1", "answer": 1}])
+    lines(tmp_path / "b.jsonl", [{"question": str(n), "answer": n} for n in range(2, 9)])
+    wanted = ["evaluation.n_tasks=200", "evaluation.attempts=2"]
+    assert arithmetic(load(path, wanted))["evaluation"]["n_episodes"] == 14
+    assert arithmetic(load(path, ["evaluation.n_tasks=5"]))["evaluation"]["n_episodes"] == 5

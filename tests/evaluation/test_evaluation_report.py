@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
+from rlhf.commands.tables import show_summary
+from rlhf.data import (
+    Action,
+    Failure,
+    Finish,
+    Generation,
+    Outcome,
+    Prompt,
+    Score,
+    ScoredGroup,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import Attempt, read_attempts
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.evaluation.summary import summarize
+from rlhf.terminal import CleanConsole
 from rlhf.viewer.evaluation_views import hardest
 from rlhf.viewer.report import write_report
 from tests.evaluation.pages import Page
@@ -82,6 +97,20 @@ def test_the_curve_of_actions_counts_what_was_solved_by_then(folder: Path) -> No
     [curve] = Page(write_report(folder).read_text("utf-8")).answers["run/evaluation/evaluation"]["within"]
     # solved in 2, 3, 3 and 4 actions, of 7 attempts: 0, 1/7, 3/7, 4/7 and 4/7 from there on
     assert curve == {"label": "all", "share": pytest.approx([0, 1 / 7, 3 / 7, 4 / 7, 4 / 7, 4 / 7])}
+
+
+def test_a_reply_that_was_cut_at_the_token_limit_is_no_turn_limit(tmp_path: Path) -> None:
+    def ended(number: int, finish: Finish, error: str | None) -> Trajectory:
+        reply = Generation(Prompt((1,)), (2,), (-0.5,), finish, 0)
+        return Trajectory("t", number, "?", (Turn(Action("", (reply,), error), "?"),), Outcome.TURN_LIMIT)
+
+    cut, unread, acted = (Finish.LENGTH, "cut off"), (Finish.STOP, "no action"), (Finish.LENGTH, None)
+    made: list[Trajectory | None] = [ended(i, *end) for i, end in enumerate([cut, cut, unread, acted])]
+    summary = json.loads((write(tmp_path / "cut", {"t": made}) / "summary.json").read_text())
+    assert summary["truncated"] == {"reply_limit": 2, "turn_limit": 2, "token_limit": 0}
+    shown = io.StringIO()
+    show_summary(summary, CleanConsole(file=shown, width=200))
+    assert "not solved 4: cut off 2 reply_limit (limits.max_tokens), 2 turn_limit" in shown.getvalue()
 
 
 def test_the_same_files_give_the_same_page_wherever_they_are(folder: Path, tmp_path: Path) -> None:

@@ -186,3 +186,18 @@ def test_the_examples_of_the_reward_pass_and_a_solution_is_a_reply() -> None:
     assert report.ok, str(report)
     assert solution_of('{"solution": " x = 1\\n"}') == "```python\nx = 1\n```"
     assert all(solution_of(text) is None for text in (None, "7", "[", '{"tests": "x"}', '{"solution": " "}'))
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "from solution import half\n\ndef test_half():\n    assert half(3) == 1.5",
+        "from solution import half as h\nassert h(3) == 1.5",
+        "from solution import *\nassert half(3) == 1.5",
+        "import solution\nassert solution.half(3) == 1.5",
+        "def test_half():\n    from solution import half\n    assert half(3) == 1.5",
+    ],
+)
+def test_tests_may_import_the_program_as_solution(tests: str) -> None:
+    assert judge(HALF, tests) == Verdict(1.0, why="all 1 tests passed")
+    assert judge(HALF.replace("/", "//"), tests).value == 0

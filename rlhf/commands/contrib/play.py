@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ import typer
 from rlhf.commands.contrib.human_policy import Seat, seat_of
 from rlhf.commands.env_summary import variant
 from rlhf.commands.output import AsJson, command, print_json
-from rlhf.errors import EnvError, RecipeError, boundary, nearest
+from rlhf.errors import EnvError, RecipeError, RlhfError, boundary, nearest
 from rlhf.terminal import say
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ def play(
     if origin:
         environment, task, split, begun = _from(Path(kind), origin, turns)
     else:
+        _refuse_recipe(kind)
         environment = build_environment({"kind": kind, **values}, "environment", base=Path.cwd())
     try:
         chosen = _task_of(environment, split, task)
@@ -87,6 +90,36 @@ def play(
             Capabilities(environment).close()
     if as_json:
         print_json(game.record())
+
+
+def _refuse_recipe(kind: str) -> None:
+    """Raise RecipeError for a recipe or a run, with the command that plays its environment."""
+    from rlhf.catalog import CATALOG
+    from rlhf.plugins import brought
+    from rlhf.recipe.files import find
+    from rlhf.recipe.text import read
+
+    if ":" in kind or kind in CATALOG["environment"] or kind in brought("environment"):
+        return
+    try:
+        path = find(kind)
+        given = read(path, [])["environment"]
+        command = ["rlhf", "play", given["kind"], *(f"{key}={_flow(given[key])}" for key in given if key != "kind")]
+    except (RlhfError, LookupError, TypeError, UnicodeError):  # no recipe: the error of an unknown kind
+        return
+    is_run = path.name == "recipe.yaml" and (path.parent / "trajectories").is_dir()
+    raise RecipeError(
+        f"this is a {'run' if is_run else 'recipe'}, and an environment is played",
+        where="rlhf play",
+        got=kind,
+        expected="an environment" + (", or a run with --from STAGE:PHASE:STEP:ROW" if is_run else ""),
+        hint=shlex.join(command),
+    )
+
+
+def _flow(value: Any) -> str:
+    """A value as it is typed in KEY=VALUE."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _read_whatever_comes() -> None:

@@ -90,13 +90,17 @@ class FromScratch:
         """The tokenizer is trained on the environment's text."""
         return True
 
+    def tokenizer(self, texts: Iterable[str]) -> Any:
+        """A tokenizer trained on `texts`."""
+        return train_tokenizer(
+            texts, vocab_size=self.vocab_size, max_context=self.max_context, split_digits=self.split_digits
+        )
+
     def build(self, seed: int, texts: Iterable[str] = ()) -> Policy:
         """Train the tokenizer on `texts` and draw the weights from `seed`."""
         from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-        tokenizer = train_tokenizer(
-            texts, vocab_size=self.vocab_size, max_context=self.max_context, split_digits=self.split_digits
-        )
+        tokenizer = self.tokenizer(texts)
         common: dict[str, Any] = {
             "vocab_size": len(tokenizer),
             "hidden_size": self.hidden_size,
