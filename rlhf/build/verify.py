@@ -47,7 +47,9 @@ def verify(folder: Path, *, console: CleanConsole | None = None) -> dict[str, An
 def compared(before: Path, now: Path) -> dict[str, Any]:
     """Differences between two evaluations of one policy on one suite."""
     # Prices were given for one of them alone, and cost is no figure of the policy.
-    figures = _changed(flat(_json(before / SUMMARY)), flat(_json(now / SUMMARY)), but=("per_solved.cost",))
+    kept, again = (flat(_json(folder / SUMMARY)) for folder in (before, now))
+    known = {key: value for key, value in again.items() if key in kept}  # an earlier version measured fewer figures
+    figures = _changed(kept, known, but=("per_solved.cost",))
     attempts = [_attempts(f / TRAJECTORIES) for f in (before, now)]
     other = sorted(
         key for key in attempts[0].keys() | attempts[1].keys() if attempts[0].get(key) != attempts[1].get(key)
