@@ -219,3 +219,10 @@ def test_a_model_that_cannot_be_had_is_told_of_by_its_key(tmp_path: Path, monkey
     with pytest.raises(ModelError) as error:
         refuse_unreachable_models(recipe)
     assert error.value.where.startswith("rewards.judge") and error.value.got.startswith("nobody/has-this")
+
+
+def test_models_of_the_rewards_of_a_stage_are_named_too(tmp_path: Path) -> None:
+    judge = {"kind": "judge", "path": "nobody/has-this", "question": "Is it good?"}
+    recipe = load(runs.write(tmp_path, [{**STAGES[-1], "rewards": {"judge": judge}}]))
+    [(where, named)] = models_of(recipe)
+    assert where.startswith("stages") and where.endswith("path") and named == "nobody/has-this"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -122,7 +122,7 @@ def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:
     held = {name: getattr(recipe, name) for name in ("policy", "stages", "agent")}
     held["rewards"] = {name: weighted.reward for name, weighted in recipe.rewards.items()}
     for path, part in with_parts("", held):
-        for key in _NAMES_MODEL & vars(part).keys() if is_dataclass(part) else ():
+        for key in sorted(_NAMES_MODEL & {f.name for f in fields(part)}) if is_dataclass(part) else ():
             if isinstance(named := getattr(part, key), str) and (key != "path" or _is_of_model(part)):
                 yield f"{path}.{key}", named
 
