@@ -34,6 +34,11 @@ def play(folder: Path) -> None:
     (folder / "demonstrations" / "0.jsonl").write_text("{}")
 
 
+def renamed(folder: Path) -> None:
+    """Leave what is listed and has no content, as a file that another process renames meanwhile."""
+    (folder / "process-1.partial").symlink_to(folder / "process-1.json")
+
+
 def failing(folder: Path, *, was_there: bool) -> list[str]:
     """What is said where a new run in `folder` fails at once."""
     said: list[str] = []
@@ -53,7 +58,7 @@ def test_a_folder_that_the_user_made_is_emptied_and_stays(tmp_path: Path) -> Non
     assert failing(tmp_path / "run", was_there=True) == [] and list((tmp_path / "run").iterdir()) == []
 
 
-@pytest.mark.parametrize("work", [remember, play])
+@pytest.mark.parametrize("work", [remember, play, renamed])
 def test_what_took_work_stays_and_is_told(tmp_path: Path, work: Callable[[Path], None]) -> None:
     begun(tmp_path / "run")
     work(tmp_path / "run")

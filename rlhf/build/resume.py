@@ -243,8 +243,16 @@ def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterat
 def _holds_nothing(folder: Path) -> bool:
     """True if a folder holds only the record of a run, empty files, and a store without entries."""
     others = (p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and not locks.is_lock(p))
-    found = [p for p in others if p.stat().st_size]
+    found = [p for p in others if not _is_empty(p)]
     return all(p == folder / copies.FILE and _is_new(p) for p in found)
+
+
+def _is_empty(path: Path) -> bool:
+    """True for a file without content; not for one that another process has just renamed."""
+    try:
+        return path.stat().st_size == 0
+    except FileNotFoundError:
+        return False
 
 
 def _is_new(path: Path) -> bool:

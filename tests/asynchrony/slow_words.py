@@ -20,7 +20,7 @@ class SlowWords(Words):
     """Every tenth task waits `slow_s` in each turn, the others up to `most_s`, drawn from `salt`.
 
     Those of `until`, seeds, wait for a file that matches a pattern, and write the file `<seed>` of `marks` before; what
-    is tried before there is a folder `after` does not.
+    is tried before there is a file `after` does not.
     """
 
     slow_s: float = 0.0
@@ -33,7 +33,7 @@ class SlowWords(Words):
     def start(self, task: Task) -> WordsEpisode:
         wait = self.slow_s if task.seed % 10 == 2 else self.most_s * random.Random(f"{self.salt} {task.seed}").random()
         made = SlowEpisode(self.words(task.seed), wait)
-        if str(task.seed) in self.until and Path(self.after).is_dir():
+        if str(task.seed) in self.until and Path(self.after).exists():
             made.mark, made.until = Path(self.marks) / str(task.seed), self.until[str(task.seed)]
         return made
 

@@ -168,7 +168,7 @@ def test_a_stopped_run_trains_every_task_once_whatever_the_clock(tmp_path: Path)
     until = dict.fromkeys(fourth, str(tmp_path / fifth[0]))
     until |= dict.fromkeys(fifth, str(out / "checkpoints" / f"{LABEL}-000004" / "state.json"))
     keys = {"staleness": 2, "checkpoint": "now"}
-    held = {"until": until, "marks": str(tmp_path), "after": str(out / "checkpoints" / f"{LABEL}-000000")}
+    held = {"until": until, "marks": str(tmp_path), "after": str(out / "trajectories" / "before-eval-000000.parquet")}
     path = recipe(tmp_path / "run", keys, stage, most_s=0.1, **held)
     stop(path, out, 4)
     runs.run(path, out, resume=True)
