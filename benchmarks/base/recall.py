@@ -1,7 +1,7 @@
 """Recall from the context: drills that are solved by copying, and how many of them a model solves.
 
     python benchmarks/base/recall.py --model base                        # share of answers that it gives, by drill
-    python benchmarks/base/recall.py --write runs/base/recall.jsonl      # chats to train on
+    python benchmarks/base/recall.py --write runs/base/parts/recall.jsonl      # chats to train on
 
 Repetition, continuation of a cycle, key to value, and one of several things by its attributes (the red door of four).
 Words are whole tokens of the base's tokenizer, drawn anew for each chat; the same seed gives
@@ -41,7 +41,7 @@ def repeat(rng: random.Random, words: Sequence[str]) -> Exchange:
 
 
 def cycle(rng: random.Random, words: Sequence[str]) -> Exchange:
-    """A list, said again and again: most of what is learnt is a repetition, which is what copying begins with."""
+    """A list, said again and again: most of what is learnt is a repetition."""
     one = rng.sample(words, rng.randint(2, 9))
     return f"Again and again: {' '.join(one)}", " ".join(one * (36 // len(one)))
 
@@ -87,9 +87,9 @@ def _way(rng: random.Random) -> str:
 #: Drill -> share of the chats.
 DRILLS: dict[Callable[[random.Random, Sequence[str]], Exchange], float] = {
     repeat: 0.15,
-    cycle: 0.35,
-    look_up: 0.2,
-    choose: 0.3,
+    cycle: 0.05,
+    look_up: 0.4,
+    choose: 0.4,
 }
 #: Words that half of the chats are made of.
 COMMON = 128
@@ -148,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a folder in Hugging Face format, or base")
     parser.add_argument("--write", type=Path, help="file of chats")
-    parser.add_argument("--n", type=int, default=3600, help="chats that are written")
+    parser.add_argument("--n", type=int, default=9000, help="chats that are written")
     asked = parser.parse_args()
     words = vocabulary(ROOT / "base" / "tokenizer.json")
     if asked.write:
