@@ -1,11 +1,12 @@
-"""The corpus of the base model: what the worlds of the suites say and their oracles do, as chats in JSON lines.
+"""The corpus of the base model: observations of the suites' environments and actions of their oracles, as chats.
 
     python benchmarks/base/corpus.py                          # runs/base/corpus.jsonl, from the training tasks
     python benchmarks/base/corpus.py --suites babyai keyhole --characters 20000 --out runs/small
 
-Each part of each suite lies in a file of its own under --out, so that the command goes on where it was interrupted; the
-same arguments and versions of packages give the same bytes. Tasks that a suite judges by are left out, also where they
-have another name among the training tasks.
+Each part of each suite lies in a file of its own under --out/parts, so that the command resumes where it was
+interrupted; other chats there, such as the drills of recall.py, are shuffled in. The same arguments and versions of
+packages give the same bytes. Tasks that a suite judges by are left out, also where they have another name among the
+training tasks.
 
 Some episodes leave the oracle's plan for a random action now and then, and it plans on from there. Such an action is in
 the context of what follows and has the weight 0, so that its correction is imitated and not the mistake.
@@ -42,8 +43,9 @@ from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.tasks import tasks_of
 from rlhf.training.stages.demonstrations import Demonstration, play_one, render
 
-#: Suites without training tasks, those whose parts are those of others, and those whose games or plans take hours.
-WITHOUT = ("bfcl", "graded", "quick", "alfworld_generated", "scienceworld", "textworld")
+#: Suites without training tasks, those whose parts are those of others, and those whose games, plans or programs take
+#: hours.
+WITHOUT = ("bfcl", "graded", "quick", "alfworld_generated", "colleague", "scienceworld", "textworld")
 #: Levels of BabyAI beside those of the suite. OpenDoor, GoToRedBall, UnlockLocal and PutNextLocal are left out: they
 #: show how well the base carries over.
 LEVELS = {"GoToDoor": 24, "PickupDist": 24, "ActionObjDoor": 24, "OpenRedDoor": 16, "GoToObjDoor": 24}

@@ -1,12 +1,11 @@
-"""The base's initial weights: random, but for one previous-token head and one induction head, which copy from the context.
+"""Initial weights of the base model: random, except for a previous-token head and an induction head.
 
     python benchmarks/base/start.py --out runs/base/start
 
-An induction head (Olsson et al., arXiv 2209.11895) finds an earlier occurrence of the present token and copies what came
-after it: a head of the first layer writes each token's predecessor beside it, and a head of a later layer looks for the
-present token among predecessors. Models of this size form the pair late or never on a few million tokens, so it is
-written into the weights, all of which are trained afterwards (as in Trockman & Kolter's mimetic initialisation, arXiv
-2305.09828). The tokenizer is that of the base.
+The pair copies from the context (Olsson et al., arXiv 2209.11895): a head of the first layer writes each token's
+predecessor beside it, and a head of the second attends to tokens whose predecessor is the present one. A model of this
+size does not form it within ten million tokens, so it is written into the weights, all of which are trained afterwards;
+Trockman & Kolter (arXiv 2305.09828) initialise attention by its trained form too. The tokenizer is that of the base.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ CONSTANT = 4.0
 PAIRS = (0.4, 0.3, 0.2, 0.1)
 #: Scale of what the previous-token head writes, and of the token that the induction head copies.
 WRITTEN, COPIED = 0.06, 0.2
-#: Weight of the last normalisation: how sure the copies are at first.
-SURE = 3.0
+#: Weights of the query and key norms of both heads' layers, and of the last norm: how peaked attention and logits are.
+PEAKED, SURE = 1.4, 3.0
 #: Layer of the induction head; the previous-token head is in the first.
 INDUCTION = 1
 
 
 def write_previous(layer: Any, n: int) -> None:
-    """Make head 0 attend to the token before, and write its first `n` dimensions into the next `n`."""
+    """Make head 0 attend to the previous token, and write its dimensions 0 to `n` into dimensions `n` to 2 `n`."""
     attention, half = layer.self_attn, HEAD // 2
     frequencies = THETA ** (-torch.arange(half) / half)
     with torch.no_grad():
@@ -54,7 +53,7 @@ def write_previous(layer: Any, n: int) -> None:
 
 
 def write_induction(layer: Any, n: int) -> None:
-    """Make head 0 attend to tokens whose predecessor is the present one, and write the token that stands there."""
+    """Make head 0 attend to tokens whose predecessor is the present token, and write those tokens' embeddings."""
     attention, half = layer.self_attn, HEAD // 2
     slow = [*range(half - n // 2, half), *range(HEAD - n // 2, HEAD)]
     with torch.no_grad():
@@ -69,7 +68,7 @@ def write_induction(layer: Any, n: int) -> None:
 
 
 def build(seed: int) -> Any:
-    """The model."""
+    """Model with the two heads; other weights are drawn by `seed`."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
@@ -98,7 +97,7 @@ def build(seed: int) -> Any:
         for at in (0, INDUCTION):
             attention = model.model.layers[at].self_attn
             for norm in (attention.q_norm, attention.k_norm):
-                norm.weight.fill_(1.4)
+                norm.weight.fill_(PEAKED)
         model.model.norm.weight.fill_(SURE)
     n = HEAD // 2
     write_previous(model.model.layers[0], n)
@@ -114,8 +113,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     build(asked.seed).save_pretrained(asked.out)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (ROOT / "base" / name).is_file():
-            shutil.copy(ROOT / "base" / name, asked.out / name)
+        shutil.copy(ROOT / "base" / name, asked.out / name)
 
 
 if __name__ == "__main__":

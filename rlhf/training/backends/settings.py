@@ -47,7 +47,7 @@ class Torch:
     memory. A share, such as 0.5, applies it to every second layer."""
     compile: bool | Literal["auto"] = "auto"
     """Compile layers with torch.compile: up to a minute in the first step, then about twice as fast; auto: on a GPU, in
-    16 bits."""
+    16 bits. On a CPU it compiles for minutes, once for each packing of rows, and gains nothing."""
     moments: Literal["float32", "bfloat16"] = "float32"
     """Data type of the optimizer moments, the largest part of the memory; bfloat16 uses stochastic rounding."""
     offload_moments: bool = False
