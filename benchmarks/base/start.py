@@ -1,6 +1,7 @@
 """Initial weights of the base model: random, except for a previous-token head and an induction head.
 
     python benchmarks/base/start.py --out runs/base/start
+    python benchmarks/base/start.py --halve model --out base      # a trained model in bfloat16, as it is shipped
 
 The pair copies from the context (Olsson et al., arXiv 2209.11895): a head of the first layer writes each token's
 predecessor beside it, and a head of the second attends to tokens whose predecessor is the present one. A model of this
@@ -109,8 +110,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs") / "base" / "start")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--halve", type=Path, help="folder of a model to write in bfloat16 instead")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.halve is not None:
+        from transformers import AutoModelForCausalLM
+
+        AutoModelForCausalLM.from_pretrained(asked.halve, dtype=torch.bfloat16).save_pretrained(asked.out)
+        return
     build(asked.seed).save_pretrained(asked.out)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(ROOT / "base" / name, asked.out / name)
