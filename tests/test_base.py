@@ -105,8 +105,7 @@ def test_lists_are_said_again_and_come_round(scripts: Any) -> None:
 
 
 def test_initial_weights_copy_what_stood_after_an_earlier_occurrence(scripts: Any) -> None:
-    start = scripts("start")
-    model = start.build(0).eval()
+    model = scripts("start").build().eval()
     torch.manual_seed(1)
     once = torch.randint(300, 3000, (4, 150))
     twice = torch.cat([once, once], dim=1)

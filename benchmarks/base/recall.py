@@ -1,6 +1,6 @@
 """Recall from the context: drills that are solved by copying, and how many of them a model solves.
 
-    python benchmarks/base/recall.py --model base                        # share of answers that it gives, by drill
+    python benchmarks/base/recall.py --model base            # share of answers, by drill
     python benchmarks/base/recall.py --write runs/base/parts/recall.jsonl      # chats to train on
 
 Repetition, continuation of a cycle, key to value, and one of several things by its attributes (the red door of four).
