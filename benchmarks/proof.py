@@ -37,7 +37,7 @@ from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.rewards import plain_rewards
 from rlhf.recipe.suites import Suite, list_suites, load_suite
-from rlhf.training.checkpoints.store import latest
+from rlhf.training.checkpoints.store import every
 
 ARMS = ("random", "oracle", "untrained", "imitated", "rl")
 #: Arms that draw nothing but what the suite draws: one row is all there is.
@@ -160,11 +160,16 @@ def prepared(suite: Suite, arm: str, seed: int, out: Path) -> tuple[str, str | N
     recipe.write_text(yaml.safe_dump(recipe_of(suite, arm, seed, policy), sort_keys=False))
     if arm == "untrained":
         return str(recipe), None
+    return str(recipe), str(trained(recipe, run))
+
+
+def trained(recipe: Path, run: Path) -> Path:
+    """Newest checkpoint of a run that is finished, resumed or started. Raises CalledProcessError if training fails."""
     if not (run / "result.json").is_file():
         words = ["--resume", str(run)] if (run / "recipe.yaml").is_file() else [str(recipe), "--out", str(run)]
         with run.with_suffix(".log").open("ab") as log:
             subprocess.run([sys.executable, "-m", "rlhf.cli", "train", *words], stdout=log, stderr=log, check=True)
-    return str(recipe), str(latest(run / "checkpoints"))
+    return every(run / "checkpoints")[-1]
 
 
 def base_digest() -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
 
 @pytest.fixture
 def credit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """`benchmarks/credit.py`, in a folder of its own."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.chdir(tmp_path)
     return importlib.import_module("credit")
 
@@ -44,7 +48,15 @@ def test_an_arm_can_have_another_learning_rate(credit: Any) -> None:
 
 
 def test_shapes_have_the_sizes_that_they_are_named_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     shapes: Any = importlib.import_module("shapes")
     sizes = {name: sum(p.numel() for p in shapes.make_model(name, "meta").parameters()) for name in ("0.6b", "1.7b")}
     assert sizes == {"0.6b": 596_049_920, "1.7b": 1_720_574_976}  # as Qwen3's own
+
+
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: path.stem)
+def test_what_a_script_imports_is_there(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for folder in (BENCHMARKS, script.parent):
+        monkeypatch.syspath_prepend(str(folder))
+    runpy.run_path(str(script), run_name="imported")
