@@ -48,6 +48,8 @@ MARKS = "<!-- proof: written by benchmarks/proof.py -->", "<!-- end of proof -->
 EARLIER = " †"
 #: Demonstrations, then reinforcement, with settings that no world has of its own.
 LEARN = Path(__file__).resolve().parent.parent / "recipes" / "base" / "learn.yaml"
+#: Training tasks of environments that draw them by seed.
+N_TRAIN = 10_000
 #: Turns that are long: fewer attempts, and a shorter memory, so that episodes fit into the context of the base.
 LONG = 40
 
@@ -106,7 +108,7 @@ def settings_of(suite: Suite) -> dict[str, Any]:
 
 def recipe_of(suite: Suite, arm: str, seed: int, policy: str = "base") -> dict[str, Any]:
     """The recipe of an arm: the parts of a suite as the levels of one environment, and a stage of `base/learn`."""
-    parts = [plain_part("environment", part.environment) for part in suite.parts]
+    parts = [training_part(part.environment) for part in suite.parts]
     supervised, played = yaml.safe_load(LEARN.read_text("utf-8"))["stages"]
     return {
         "name": f"proof-{suite.name}-{arm}",
@@ -118,6 +120,14 @@ def recipe_of(suite: Suite, arm: str, seed: int, policy: str = "base") -> dict[s
         **settings_of(suite),
         "stages": [supervised if arm == "imitated" else played],
     }
+
+
+def training_part(environment: Any) -> dict[str, Any]:
+    """Keys of an environment, with more training tasks where they are drawn by seed: the base has seen the first."""
+    keys = plain_part("environment", environment)
+    if getattr(environment, "n_train", N_TRAIN) < N_TRAIN:
+        keys["n_train"] = N_TRAIN
+    return keys
 
 
 def measured(suite: Suite, arm: str, seed: int, asked: argparse.Namespace) -> Row:

@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
 from environments.contrib.minihack import oracle
-from environments.contrib.minihack.game import ANSWERS, EXTRA, KEYS, SHELF, View, World
+from environments.contrib.minihack.game import EXTRA, SHELF, View, World
 from environments.core.normalise import plain_words
 from environments.core.seed_splits import FIRST_SEED, Seeded, SplitSize, split_in
 from environments.packages import version_of
@@ -249,4 +249,4 @@ def read_action(text: str, known: Mapping[str, int]) -> int | None:
     """
     words = re.sub(r"^(go|move|walk|step) ", "", plain_words(text, 40))
     words = re.sub(r"^(north|south) (east|west)$", r"\1\2", {"pickup": "pick up"}.get(words, words))
-    return known.get(words) if words in KEYS or words in ANSWERS else None
+    return known.get(words)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,10 +55,13 @@ WAYS: Mapping[str, tuple[int, int]] = {
 }
 #: Answers to a question of the game; on the keyboard they are the keys of two directions.
 ANSWERS: Mapping[str, int] = {"no": 110, "yes": 121}
+#: Key that leaves a question for an object, which "yes" and "no" do not answer.
+CANCEL: Mapping[str, int] = {"cancel": 13}
 
 _OBSERVED = ("glyphs", "chars", "blstats", "message", "inv_strs", "inv_letters", "screen_descriptions")
 _SOLVED = 2  # the package's number for it
 _NEVER = 10**9
+_WHICH = re.compile(r"\[(?:- )?(\S*) or \?\*\]")  # which object: [a-dh or ?*]
 _MOST_THINGS = 12
 _DIED = "You have died."
 # What the map shows well enough by itself.
@@ -127,6 +131,7 @@ class View:
         carried: what is carried.
         asks: whether the game waits for an answer.
         glyphs: the package's numbers of all cells, as bytes.
+        objects: letter and name of each object that answers the game's question and whose key the level has.
         reward: of this action, in the package's units.
         over: whether the game has ended.
         won: whether it ended as the level wants it to.
@@ -139,6 +144,7 @@ class View:
     carried: tuple[str, ...]
     asks: bool
     glyphs: bytes
+    objects: tuple[tuple[str, str], ...] = ()
     reward: float = 0.0
     over: bool = False
     won: bool = False
@@ -162,7 +168,15 @@ class View:
         if self.over:
             return "Solved." if self.won else f"{self.message} The game is over.".strip()
         things, points = self.seen.things(self.at), "HP {} of {}.".format(*self.hit_points)
-        return "\n".join(filter(None, [self.message, self.seen.map(), f"You see: {things}.", points]))
+        choices = [*(f"{letter}: {what}" for letter, what in self.objects), "cancel: none"] if self.asks_which else []
+        return "\n".join(
+            filter(None, [self.message, "; ".join(choices), self.seen.map(), f"You see: {things}.", points])
+        )
+
+    @property
+    def asks_which(self) -> bool:
+        """Whether the game waits for an object."""
+        return self.asks and _WHICH.search(self.message) is not None
 
 
 def name_of(level: str) -> str:
@@ -189,8 +203,9 @@ class World:
             for key, buffer in self._env.nethack._obs_buffers.items()
         )
         self._rooms = getattr(self._env, "minigrid_env", None)
-        self.keys = {name: i for name, key in KEYS.items() for i, k in enumerate(self._env.actions) if int(k) == key}
-        self._answers = {name: i for name, key in ANSWERS.items() for i, k in enumerate(self._env.actions) if k == key}
+        self._numbers = {int(key): i for i, key in enumerate(self._env.actions)}
+        self.keys = self._known(KEYS)
+        self._answers = self._known(ANSWERS)
 
     def begin(self, seed: int) -> View:
         """Start the game of a seed."""
@@ -208,13 +223,30 @@ class World:
             return self._view(observation, float(reward))
         # What the package shows now is of the menus through which it has left the game.
         won = int(told["end_status"]) == _SOLVED and reward > 0
-        return View("" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", float(reward), True, won)
+        return View("" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", (), float(reward), True, won)
 
     def numbers(self, view: View) -> Mapping[str, int]:
         """Valid actions with the package's numbers."""
         if not view.asks:
             return self.keys
-        return {way: self.keys[way] for way in WAYS} if "direction" in view.message else self._answers
+        if "direction" in view.message:
+            return {way: self.keys[way] for way in WAYS}
+        if view.asks_which:
+            return self._known({**{letter: ord(letter) for letter, _ in view.objects}, **CANCEL})
+        return self._answers
+
+    def _objects(self, message: str, letters: str, carried: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        """Letters and names of the objects that a question of `message` offers, where the level has their keys."""
+        asked = _WHICH.search(message)
+        if asked is None:
+            return ()
+        offered = re.sub(r"(\w)-(\w)", lambda span: "".join(map(chr, range(ord(span[1]), ord(span[2]) + 1))), asked[1])
+        things = zip(letters, carried, strict=True)
+        return tuple((letter, what) for letter, what in things if letter in offered and ord(letter) in self._numbers)
+
+    def _known(self, keys: Mapping[str, int]) -> Mapping[str, int]:
+        """Those of the keys that the level has, with the package's numbers."""
+        return {name: self._numbers[key] for name, key in keys.items() if key in self._numbers}
 
     def close(self) -> None:
         """Free the world and the folder that it plays in."""
@@ -232,14 +264,17 @@ class World:
             tuple(map(_meaning, told.view(f"S{told.shape[1]}")[:, 0].tolist())),
         )
         internal = self._env.last_observation[self._env._internal_index]
+        message, letters = _words(observation["message"]), _words(observation["inv_letters"])
+        carried = tuple(map(_words, observation["inv_strs"][: len(letters)]))
         return View(
-            message=_words(observation["message"]),
+            message=message,
             seen=seen,
             at=(int(stats[0]), int(stats[1])),
             hit_points=(int(stats[10]), int(stats[11])),
-            carried=tuple(map(_words, observation["inv_strs"][: observation["inv_letters"].nonzero()[0].size])),
+            carried=carried,
             asks=bool(internal[1]),
             glyphs=observation["glyphs"].tobytes(),
+            objects=self._objects(message, letters, carried),
             reward=reward,
         )
 
