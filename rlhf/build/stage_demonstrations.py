@@ -10,6 +10,7 @@ from typing import Any
 from rlhf import processes
 from rlhf.build.supervised_data import data_stages, texts_of
 from rlhf.digests import Manifest
+from rlhf.errors import EnvError
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe
 from rlhf.recipe.view import worlds
@@ -52,6 +53,14 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
                 on_progress=lambda done, total: progress.advance(""),
                 say=progress.say,
             )
+            if not found:
+                raise EnvError(
+                    "there is nothing to imitate",
+                    where=f"stages[{index}]",
+                    got=f"no demonstration of {n} tasks of {type(seen.environment).__name__}",
+                    expected="an oracle that has a plan for some of them",
+                    hint="set an easier level or more steps of the environment, or imitate `data`",
+                )
             demonstrations.save(path, found)
             Manifest(folder).record(path)
         here.gather(None, "the demonstrations")

@@ -92,7 +92,7 @@ async def play(
     What an agent `needs` beside actions, `recall` and `subgoal`, the environment is asked for before each of them.
 
     An attempt in which the environment fails is made afresh, as in a rollout; where that does not help, the task is
-    left out and `say` is told.
+    left out and `say` is told. So is a task for which the oracle has no plan: it could only be played at random.
 
     Raises:
         RecipeError: the environment has no oracle.
@@ -108,6 +108,7 @@ async def play(
         )
     played: list[Demonstration] = []
     failures: list[str] = []
+    unplanned: list[str] = []
     pool: dict[str, None] = {}
     lanes = lanes_of(environment)
     try:
@@ -117,8 +118,11 @@ async def play(
                 share = 1.0 if rng.random() < unsolved_share else random_share
                 strays = AtRandom(share, dict(pool), rng)
                 try:
-                    played.append(await play_one(environment, task, strays, limits, lanes.open(), needs))
+                    played.append(await play_one(environment, task, strays, limits, lanes.open(), needs, True))
                     pool = strays.pool
+                    break
+                except _Unplanned:
+                    unplanned.append(task.id)
                     break
                 except Ended as ended:
                     if ended.outcome not in RETRYABLE or retry == limits.max_retries:
@@ -133,7 +137,13 @@ async def play(
         say(
             f"caution: {len(failures)} of {len(tasks)} demonstrations failed and are left out; the first: {failures[0]}"
         )
+    if unplanned:
+        say(f"the oracle has no plan for {len(unplanned)} of {len(tasks)} tasks, left out: {unplanned[0]}, ...")
     return played
+
+
+class _Unplanned(Exception):
+    """The oracle has no plan for a task."""
 
 
 def _check_failures(failures: Sequence[str], n_tried: int, n_tasks: int, limits: Limits) -> None:
@@ -185,17 +195,26 @@ class AtRandom:
 
 
 async def play_one(
-    environment: Environment, task: Task, strays: Strays, limits: Limits, lane: Lane, needs: Collection[str]
+    environment: Environment,
+    task: Task,
+    strays: Strays,
+    limits: Limits,
+    lane: Lane,
+    needs: Collection[str],
+    must_plan: bool = False,
 ) -> Demonstration:
     """Oracle demonstration of one task, deviating where `strays` says so; `needs` as in `play`.
 
+    Without a plan of the oracle `strays` plays all of it, unless it `must_plan`.
+
     Raises:
         Ended: the environment fails or takes too long.
+        _Unplanned: the oracle must have a plan, and has none.
     """
     live = EnvSession(environment, task, limits, lane)
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
-            played, shown, seats = await _steps(environment, task, live, strays, limits, lane)
+            played, shown, seats = await _steps(environment, task, live, strays, limits, lane, must_plan)
             taken = [turn.action.text for turn in played.turns]
             recalls, subgoals = [
                 await _said(environment, name, task, taken, limits, lane) if name in needs else ()
@@ -209,9 +228,15 @@ async def play_one(
 
 
 async def _steps(
-    environment: Environment, task: Task, live: EnvSession, strays: Strays, limits: Limits, lane: Lane
+    environment: Environment,
+    task: Task,
+    live: EnvSession,
+    strays: Strays,
+    limits: Limits,
+    lane: Lane,
+    must_plan: bool,
 ) -> tuple[Trajectory, tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Trajectory, possible actions before each turn, and the seat of each. Raises Ended."""
+    """Trajectory, possible actions before each turn, and the seat of each. Raises Ended or _Unplanned."""
     opening = state = await live.start()
     turns: list[Turn] = []
     shown: list[tuple[str, ...]] = []
@@ -222,8 +247,10 @@ async def _steps(
         stray = strays.is_next(state)
         if plan is None and not stray:
             plan = await plan_of(environment, task, [t.action.text for t in turns], limits, lane)
+            if must_plan and not plan and not turns:
+                raise _Unplanned
         if stray or not plan:
-            # An oracle that knows no way on leaves the rest to chance: an unsolved demonstration, like a planned one.
+            # An oracle that knows no way on leaves the rest to chance: an unsolved demonstration.
             text, plan = strays.action(state), None if stray else []
         else:
             text = plan.pop(0)
