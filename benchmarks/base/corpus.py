@@ -43,9 +43,8 @@ from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.tasks import tasks_of
 from rlhf.training.stages.demonstrations import Demonstration, play_one, render
 
-#: Suites without training tasks, those whose parts are those of others, and those whose games, plans or programs take
-#: hours.
-WITHOUT = ("bfcl", "graded", "quick", "alfworld_generated", "colleague", "scienceworld", "textworld")
+#: Suites without training tasks, those whose parts are those of others, and those whose games or plans take hours.
+WITHOUT = ("bfcl", "graded", "quick", "alfworld_generated", "scienceworld", "textworld")
 #: Levels of BabyAI beside those of the suite. OpenDoor, GoToRedBall, UnlockLocal and PutNextLocal are left out: they
 #: show how well the base carries over.
 LEVELS = {"GoToDoor": 24, "PickupDist": 24, "ActionObjDoor": 24, "OpenRedDoor": 16, "GoToObjDoor": 24}
