@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
 
 from environments.base import Properties, StepResult
+from rlhf.build.stage_demonstrations import play_all
 from rlhf.data import Task
+from rlhf.errors import EnvError
+from rlhf.progress import RichProgress
+from rlhf.recipe import load
 from rlhf.rollout.limits import Limits
+from rlhf.terminal import CleanConsole
 from rlhf.training.stages.demonstrations import Demonstration, play
 
 
@@ -63,3 +72,16 @@ def test_a_task_without_a_plan_is_not_played_at_random() -> None:
 def test_demonstrations_that_are_meant_to_be_random_need_no_plan() -> None:
     said: list[str] = []
     assert len(shown(unsolved_share=1.0, said=said)) == 8 and said == []
+
+
+def test_a_stage_with_nothing_to_imitate_is_an_error(tmp_path: Path) -> None:
+    recipe = {
+        "policy": {"kind": "pretrained", "path": "base"},
+        "environment": {"kind": "guess_my_city", "max_steps": 1},  # too few to find one of ten towns
+        "rewards": {"success": {"kind": "outcome"}},
+        "stages": [{"kind": "supervised", "n_demonstrations": 4}],
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(EnvError, match="no demonstration of 4 tasks of GuessMyCity"):
+        asyncio.run(play_all(load(path), tmp_path, RichProgress(CleanConsole())))

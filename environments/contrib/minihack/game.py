@@ -56,12 +56,12 @@ WAYS: Mapping[str, tuple[int, int]] = {
 #: Answers to a question of the game; on the keyboard they are the keys of two directions.
 ANSWERS: Mapping[str, int] = {"no": 110, "yes": 121}
 #: Key that leaves a question for an object, which "yes" and "no" do not answer.
-CANCEL: Mapping[str, int] = {"cancel": 13}
+_CANCEL = 13
 
 _OBSERVED = ("glyphs", "chars", "blstats", "message", "inv_strs", "inv_letters", "screen_descriptions")
 _SOLVED = 2  # the package's number for it
 _NEVER = 10**9
-_WHICH = re.compile(r"\[(?:- )?(\S*) or \?\*\]")  # which object: [a-dh or ?*]
+_WHICH = re.compile(r"\[(?:- )?(\S+) or \?\*\]")  # which object: [a-dh or ?*]
 _MOST_THINGS = 12
 _DIED = "You have died."
 # What the map shows well enough by itself.
@@ -131,7 +131,7 @@ class View:
         carried: what is carried.
         asks: whether the game waits for an answer.
         glyphs: the package's numbers of all cells, as bytes.
-        objects: letter and name of each object that answers the game's question and whose key the level has.
+        objects: answers to a question for an object, with what they are; empty where the game asks for none.
         reward: of this action, in the package's units.
         over: whether the game has ended.
         won: whether it ended as the level wants it to.
@@ -168,15 +168,8 @@ class View:
         if self.over:
             return "Solved." if self.won else f"{self.message} The game is over.".strip()
         things, points = self.seen.things(self.at), "HP {} of {}.".format(*self.hit_points)
-        choices = [*(f"{letter}: {what}" for letter, what in self.objects), "cancel: none"] if self.asks_which else []
-        return "\n".join(
-            filter(None, [self.message, "; ".join(choices), self.seen.map(), f"You see: {things}.", points])
-        )
-
-    @property
-    def asks_which(self) -> bool:
-        """Whether the game waits for an object."""
-        return self.asks and _WHICH.search(self.message) is not None
+        objects = "; ".join(f"{letter}: {what}" for letter, what in self.objects)
+        return "\n".join(filter(None, [self.message, objects, self.seen.map(), f"You see: {things}.", points]))
 
 
 def name_of(level: str) -> str:
@@ -231,18 +224,18 @@ class World:
             return self.keys
         if "direction" in view.message:
             return {way: self.keys[way] for way in WAYS}
-        if view.asks_which:
-            return self._known({**{letter: ord(letter) for letter, _ in view.objects}, **CANCEL})
+        if view.objects:
+            return self._known({name: _CANCEL if name == "cancel" else ord(name) for name, _ in view.objects})
         return self._answers
 
     def _objects(self, message: str, letters: str, carried: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        """Letters and names of the objects that a question of `message` offers, where the level has their keys."""
+        """Letters, of which the level has the keys, and names of the objects that `message` asks for, and `cancel`."""
         asked = _WHICH.search(message)
         if asked is None:
             return ()
-        offered = re.sub(r"(\w)-(\w)", lambda span: "".join(map(chr, range(ord(span[1]), ord(span[2]) + 1))), asked[1])
+        offered = re.compile(f"[{asked[1]}]")  # the game lists letters as a regular expression does
         things = zip(letters, carried, strict=True)
-        return tuple((letter, what) for letter, what in things if letter in offered and ord(letter) in self._numbers)
+        return *((x, what) for x, what in things if offered.match(x) and ord(x) in self._numbers), ("cancel", "none")
 
     def _known(self, keys: Mapping[str, int]) -> Mapping[str, int]:
         """Those of the keys that the level has, with the package's numbers."""
