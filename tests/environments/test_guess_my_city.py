@@ -19,6 +19,7 @@ from environments.contrib.guess_my_city import (
     guess,
     judge,
     read_question,
+    unlike_names,
 )
 
 #: Of two topics, where it lies and the weather: A and B share the first value, B and C the second.
@@ -52,6 +53,13 @@ def test_each_question_and_name_is_understood_as_itself() -> None:
     assert [read_question(topic.question) for topic in TOPICS] == list(range(len(TOPICS)))
     assert len(NAMES) == len(set(NAMES)) == 144 and all(read_question(guess(name)) == name for name in NAMES)
     assert all(len(set(topic.values)) == len(topic.values) for topic in TOPICS)
+
+
+@given(st.integers(0, 99), st.integers(2, 24))
+def test_names_of_a_task_share_no_syllable_unless_they_have_to(seed: int, n: int) -> None:
+    names = unlike_names(random.Random(seed), n)
+    assert len(set(names)) == n and set(names) <= set(NAMES)
+    assert len({name[:3] for name in names[:12]}) == min(n, 12) == len({name[-3:] for name in names[:12]})
 
 
 def test_an_answer_rules_towns_out() -> None:
