@@ -31,7 +31,8 @@ from rlhf.data import Task
 from rlhf.errors import nearest
 from rlhf.settings import STRICT
 
-_STAIRS = "Go to the staircase down, which the map shows as >."
+_ON_MAP = ", which the map shows as >"
+_STAIRS = f"Go to the staircase down{_ON_MAP}."
 _WHOLE = "This is the first level of the whole game."
 _MEMENTO = (
     "Kill the grid bug at the end of the right path; the wrong one ends at a board that squeaks. The monster that "
@@ -111,6 +112,10 @@ class MiniHack(Seeded):
     """1 for the step that solves the level, or what the package pays: 1 then, and -0.01 for an action in which no time
     passes, such as to walk into a wall."""
 
+    shown: Literal["map", "words"] = "map"
+    """What an observation shows of the surroundings: the map, or in a third of its length the steps that lead somewhere
+    and where the nearest unexplored cell is."""
+
     @field_validator("level")
     @classmethod
     def _short_name(cls, level: str) -> str:
@@ -158,7 +163,10 @@ class MiniHack(Seeded):
         """
         split_in(task, self._prefix, "MiniHack")
         world = SHELF.take(self.level)
-        return MiniHackEpisode(world, world.begin(task.seed), FAMILIES[self._family][0], self._limit, self.reward)
+        goal = FAMILIES[self._family][0]
+        if self.shown == "words":
+            goal = goal.replace(_ON_MAP, "")
+        return MiniHackEpisode(world, world.begin(task.seed), goal, self._limit, self.reward, self.shown)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that solve `task` after `taken` within the step limit, tried out first; or None.
@@ -197,13 +205,21 @@ class MiniHackEpisode:
     """
 
     def __init__(
-        self, world: World, view: View, goal: str, max_steps: int, reward: Literal["success", "package"]
+        self,
+        world: World,
+        view: View,
+        goal: str,
+        max_steps: int,
+        reward: Literal["success", "package"],
+        shown: Literal["map", "words"],
     ) -> None:
         self._world: World | None = world
         self._view, self._max_steps, self._n_steps, self._reward = view, max_steps, 0, reward
-        self._over = False
+        self._over, self._shown = False, shown
+        self._entered: oracle.Entered = {view.at: ""}
+        text, key = self._told()
         self.opening = StepResult(
-            f"Task: {goal}\n{view.text}", state_key=view.key, admissible_actions=tuple(sorted(world.numbers(view)))
+            f"Task: {goal}\n{text}", state_key=key, admissible_actions=tuple(sorted(world.numbers(view)))
         )
 
     async def step(self, action: str) -> StepResult:
@@ -217,23 +233,34 @@ class MiniHackEpisode:
         known = self._world.numbers(self._view)
         number = read_action(action, known)
         self._n_steps += 1
+        before = self._view
         if number is not None:
             self._view = self._world.step(number)
         view = self._view
+        if self._shown == "words":
+            oracle.enter(self._entered, before, view)
+        text, key = self._told()
         truncated = not view.over and self._n_steps >= self._max_steps
         self._over = view.over or truncated
         paid = float(view.won) if self._reward == "success" else view.reward
-        said = view.text if number is not None else f"Unknown action. Actions: {', '.join(sorted(known))}.\n{view.text}"
+        said = text if number is not None else f"Unknown action. Actions: {', '.join(sorted(known))}.\n{text}"
         return StepResult(
             said,
             reward=paid if number is not None else 0.0,
             terminated=view.over,
             truncated=truncated,
-            state_key=view.key,
+            state_key=key,
             success=view.won if self._over else None,
             valid=number is not None,
             admissible_actions=() if self._over else tuple(sorted(self._world.numbers(view))),
         )
+
+    def _told(self) -> tuple[str, str]:
+        """Text and key of the present state: where words tell what is unexplored, that is part of the state."""
+        if self._shown == "map" or self._view.over:
+            return self._view.text, self._view.key
+        told = oracle.surroundings(self._view, self._entered)
+        return self._view.around(told), f"{self._view.key} {told}"
 
     async def close(self) -> None:
         """Give the world back for another attempt."""

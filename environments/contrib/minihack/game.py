@@ -53,6 +53,8 @@ WAYS: Mapping[str, tuple[int, int]] = {
     "southwest": (-1, 1),
     "northwest": (-1, -1),
 }
+#: Runs: straight on until something stops the agent, with the capital letter of a step. NetHack's own tasks have them.
+RUNS: Mapping[str, int] = {f"far {way}": KEYS[way] - 32 for way in WAYS}
 #: Answers to a question of the game; on the keyboard they are the keys of two directions.
 ANSWERS: Mapping[str, int] = {"no": 110, "yes": 121}
 #: Key that leaves a question for an object, which "yes" and "no" do not answer.
@@ -113,7 +115,7 @@ class Cells:
                 found.setdefault(what, []).append((max(abs(right), abs(down)), abs(right) + abs(down), down, right))
         nearest = sorted((min(places), what, len(places)) for what, places in found.items())[:_MOST_THINGS]
         told = [
-            f"{what} {_place(right, down)}{f' and {n - 1} more' if n > 1 else ''}"
+            f"{what} {place(right, down)}{f' and {n - 1} more' if n > 1 else ''}"
             for (_, _, down, right), what, n in nearest
         ]
         return "; ".join(told) or "nothing"
@@ -165,11 +167,15 @@ class View:
     @cached_property
     def text(self) -> str:
         """The view in words: message, map, things by distance, hit points."""
+        return self.around(self.seen.map())
+
+    def around(self, surroundings: str) -> str:
+        """The view in words, with `surroundings` in place of the map."""
         if self.over:
             return "Solved." if self.won else f"{self.message} The game is over.".strip()
         things, points = self.seen.things(self.at), "HP {} of {}.".format(*self.hit_points)
         objects = "; ".join(f"{letter}: {what}" for letter, what in self.objects)
-        return "\n".join(filter(None, [self.message, objects, self.seen.map(), f"You see: {things}.", points]))
+        return "\n".join(filter(None, [self.message, objects, surroundings, f"You see: {things}.", points]))
 
 
 def name_of(level: str) -> str:
@@ -197,7 +203,7 @@ class World:
         )
         self._rooms = getattr(self._env, "minigrid_env", None)
         self._numbers = {int(key): i for i, key in enumerate(self._env.actions)}
-        self.keys = self._known(KEYS)
+        self.keys = self._known({**KEYS, **RUNS})
         self._answers = self._known(ANSWERS)
 
     def begin(self, seed: int) -> View:
@@ -316,7 +322,8 @@ def _meaning(characters: bytes) -> str:
     return characters.split(b"\0", 1)[0].decode("latin-1").strip()
 
 
-def _place(right: int, down: int) -> str:
+def place(right: int, down: int) -> str:
+    """Place by columns to the east and rows to the south, such as `1 north 3 east`."""
     north = f"{abs(down)} {'south' if down > 0 else 'north'}" if down else ""
     east = f"{abs(right)} {'east' if right > 0 else 'west'}" if right else ""
     return " ".join(filter(None, (north, east)))

@@ -9,10 +9,14 @@ It applies no keys, fills no water and remembers no clues, so it solves nothing 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
+from itertools import takewhile
 
-from environments.contrib.minihack.game import WAYS, View, World
+from environments.contrib.minihack.game import WAYS, View, World, place
 
 Cell = tuple[int, int]
+#: Cells where the agent has been, with what was seen there before: the map shows the agent in its place.
+Entered = dict[Cell, str]
 
 _BLOCKED = frozenset({"wall", "stone", "molten lava", "water", "iron bars", "tree", "solid rock"})
 _DOORS = frozenset({"open door", "closed door"})
@@ -32,7 +36,7 @@ class _Explorer:
     def __init__(self, world: World, view: View) -> None:
         self._world, self.view = world, view
         self.actions: list[str] = []
-        self._entered = {view.at}
+        self._entered: Entered = {view.at: ""}
         self._tries: Counter[tuple[Cell, str]] = Counter()
         self._n_searches = 0
 
@@ -42,9 +46,10 @@ class _Explorer:
             self._do(next(iter(self._world.numbers(self.view))))
             return True
         for is_bold in (False, True):
-            way = self._way(is_bold)
-            if way is not None:
-                self._go(way)
+            path = self._path(is_bold)
+            if path:
+                n_straight = sum(1 for _ in takewhile(path[0].__eq__, path))
+                self._go(f"far {path[0]}" if self._runs(path[0], n_straight) else path[0])
                 return True
         if "search" in self._world.keys and self._n_searches < _MOST_SEARCHES:
             self._n_searches += 1
@@ -54,15 +59,15 @@ class _Explorer:
 
     def _do(self, name: str) -> None:
         self.actions.append(name)
-        self.view = self._world.step(self._world.numbers(self.view)[name])
-        self._entered.add(self.view.at)
+        before, self.view = self.view, self._world.step(self._world.numbers(self.view)[name])
+        enter(self._entered, before, self.view)
 
     def _go(self, way: str) -> None:
         before = self.view.at
         self._do(way)
         if self.view.over or self.view.at != before:
             return
-        self._tries[before, way] += 1
+        self._tries[before, way.removeprefix("far ")] += 1
         if "kick" in self._world.keys and "locked" in self.view.message:
             for _ in range(_MOST_KICKS):
                 self._do("kick")
@@ -71,38 +76,94 @@ class _Explorer:
                 if self.view.over or "WHAMM" not in self.view.message:
                     break
 
-    def _way(self, is_bold: bool) -> str | None:
-        """First direction of a shortest way to the staircase, else to the nearest place to explore."""
-        first: dict[Cell, str] = {self.view.at: ""}
-        queue, explored = deque([self.view.at]), None
-        while queue:
-            cell = queue.popleft()
-            what = self.view.cells.get(cell, ("", ""))[1]
-            if first[cell] and what == "staircase down":
-                return first[cell]
-            if first[cell] and explored is None and self._is_frontier(cell):
-                explored = first[cell]
-            for way in WAYS:
-                onward = self._onward(cell, way, is_bold)
-                if onward is not None and onward not in first:
-                    first[onward] = first[cell] or way
-                    queue.append(onward)
-        return explored
+    def _path(self, is_bold: bool) -> list[str]:
+        """Directions of a shortest path to the staircase, else to the nearest cell to explore; or none."""
+        for seeks in (is_staircase, is_frontier):
+            path = shortest_path(self.view, self._entered, seeks, is_bold, self._closed)
+            if path:
+                return path
+        return []
 
-    def _onward(self, cell: Cell, way: str, is_bold: bool) -> Cell | None:
-        """The cell beside `cell`, where one can step onto it."""
-        right, down = WAYS[way]
-        onward = (cell[0] + right, cell[1] + down)
-        if onward not in self.view.cells or self._tries[cell, way] >= _MOST_TRIES:
-            return None
-        here, there = self.view.cells.get(cell, ("", ""))[1], self.view.cells[onward][1]
-        if there in _BLOCKED or (right and down and (here in _DOORS or there in _DOORS)):
-            return None
-        if not is_bold and (there == "boulder" or "trap" in there or there in ("hole", "pit", "squeaky board")):
-            return None
-        return onward
+    def _closed(self, cell: Cell, way: str) -> bool:
+        return self._tries[cell, way] >= _MOST_TRIES
 
-    def _is_frontier(self, cell: Cell) -> bool:
-        if cell in self._entered:
-            return False
-        return any((cell[0] + right, cell[1] + down) not in self.view.cells for right, down in WAYS.values())
+    def _runs(self, way: str, n_steps: int) -> bool:
+        """Whether `far way` leads no further than `n_steps` over known cells, and saves something."""
+        cell, n_free = self.view.at, 0
+        while (onward := step_from(self.view, self._entered, cell, way, is_bold=True)) is not None:
+            cell, n_free = onward, n_free + 1
+        return f"far {way}" in self._world.keys and n_free == n_steps > 1
+
+
+def enter(entered: Entered, before: View, after: View) -> None:
+    """Note the cell of a step, and what was seen there before the agent stood on it."""
+    if after.at != before.at:
+        entered[after.at] = before.cells.get(after.at, ("", ""))[1]
+
+
+def surroundings(view: View, entered: Entered) -> str:
+    """Steps that lead somewhere, and the nearest cell to explore, by the length of the path to it."""
+    exits = [way for way in WAYS if step_from(view, entered, view.at, way, is_bold=True)]
+    told = f"Exits: {', '.join(exits) or 'none'}."
+    path = shortest_path(view, entered, is_frontier)
+    if not path:
+        return told
+    right, down = (sum(WAYS[way][axis] for way in path) for axis in (0, 1))
+    return f"{told}\nUnexplored: {place(right, down)}."
+
+
+def is_staircase(view: View, entered: Entered, cell: Cell) -> bool:
+    """Whether the staircase down is there."""
+    return view.cells[cell][1] == "staircase down"
+
+
+def is_frontier(view: View, entered: Entered, cell: Cell) -> bool:
+    """Whether a cell was not entered and borders on the unknown."""
+    if cell in entered:
+        return False
+    return any((cell[0] + right, cell[1] + down) not in view.cells for right, down in WAYS.values())
+
+
+def shortest_path(
+    view: View,
+    entered: Entered,
+    seeks: Callable[[View, Entered, Cell], bool],
+    is_bold: bool = False,
+    closed: Callable[[Cell, str], bool] = lambda cell, way: False,
+) -> list[str]:
+    """Directions from the agent to the nearest cell that `seeks` accepts, by known cells; empty if there is none.
+
+    Args:
+        view: the present observation.
+        entered: cells where the agent has been.
+        seeks: of view, `entered` and a cell.
+        is_bold: also over boulders and traps.
+        closed: steps not to take, by cell and direction.
+    """
+    paths: dict[Cell, list[str]] = {view.at: []}
+    queue = deque([view.at])
+    while queue:
+        cell = queue.popleft()
+        if paths[cell] and seeks(view, entered, cell):
+            return paths[cell]
+        for way in WAYS:
+            onward = None if closed(cell, way) else step_from(view, entered, cell, way, is_bold)
+            if onward is not None and onward not in paths:
+                paths[onward] = [*paths[cell], way]
+                queue.append(onward)
+    return []
+
+
+def step_from(view: View, entered: Entered, cell: Cell, way: str, is_bold: bool) -> Cell | None:
+    """Known cell beside `cell` that can be stepped onto; or None."""
+    right, down = WAYS[way]
+    onward = (cell[0] + right, cell[1] + down)
+    if onward not in view.cells:
+        return None
+    here = entered.get(cell, "") if cell == view.at else view.cells[cell][1]
+    there = view.cells[onward][1]
+    if there in _BLOCKED or (right and down and (here in _DOORS or there in _DOORS)):
+        return None
+    if not is_bold and (there == "boulder" or "trap" in there or there in ("hole", "pit", "squeaky board")):
+        return None
+    return onward
