@@ -267,6 +267,8 @@ def judge(towns: Towns, text: str, n_topics: int) -> Judged:
     if isinstance(asked, int):
         topic = TOPICS[asked]
         return Judged(topic.answer.format(topic.values[towns.of(towns.meant)[asked]]), topic.question)
+    if asked not in dict(towns.facts):
+        return Judged(f"{asked} is not one of these towns.", None)
     if asked == towns.meant:
         return Judged(f"Yes! I live in {asked}.", asked, solved=True)
     return Judged("No.", asked)

@@ -32,6 +32,8 @@ def test_answers_and_guesses_are_those_of_the_town() -> None:
     assert judge(THREE, "how is the climate", 2).feedback == "It is hot and dry."
     assert judge(THREE, "Is it Kasvik?", 2).feedback == "No."
     assert judge(THREE, "belmora", 2).solved
+    unlisted = judge(THREE, "Is it Tarvik?", 2)
+    assert unlisted.feedback == "Tarvik is not one of these towns." and unlisted.answer is None
     for text in ("", "How old is it?", "What is the weather where it lies?", '{"tool": '):  # two topics are told
         assert judge(THREE, text, 2).answer is None
 
