@@ -140,16 +140,20 @@ def shortest_path(
         is_bold: also over boulders and traps.
         closed: steps not to take, by cell and direction.
     """
-    paths: dict[Cell, list[str]] = {view.at: []}
+    came: dict[Cell, tuple[Cell, str]] = {}
     queue = deque([view.at])
     while queue:
         cell = queue.popleft()
-        if paths[cell] and seeks(view, entered, cell):
-            return paths[cell]
+        if cell in came and seeks(view, entered, cell):
+            path: list[str] = []
+            while cell != view.at:
+                cell, way = came[cell]
+                path.append(way)
+            return path[::-1]
         for way in WAYS:
             onward = None if closed(cell, way) else step_from(view, entered, cell, way, is_bold)
-            if onward is not None and onward not in paths:
-                paths[onward] = [*paths[cell], way]
+            if onward is not None and onward not in came and onward != view.at:
+                came[onward] = cell, way
                 queue.append(onward)
     return []
 
