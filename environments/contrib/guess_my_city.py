@@ -8,8 +8,8 @@
     > Is it Tarvik?
 
 Towns and what is said of them are drawn by seed, so nothing can be known before it is read, and the answers are always
-right. Up to 12 names share no syllable. An answer is one of several, where that of twenty questions is yes or no; what
-to ask is what tells most of the towns that are left apart.
+right. Up to 12 names share neither beginning nor ending. An answer is one of several, where that of twenty questions is
+yes or no; what to ask is what tells most of the towns that are left apart.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class GuessMyCity(Drawn):
 
     def draw(self, rng: random.Random) -> Towns:
         """Draw towns, no two of which have everything in common, and one of them."""
-        names = sorted(unlike_names(rng, self.cities))
+        names = sorted(distinct_names(rng, self.cities))
         facts: dict[tuple[int, ...], None] = {}
         while len(facts) < self.cities:
             facts.setdefault(tuple(rng.randrange(len(t.values)) for t in TOPICS[: self.topics]), None)
@@ -215,8 +215,8 @@ class GuessMyCity(Drawn):
         return None
 
 
-def unlike_names(rng: random.Random, n: int) -> list[str]:
-    """Draw n names that share no syllable; of more than 12, which have to, no two are the same."""
+def distinct_names(rng: random.Random, n: int) -> list[str]:
+    """Draw n distinct names; the first 12 share neither beginning nor ending."""
     halves = [list(_FIRST), list(_LAST)]
     names: list[str] = []
     while len(names) < n:

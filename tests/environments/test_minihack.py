@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from environments.base import Environment, can_demonstrate, most_at_once
 from environments.contrib.minihack.environment import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
 from environments.contrib.minihack.game import SHELF, Cells, View, name_of
-from environments.contrib.minihack.oracle import is_frontier, shortest_path, surroundings
+from environments.contrib.minihack.oracle import is_frontier, mark_visited, shortest_path, surroundings
 from environments.transcript import awaited
 from environments.workers.pool import SHARED, Processes
 from rlhf.data import Task
@@ -109,12 +109,15 @@ def test_a_view_is_the_message_the_map_and_the_things_by_distance() -> None:
         ("north-east", 1),
         ("move north east", 1),
         ("pickup", 2),
+        ("far north-east", 3),
+        ("run far North East", 3),
+        ("run northeast", 3),
         ("yes", None),
         ("k", None),
     ],
 )
 def test_directions_are_read_in_several_ways(text: str, number: int | None) -> None:
-    assert read_action(text, {"north": 0, "northeast": 1, "pick up": 2}) == number
+    assert read_action(text, {"north": 0, "northeast": 1, "pick up": 2, "far northeast": 3}) == number
 
 
 def test_the_first_room_is_told_and_solved_in_three_steps() -> None:
@@ -127,30 +130,45 @@ def test_the_first_room_is_told_and_solved_in_three_steps() -> None:
     assert total(results) == 1.0 and results[-1].admissible_actions == ()
 
 
-def test_words_in_place_of_the_map_tell_exits_and_what_is_unexplored() -> None:
-    # Drawn by hand: the agent in an open door at (5, 3), entered from the west; a wall to the south.
-    words = ("human rogue", "floor of a room", "corridor", "corridor", "wall")
-    view = View("", Cells((5, 4, 6, 7, 5), (3, 3, 3, 2, 4), "@.##-", words), (5, 3), (7, 12), (), False, b"")
-    entered = {(4, 3): "floor of a room", (5, 3): "open door"}
-    assert surroundings(view, entered) == "Exits: east, west.\nUnexplored: 1 east."
-    # One that has been there goes further, and by a diagonal, which a door does not allow.
-    entered[6, 3] = "corridor"
-    assert shortest_path(view, entered, is_frontier) == ["east", "northeast"]
-    assert surroundings(view, entered) == "Exits: east, west.\nUnexplored: 1 north 2 east."
-    assert surroundings(view, {**entered, (7, 2): ""}) == "Exits: east, west."
+def test_words_in_place_of_the_map_tell_exits_and_the_frontier() -> None:
+    # Drawn by hand: the agent in a door at (5, 3), entered from the west; a wall to the south, floor to the northeast.
+    words = ("human rogue", "floor of a room", "corridor", "corridor", "wall", "floor of a room")
+    view = View("", Cells((5, 4, 6, 7, 5, 6), (3, 3, 3, 2, 4, 2), "@.##-.", words), (5, 3), (7, 12), (), False, b"")
+    visited = {(4, 3): "floor of a room", (5, 3): "open door"}
+    assert surroundings(view, visited) == "Exits: east, west.\nUnexplored: 1 east."
+    assert surroundings(view, {**visited, (5, 3): "doorway"}).startswith("Exits: east, west, northeast.")
+    # One that has been there goes further, and by a diagonal, which the door does not allow.
+    visited |= {(6, 3): "corridor", (6, 2): "floor of a room"}
+    assert shortest_path(view, visited, is_frontier) == ["east", "northeast"]
+    assert surroundings(view, visited) == "Exits: east, west.\nUnexplored: 1 north 2 east."
+    assert surroundings(view, {**visited, (7, 2): ""}) == "Exits: east, west."
     results = play(WORDS, first(WORDS, 1), WORDS.plan(first(WORDS, 1), ()) or ())
     assert results[-1].success and all("\n-" not in r.reply and "Exits: " in r.reply for r in results[:-1])
     assert results[0].reply.count("\n") == 5 and "Unexplored: " in results[0].reply and "map" not in results[0].reply
-    # What is unexplored is part of the state, and nothing else of a game depends on how it is shown.
+    # The frontier is part of the state, and nothing else of a game depends on how it is shown.
     mapped = play(WHOLE, first(WHOLE, 1), WORDS.plan(first(WORDS, 1), ()) or ())
     assert [str(r.state_key).split()[0] for r in results] == [r.state_key for r in mapped]
 
 
-def test_a_run_leads_as_far_as_steps() -> None:
-    run = play(WORDS, first(WORDS), ["far west"])[-1]
-    assert run.valid and run.admissible_actions and "far west" in run.admissible_actions
-    steps = next(i for i, r in enumerate(play(WORDS, first(WORDS), ["west"] * 9)) if "wall" in r.reply.splitlines()[0])
-    assert "Unexplored: " in run.reply and steps > 2
+def test_cells_that_a_run_crosses_are_visited_with_their_terrain() -> None:
+    # Drawn by hand: a corridor of three cells and a door; a jackal stands on the second cell.
+    def view(at: tuple[int, int], second: tuple[str, str] = ("#", "corridor"), level: int = 1) -> View:
+        cells = Cells((1, 2, 3, 4), (1, 1, 1, 1), f"#{second[0]}#|", ("corridor", second[1], "corridor", "open door"))
+        return View("", cells, at, (7, 12), (), False, b"", level=(0, level))
+
+    visited = {(1, 1): "", (2, 1): "corridor"}
+    mark_visited(visited, view((1, 1), ("d", "jackal")), view((4, 1)))
+    assert visited == {(1, 1): "", (2, 1): "corridor", (3, 1): "corridor", (4, 1): "open door"}
+    mark_visited(visited, view((4, 1)), view((4, 1)))
+    assert len(visited) == 4
+    mark_visited(visited, view((4, 1)), view((3, 1), level=2))  # through a trap door
+    assert visited == {(3, 1): ""}
+
+
+def test_a_run_leads_as_far_as_steps_and_leaves_the_same_state() -> None:
+    # From the chest in the second column from the east to the wall in the west, five columns away.
+    run, steps = play(WORDS, first(WORDS), ["west", "far west"])[-1], play(WORDS, first(WORDS), ["west"] * 6)[-1]
+    assert run.state_key == steps.state_key and "a chest 5 east" in run.reply and "Unexplored: " in run.reply
     assert not play(ROOM, first(ROOM), ["far west"])[-1].valid  # MiniHack's levels have none
 
 
@@ -299,7 +317,7 @@ def test_a_level_in_which_an_action_may_hang_has_a_worker_to_itself() -> None:
     ("environment", "lengths"),
     [
         *((ROOM, [3, 4, 4, 3, 1]), (DARK, [8, 4, 6, 3, 1]), (MAZE, [8, 29, 4, 31, 3]), (DOORS, [5, 6, 4, 5, 5])),
-        (WHOLE, [116, 115, 74]),
+        (WHOLE, [114, 115, 167]),
     ],
     ids=lambda value: getattr(value, "level", ""),
 )
@@ -317,6 +335,8 @@ def test_a_plan_goes_on_from_where_one_is() -> None:
     task, taken = first(ROOM), ["west", "nonsense", "southwest"]
     plan = ROOM.plan(task, taken) or ()
     assert len(plan) == 4 and play(ROOM, task, [*taken, *plan])[-1].success
+    whole = WHOLE.plan(first(WHOLE, 1), ()) or ()
+    assert [WHOLE.plan(first(WHOLE, 1), whole[:n]) == whole[n:] for n in (1, 10, 40)] == [True] * 3
 
 
 def test_where_the_steps_are_too_few_or_the_staircase_is_behind_a_river_there_is_no_plan() -> None:

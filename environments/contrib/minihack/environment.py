@@ -113,8 +113,8 @@ class MiniHack(Seeded):
     passes, such as to walk into a wall."""
 
     shown: Literal["map", "words"] = "map"
-    """What an observation shows of the surroundings: the map, or in a third of its length the steps that lead somewhere
-    and where the nearest unexplored cell is."""
+    """`map`, or `words`: the directions in which one can move, doors, boulders and traps included, and the offset of
+    the nearest frontier cell, which is known, was not visited and borders on an unseen one."""
 
     @field_validator("level")
     @classmethod
@@ -175,12 +175,13 @@ class MiniHack(Seeded):
         """
         split_in(task, self._prefix, "MiniHack")
         world = SHELF.take(self.level)
-        view = world.begin(task.seed)
+        explorer = oracle.Explorer(world, world.begin(task.seed))
         for text in taken:
-            number = read_action(text, world.numbers(view))
-            if number is not None and not view.over:
-                view = world.step(number)
-        found = None if view.over else oracle.solve(world, view, self._limit - len(taken))
+            known = {} if explorer.view.over else world.numbers(explorer.view)
+            number = read_action(text, known)
+            if number is not None:
+                explorer.do(next(name for name, one in known.items() if one == number))
+        found = explorer.solve(self._limit - len(taken))
         SHELF.give_back(world)
         return found
 
@@ -200,8 +201,9 @@ class MiniHack(Seeded):
 class MiniHackEpisode:
     """Attempt at a level.
 
-    The key of a state covers what is seen, remembered and carried; not what is out of sight, nor where the row of
-    random numbers stands, so that monsters may go on in other ways from states of equal key.
+    The key of a state covers what is seen, remembered and carried, and the exits and the nearest frontier cell where
+    these are told; not what is out of sight, nor where the row of random numbers stands, so that monsters may go on in
+    other ways from states of equal key.
     """
 
     def __init__(
@@ -216,7 +218,7 @@ class MiniHackEpisode:
         self._world: World | None = world
         self._view, self._max_steps, self._n_steps, self._reward = view, max_steps, 0, reward
         self._over, self._shown = False, shown
-        self._entered: oracle.Entered = {view.at: ""}
+        self._visited: oracle.Visited = {view.at: ""}
         text, key = self._told()
         self.opening = StepResult(
             f"Task: {goal}\n{text}", state_key=key, admissible_actions=tuple(sorted(world.numbers(view)))
@@ -238,7 +240,7 @@ class MiniHackEpisode:
             self._view = self._world.step(number)
         view = self._view
         if self._shown == "words":
-            oracle.enter(self._entered, before, view)
+            oracle.mark_visited(self._visited, before, view)
         text, key = self._told()
         truncated = not view.over and self._n_steps >= self._max_steps
         self._over = view.over or truncated
@@ -256,10 +258,10 @@ class MiniHackEpisode:
         )
 
     def _told(self) -> tuple[str, str]:
-        """Text and key of the present state: where words tell what is unexplored, that is part of the state."""
+        """Text and key of the present state."""
         if self._shown == "map" or self._view.over:
             return self._view.text, self._view.key
-        told = oracle.surroundings(self._view, self._entered)
+        told = oracle.surroundings(self._view, self._visited)
         return self._view.around(told), f"{self._view.key} {told}"
 
     async def close(self) -> None:
@@ -272,8 +274,9 @@ class MiniHackEpisode:
 def read_action(text: str, known: Mapping[str, int]) -> int | None:
     """Number of the action that `text` names, of those that are known now; or None.
 
-    Case, white space, `_`, `-`, quotes, full stops and a verb of motion before a direction are ignored.
+    Case, white space, `_`, `-`, quotes, full stops and a verb of motion before a direction are ignored. `run` is `far`.
     """
     words = re.sub(r"^(go|move|walk|step) ", "", plain_words(text, 40))
-    words = re.sub(r"^(north|south) (east|west)$", r"\1\2", {"pickup": "pick up"}.get(words, words))
+    words = re.sub(r"^run (far )?", "far ", {"pickup": "pick up"}.get(words, words))
+    words = re.sub(r"^(far )?(north|south) (east|west)$", r"\1\2\3", words)
     return known.get(words)

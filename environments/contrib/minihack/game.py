@@ -53,7 +53,8 @@ WAYS: Mapping[str, tuple[int, int]] = {
     "southwest": (-1, 1),
     "northwest": (-1, -1),
 }
-#: Runs: straight on until something stops the agent, with the capital letter of a step. NetHack's own tasks have them.
+#: Runs (NLE's `CompassDirectionLonger`), which only NetHack's own tasks have: on until something interesting appears;
+#: they follow corridors.
 RUNS: Mapping[str, int] = {f"far {way}": KEYS[way] - 32 for way in WAYS}
 #: Answers to a question of the game; on the keyboard they are the keys of two directions.
 ANSWERS: Mapping[str, int] = {"no": 110, "yes": 121}
@@ -134,6 +135,7 @@ class View:
         asks: whether the game waits for an answer.
         glyphs: the package's numbers of all cells, as bytes.
         objects: answers to a question for an object, with what they are; empty where the game asks for none.
+        level: numbers of the dungeon and of the level in it.
         reward: of this action, in the package's units.
         over: whether the game has ended.
         won: whether it ended as the level wants it to.
@@ -147,6 +149,7 @@ class View:
     asks: bool
     glyphs: bytes
     objects: tuple[tuple[str, str], ...] = ()
+    level: tuple[int, int] = (0, 0)
     reward: float = 0.0
     over: bool = False
     won: bool = False
@@ -222,7 +225,9 @@ class World:
             return self._view(observation, float(reward))
         # What the package shows now is of the menus through which it has left the game.
         won = int(told["end_status"]) == _SOLVED and reward > 0
-        return View("" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", (), float(reward), True, won)
+        return View(
+            "" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", reward=float(reward), over=True, won=won
+        )
 
     def numbers(self, view: View) -> Mapping[str, int]:
         """Valid actions with the package's numbers."""
@@ -274,6 +279,7 @@ class World:
             asks=bool(internal[1]),
             glyphs=observation["glyphs"].tobytes(),
             objects=self._objects(message, letters, carried),
+            level=(int(stats[23]), int(stats[24])),
             reward=reward,
         )
 
