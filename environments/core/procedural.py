@@ -262,7 +262,7 @@ class Judged:
 
     Attributes:
         feedback: what the agent reads.
-        answer: the answer as it was understood, in one spelling; None where it was not.
+        answer: the answer as it was understood, in one spelling; None where it was not or is no choice.
         solved: whether it solves the task.
     """
 
