@@ -135,10 +135,10 @@ class View:
         asks: whether the game waits for an answer.
         glyphs: the package's numbers of all cells, as bytes.
         objects: answers to a question for an object, with what they are; empty where the game asks for none.
-        level: numbers of the dungeon and of the level in it.
         reward: of this action, in the package's units.
         over: whether the game has ended.
         won: whether it ended as the level wants it to.
+        level: numbers of the dungeon and of the level in it.
     """
 
     message: str
@@ -149,10 +149,10 @@ class View:
     asks: bool
     glyphs: bytes
     objects: tuple[tuple[str, str], ...] = ()
-    level: tuple[int, int] = (0, 0)
     reward: float = 0.0
     over: bool = False
     won: bool = False
+    level: tuple[int, int] = (0, 0)
 
     @property
     def key(self) -> str:
@@ -225,9 +225,7 @@ class World:
             return self._view(observation, float(reward))
         # What the package shows now is of the menus through which it has left the game.
         won = int(told["end_status"]) == _SOLVED and reward > 0
-        return View(
-            "" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", reward=float(reward), over=True, won=won
-        )
+        return View("" if won else _DIED, Cells(), (0, 0), (0, 0), (), False, b"", (), float(reward), True, won)
 
     def numbers(self, view: View) -> Mapping[str, int]:
         """Valid actions with the package's numbers."""
@@ -279,8 +277,8 @@ class World:
             asks=bool(internal[1]),
             glyphs=observation["glyphs"].tobytes(),
             objects=self._objects(message, letters, carried),
-            level=(int(stats[23]), int(stats[24])),
             reward=reward,
+            level=(int(stats[23]), int(stats[24])),
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from environments.contrib.minihack.game import WAYS, View, World, place
 
@@ -118,13 +118,9 @@ def mark_visited(visited: Visited, before: View, after: View) -> None:
         visited.clear()
         visited[after.at] = ""
         return
-    cell, crossed = before.at, [after.at]
-    if max(abs(after.at[0] - cell[0]), abs(after.at[1] - cell[1])) > 1:
-        crossed = []
-        for way in shortest_path(after, visited, lambda view, _, there: there == view.at, True, start=cell):
-            cell = _beside(cell, way)
-            crossed.append(cell)
-    for cell in crossed or [after.at]:
+    is_run = max(abs(after.at[0] - before.at[0]), abs(after.at[1] - before.at[1])) > 1
+    path = shortest_path(after, visited, lambda view, _, cell: cell == view.at, True, start=before.at) if is_run else []
+    for cell in [*accumulate(path, _beside, initial=before.at)][1:] or [after.at]:
         character, terrain = before.cells.get(cell, ("", ""))
         if character == "@" or character.isalpha():
             terrain = ""
