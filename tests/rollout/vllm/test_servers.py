@@ -48,8 +48,8 @@ from tests.training.tiny import Echoes
 #: Most nats in float32 between a server's log-prob and that of a plain forward pass.
 TOLERANCE = 1e-3
 
-#: New tokens of a generation that weights arrive in the middle of.
-N_NEW = 400
+#: New tokens of a generation that weights arrive in the middle of: it outlasts a delivery on a busy machine too.
+N_NEW = 1600
 
 
 @dataclass
@@ -216,7 +216,7 @@ def test_weights_that_arrive_while_both_sample(
         async with engine_on(pair.urls, policies[1], form, at_update=at_update) as engine:
             await engine.load(send(policies[1], 1))
             running = asyncio.create_task(all_of(engine, params, "running"))
-            await all_of(engine, replace(params, max_tokens=N_NEW // 10), "beside")  # a tenth is sampled by then
+            await all_of(engine, replace(params, max_tokens=N_NEW // 40), "beside")  # some tokens are sampled by then
             await engine.load(send(policies[2], 2))
             assert engine.policy_version == 2
             after = await all_of(engine, replace(params, max_tokens=5), "after")
