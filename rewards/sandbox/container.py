@@ -124,7 +124,8 @@ async def _watched(
         if time.monotonic() > deadline:
             return Ending.WALL_LIMIT
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _LOOK_S)
+            async with asyncio.timeout(_LOOK_S):
+                await process.wait()
     return None
 
 
@@ -158,7 +159,8 @@ async def _end(engine: str, name: str, process: asyncio.subprocess.Process) -> N
             engine, "rm", "--force", name, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(removing.wait(), _GRACE_S)
+            async with asyncio.timeout(_GRACE_S):
+                await removing.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -335,7 +335,8 @@ class Controller:
             if (left := deadline - time.monotonic()) <= 0:
                 return self._waited_for()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
 
     def _waited_for(self) -> str:
         """Name the task that is waited for."""

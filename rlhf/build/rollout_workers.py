@@ -355,7 +355,8 @@ class OnRay:
             await self._evaluator.close()
         for server in self._servers:
             try:
-                await asyncio.wait_for(server.stop.remote(), _STOP_S + 5)
+                async with asyncio.timeout(_STOP_S + 5):
+                    await server.stop.remote()
             except Exception:  # it has ended already
                 continue
             finally:

@@ -122,7 +122,8 @@ class Program:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, 9)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 5.0)
+                async with asyncio.timeout(5.0):
+                    await process.wait()
             _running.discard(process.pid)
         if self._watching is not None:
             self._watching.cancel()

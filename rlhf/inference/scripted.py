@@ -172,7 +172,8 @@ class ScriptedEngine:
 
 async def _happens(event: asyncio.Event, within_s: float) -> bool:
     try:
-        await asyncio.wait_for(event.wait(), within_s)
+        async with asyncio.timeout(within_s):
+            await event.wait()
     except TimeoutError:
         return False
     return True

@@ -107,6 +107,27 @@ def test_where_none_comes_back_the_run_ends_with_all_reasons() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("n_rounds", range(6))
+def test_a_stop_is_heard_at_every_moment_of_a_change(n_rounds: int) -> None:
+    # However many rounds of the loop lie between what is waited for and the cancellation.
+    async def run() -> None:
+        at_work = asyncio.Event()
+        controller = opened(Plays("a", lambda job: at_work.wait(), nothing))  # type: ignore[arg-type,return-value]
+        await begin(controller)
+        waiting = asyncio.create_task(controller.due(5.0))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        controller._changed.set()
+        for _ in range(n_rounds):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await controller.close()
+
+    asyncio.run(run())
+
+
 def lost(times: int, make: Callable[[], GroupLostError]) -> Callable[[Job], Awaitable[None]]:
     """Work on one group that loses its player so many times."""
     left = [times]
