@@ -35,12 +35,9 @@ _JOINT = re.compile(r"(?:\s|\$|\\[\[\]()]|\\text\{|\\quad|\\,|[,;}]|\band\b|\bor
 
 
 def after_thinking(text: str) -> str:
-    """Return what follows the last `</think>`; nothing where thinking began and never ended."""
-    text = text[-MAX_TEXT:]
-    _, end, after = text.rpartition("</think>")
-    if end:
-        return after
-    return "" if "<think>" in text else text
+    """Return what follows the last `</think>`; nothing where thinking has begun (again) and not ended."""
+    after = text[-MAX_TEXT:].rpartition("</think>")[2]
+    return "" if "<think>" in after else after
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:

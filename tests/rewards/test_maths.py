@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from agents.parsing import split_thoughts
 from rewards.answers import extract, math_numbers
 from rewards.answers.math_compare import shape, split
 from rewards.answers.math_size import is_huge
@@ -264,3 +265,11 @@ def test_numbers_that_can_be_worked_out_are() -> None:
 @given(st.text(alphabet="0129.^{}()+-*/!xe\\pi frac", max_size=80))
 def test_sizes_are_read_of_anything(text: str) -> None:
     assert is_huge(text) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["b", "<think>a</think>b", "a</think>b", "<think>a", "<think>a</think>b<think>c", "<think>a</think>b</think>c"],
+)
+def test_rewards_and_agents_read_the_same_answer_after_thoughts(text: str) -> None:
+    assert extract.after_thinking(text) == split_thoughts(text).answer
