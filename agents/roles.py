@@ -1,4 +1,4 @@
-"""Optional attributes of an agent, and what they are where an agent lacks them."""
+"""Roles of an agent's policy calls (plan, memory, seats): lookup, and the error for an unknown one."""
 
 from __future__ import annotations
 

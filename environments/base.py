@@ -37,25 +37,25 @@ from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
 
 
-class EndedAs(EnvError):
-    """An environment's error whose attempt ends with an outcome of its own, and is not made again."""
+class TerminalEnvError(EnvError):
+    """Error that ends the attempt with a fixed outcome, and is not retried."""
 
     outcome = Outcome.ENV_ERROR
 
 
-class CallHung(EndedAs):
+class CallTimeoutError(TerminalEnvError):
     """Call timeout: the attempt ends as a timeout and is not repeated."""
 
     outcome = Outcome.TIMEOUT
 
 
-class AgentFailed(EndedAs):
+class AgentFailed(TerminalEnvError):
     """An agent outside of this process failed: the attempt says nothing of the policy."""
 
     outcome = Outcome.AGENT_ERROR
 
 
-class RewardMissing(EndedAs):
+class RewardMissing(TerminalEnvError):
     """Missing reward of an agent outside this process: the attempt is a failure, and never a zero."""
 
     outcome = Outcome.REWARD_ERROR
@@ -137,7 +137,7 @@ class Oracle(Protocol):
 
 
 @runtime_checkable
-class Scribe(Protocol):
+class SummaryOracle(Protocol):
     """An environment that summarises past observations, for demonstrations to agents with memory."""
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
@@ -146,7 +146,7 @@ class Scribe(Protocol):
 
 
 @runtime_checkable
-class Guide(Protocol):
+class SubgoalOracle(Protocol):
     """An environment that names the subgoals of its oracle, for demonstrations to agents that plan."""
 
     def subgoal(self, task: Task, taken: Sequence[str]) -> str:
@@ -228,9 +228,9 @@ class Capabilities(CapabilityView):
     plan = Capability[Callable[..., Any] | None](None, Callable)
     """See `Oracle`."""
     recall = Capability[Callable[..., Any] | None](None, Callable)
-    """See `Scribe`; of a wrapper it may be that of the environment within."""
+    """See `SummaryOracle`; of a wrapper it may be that of the environment within."""
     subgoal = Capability[Callable[..., Any] | None](None, Callable)
-    """See `Guide`; likewise."""
+    """See `SubgoalOracle`; likewise."""
     fingerprint = Capability[Callable[[], str] | None](None, Callable)
     """Gives a digest of the data that it reads."""
     close = Capability[Callable[[], object]](lambda: None, Callable)

@@ -27,11 +27,11 @@ from typing import Any
 
 from environments.base import Capabilities, EpisodeCapabilities, Properties, StepResult, properties_of
 from environments.check_splits import kept_apart
-from environments.gate import checked_result
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
+from environments.validation import checked_result
 from rlhf.data import Task
-from rlhf.data.foreign import number, text, truth
 from rlhf.data.report import Report, Walk, is_frozen, shorten
+from rlhf.data.untrusted import number, text, truth
 from rlhf.errors import EnvError
 
 _MOST_TASKS = 100_000

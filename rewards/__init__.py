@@ -1,4 +1,4 @@
-"""Rewards: rule-based verifiers and functions of a trajectory. Importing this loads no torch."""
+"""Rewards: verifiers, judges, reward models and shaping. Importing this loads no torch."""
 
 from rlhf.moved import install
 

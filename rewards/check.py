@@ -15,8 +15,8 @@ from typing import Any
 
 from rewards.base import Capabilities, GroupReward, name_of
 from rewards.code.sandboxed_reward import Sandboxed
-from rewards.gate import checked_verdict
 from rewards.trl_function import TrlFunction
+from rewards.validation import checked_verdict
 from rewards.verified import is_verifier, takes_completions
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
 from rlhf.data.report import Report, Walk, shorten

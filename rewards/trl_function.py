@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rewards.base import name_of
-from rewards.gate import checked_verdict
+from rewards.validation import checked_verdict
 from rewards.verified import REFERENCES, Verified, is_verifier, takes_completions
 from rlhf.data import Task, Trajectory, Verdict
-from rlhf.data.foreign import shown
+from rlhf.data.untrusted import shown
 from rlhf.errors import RewardError, nearest
 
 #: Parameters under which a function may ask for the task's reference, where no column has that name.

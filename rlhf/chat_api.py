@@ -23,7 +23,7 @@ _TOO_LONG = ("context_length", "context length", "maximum context", "too many to
 Read = TypeVar("Read")
 
 
-class Later(Exception):
+class RetryableError(Exception):
     """Error after which a call may be tried again; `after_s` is what the server asked for."""
 
     def __init__(self, text: str, after_s: float = 0.0) -> None:
@@ -32,8 +32,8 @@ class Later(Exception):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Retries and time limits of one call.
+class RetryPolicy:
+    """Retry policy with exponential backoff, and time limit, of one call.
 
     Attributes:
         n_tries: in all.
@@ -67,14 +67,14 @@ class ChatServer:
         self,
         url: str,
         model: str,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         *,
         where: str = "--endpoint",
         hint: str = "check --endpoint and --model",
     ) -> None:
         base = url.rstrip("/")
         self.url = base if base.endswith("/chat/completions") else f"{_versioned(base)}/chat/completions"
-        self.model, self.patience = model, patience or Patience()
+        self.model, self.patience = model, patience or RetryPolicy()
         self.where, self.hint = where, hint
         self.n_tokens, self.n_refused = (0, 0), 0
         self._session: Any = None
@@ -84,7 +84,7 @@ class ChatServer:
 
         Args:
             body: of the request, but for the model.
-            read: makes something of the answer; raises Later where it is none.
+            read: makes something of the answer; raises RetryableError where it is none.
             seed: of how long is waited.
 
         Raises:
@@ -98,7 +98,7 @@ class ChatServer:
                 found = read(answer)
                 self._count(answer)
                 return found
-            except Later as later:
+            except RetryableError as later:
                 problem = str(later)
                 self.n_refused += 1
                 if number + 1 < self.patience.n_tries:
@@ -144,7 +144,7 @@ class ChatServer:
             await session.close()
 
     async def _ask(self, body: Mapping[str, Any]) -> Any:
-        """Send a request. Raises Later, ContextFull and EngineError."""
+        """Send a request. Raises RetryableError, ContextFull and EngineError."""
         aiohttp = load_aiohttp(self.where)
         if self._session is None:
             key = os.environ.get(KEY)
@@ -156,15 +156,15 @@ class ChatServer:
                 text = await response.text(errors="replace")
                 status, headers = response.status, response.headers
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Later(f"{type(error).__name__}: {error}"[:200]) from error
+            raise RetryableError(f"{type(error).__name__}: {error}"[:200]) from error
         if status == 429 or status == 408 or status >= 500:
-            raise Later(f"status {status}: {text[:200]}", _seconds(headers.get("Retry-After")))
+            raise RetryableError(f"status {status}: {text[:200]}", _seconds(headers.get("Retry-After")))
         if status != 200:
             raise self._refused(status, text)
         try:
             return json.loads(text)
         except ValueError as error:
-            raise Later(f"an answer that is no JSON: {text[:100]!r}") from error
+            raise RetryableError(f"an answer that is no JSON: {text[:100]!r}") from error
 
     def _refused(self, status: int, text: str) -> EngineError:
         if status in (400, 413, 422) and any(words in text.casefold() for words in _TOO_LONG):
@@ -181,14 +181,14 @@ class ChatServer:
 
 
 def first_choice(answer: Any) -> tuple[str, str | None, Mapping[str, Any]]:
-    """Return text, reason of the end and everything else of an answer's first choice. Raises Later where it is none."""
+    """Return text, finish reason and the rest of an answer's first choice. Raises RetryableError if it has none."""
     try:
         choice = answer["choices"][0]
         content, reason = choice["message"]["content"], choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise Later(f"an answer without a message: {json.dumps(answer)[:150]}") from error
+        raise RetryableError(f"an answer without a message: {json.dumps(answer)[:150]}") from error
     if content is not None and not isinstance(content, str):
-        raise Later(f"a message whose content is no text: {json.dumps(content)[:150]}")
+        raise RetryableError(f"a message whose content is no text: {json.dumps(content)[:150]}")
     return content or "", reason, choice
 
 

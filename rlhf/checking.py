@@ -258,7 +258,7 @@ def no_model(named: str, where: str, do: str) -> Iterator[Problem]:
     Args:
         named: folder or name of the model.
         where: YAML path of the key that names it.
-        do: how to mend it.
+        do: how to fix it.
     """
     folder = Path(named).expanduser()
     if is_local_model(named) and not (folder / "config.json").is_file():

@@ -136,7 +136,7 @@ def disk(what: str, path: Path) -> Iterator[None]:
             f"{what} cannot be written",
             where=str(path),
             got=error.strerror or str(error),
-            hint="free disk space or mend the folder's rights, then resume the run",
+            hint="free disk space or fix the folder's rights, then resume the run",
         ) from error
 
 

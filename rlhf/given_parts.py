@@ -20,7 +20,7 @@ _PARTS: ContextVar[Mapping[str, Any] | None] = ContextVar("given_parts", default
 
 @contextmanager
 def given(parts: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, and in threads that inherit this context, `python:NAME` names `parts[NAME]`."""
+    """Context in which `python:NAME` names `parts[NAME]`, also in threads that inherit it."""
     token = _PARTS.set(dict(parts))
     try:
         yield

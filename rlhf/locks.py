@@ -111,7 +111,7 @@ _guard = threading.Lock()
 
 @contextmanager
 def held(folder: Path, doing: str) -> Iterator[Lock]:
-    """Inside, no other process writes `folder`; one that holds it already holds it on.
+    """Hold the exclusive lock of a folder, so that no other process writes it; re-entrant.
 
     Args:
         folder: that exists.

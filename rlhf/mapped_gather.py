@@ -1,4 +1,4 @@
-"""Gathering of values that hold large arrays: each process maps the arrays of the others and does not copy them.
+"""Gathering of objects with large arrays through memory-mapped files, without copies.
 
 Objects travel by `Processes.gather`; arrays that pickle out of band (protocol 5), such as token ids and log-probs, are
 written to one file for each process, which the others map. So of the tokens of other processes one reads those that it

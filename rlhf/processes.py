@@ -1,4 +1,4 @@
-"""The processes that train together: which of them this is, and what they tell each other.
+"""Process group of the learners: rank, number of processes, and collectives of Python objects.
 
 All of them run the same program on the same recipe. Each drives its share of the tasks of a step and of its
 micro-batches; everything else they compute alike, from the same values, so there is nothing to agree on. The first one
@@ -41,7 +41,7 @@ class ProcessError(TrainingError):
 
 @dataclass
 class Processes:
-    """Processes that share a stage, as one of them sees them.
+    """Process group of a stage, as seen by one rank.
 
     Attributes:
         rank: which one this is, from 0.
@@ -120,7 +120,7 @@ class Processes:
 
     @contextmanager
     def comm_errors(self, what: str) -> Iterator[None]:
-        """Inside, other processes are waited for: a failure of that becomes a ProcessError with their reason."""
+        """Context that turns a failure of waiting for the other processes into a ProcessError with their reason."""
         begun = time.monotonic()
         try:
             yield

@@ -116,7 +116,7 @@ def _from_table(section: str, kind: str, where: str) -> Any:
 def _from_package(section: str, kind: str, package: str, target: str, where: str) -> Any:
     """Return what an installed package brings under a name; it is the package's to mend."""
     module_name, _, name = target.partition(":")
-    with _explained(f"{target} of the package {package}", where, f"mend or uninstall {package}: it brings '{kind}'"):
+    with _explained(f"{target} of the package {package}", where, f"fix or uninstall {package}: it brings '{kind}'"):
         module = importlib.import_module(module_name)
     if not hasattr(module, name):
         raise RecipeError(
@@ -124,7 +124,7 @@ def _from_package(section: str, kind: str, package: str, target: str, where: str
             where=where,
             got=target,
             expected=f"a class {name} in {module_name}",
-            hint=f"mend or uninstall {package}",
+            hint=f"fix or uninstall {package}",
         )
     return _checked(section, getattr(module, name), kind, where)
 
@@ -151,7 +151,7 @@ def _named_module(name: str, base: Path, where: str) -> ModuleType:
 
 
 def _imported(name: str, where: str) -> ModuleType:
-    with _explained(name, where, "mend the module, or name another"):
+    with _explained(name, where, "fix the module, or name another"):
         return importlib.import_module(name)
 
 
@@ -206,7 +206,7 @@ def _file_module(source: str, base: Path, where: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _explained(str(path), where, "mend the file: it raises when it is imported"):
+        with _explained(str(path), where, "fix the file: it raises when it is imported"):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]

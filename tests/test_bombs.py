@@ -30,7 +30,7 @@ def test_what_would_grow_is_refused_at_once(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(RecipeError) as error:
         read(path, [])
-    assert error.value.what == "this is more than a recipe can be" and error.value.hint
+    assert error.value.what == "the recipe is too large" and error.value.hint
     assert time.perf_counter() - begun < 60
 
 

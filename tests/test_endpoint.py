@@ -17,8 +17,8 @@ from aiohttp import web
 
 from rlhf.data import Finish, Message, Role, SamplingParams
 from rlhf.errors import ContextFull, EngineError
-from rlhf.evaluation.baselines import WholeMessages
-from rlhf.evaluation.endpoint import EndpointEngine, Patience
+from rlhf.evaluation.baselines import MessageIdRenderer
+from rlhf.evaluation.endpoint import EndpointEngine, RetryPolicy
 from rlhf.evaluation.store import read_trajectories
 from tests.commands import last_json, run
 from tests.loopback import loopback
@@ -78,8 +78,8 @@ def suite(tmp_path: Path) -> Path:
 
 
 def ask(url: str, params: SamplingParams | None = None, n_tries: int = 5) -> tuple[Any, str, EndpointEngine]:
-    renderer = WholeMessages()
-    engine = EndpointEngine(url, "m", renderer, Patience(n_tries=n_tries, first_s=0.01, most_s=0.02, request_s=5))
+    renderer = MessageIdRenderer()
+    engine = EndpointEngine(url, "m", renderer, RetryPolicy(n_tries=n_tries, first_s=0.01, most_s=0.02, request_s=5))
 
     async def once() -> Any:
         try:
@@ -241,7 +241,7 @@ def test_half_an_endpoint_is_refused(suite: Path) -> None:
 def test_calls_of_tools_come_back_in_the_style_of_the_agent(arguments: str, said: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}
     tools = [{"type": "function", "function": {"name": "look"}}]
-    renderer = WholeMessages()
+    renderer = MessageIdRenderer()
 
     def reply(body: dict[str, Any], n: int) -> Any:
         assert body["tools"] == tools

@@ -1,4 +1,4 @@
-"""Everything, as it was said."""
+"""Full history as the prompt."""
 
 from __future__ import annotations
 

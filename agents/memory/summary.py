@@ -1,4 +1,4 @@
-"""A summary that the policy writes itself."""
+"""Context compaction: a running summary that the policy writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last turns."""
+"""Sliding window: the last turns as the prompt."""
 
 from __future__ import annotations
 

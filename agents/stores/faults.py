@@ -53,7 +53,7 @@ _KINDS: dict[int, tuple[type[StoreError], str, str]] = {
     sqlite3.SQLITE_IOERR: (
         StoreFull,
         "the disk failed",
-        "free disk space or mend the disk; what was stored before is whole",
+        "free disk space or fix the disk; what was stored before is whole",
     ),
     sqlite3.SQLITE_READONLY: (
         StoreReadOnly,

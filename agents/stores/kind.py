@@ -92,14 +92,17 @@ class Hears(Protocol):
 
 @runtime_checkable
 class StoreKind(Protocol):
-    """A frozen dataclass whose fields are its recipe keys; all that it learns is in the store."""
+    """Memory across episodes: what an episode is told at its start, and what is stored after a step.
+
+    A frozen dataclass of its recipe keys; all that it learns is in the store.
+    """
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Choose what the episode that begins with `history` is shown. Only reads; equal stores give equal texts."""
         ...
 
     def learn(self, store: Store, groups: Sequence[ScoredGroup], split: str) -> Mapping[str, float]:
-        """Take in the attempts of a finished training step, within one transaction. Returns what is logged of it.
+        """Update on the attempts of a finished training step, within one transaction. Returns what is logged of it.
 
         Args:
             store: open to write.

@@ -35,7 +35,7 @@ from environments.base import Capabilities, StepResult
 from rlhf.build.contamination import in_both
 from rlhf.data import Role, Task
 from rlhf.errors import EnvError, RlhfError
-from rlhf.evaluation.baselines import WholeMessages
+from rlhf.evaluation.baselines import MessageIdRenderer
 from rlhf.inference.seeds import stable_seed
 from rlhf.recipe.suites import Part, list_suites, load_suite, suite_of
 from rlhf.rollout.env_session import Ended
@@ -157,7 +157,7 @@ async def chats(part: Part, tasks: Sequence[Task], name: str, n_characters: int,
 
 async def rows(one: Demonstration, strayed: Sequence[bool], agent: Any, most: int) -> list[dict[str, Any]]:
     """Chats in which `agent` would have played a demonstration: one, or several where it rewrites its prompts."""
-    renderer = WholeMessages()
+    renderer = MessageIdRenderer()
     [told] = await render([one], agent, renderer)
     found: list[tuple[list[int], set[int]]] = []
     for turn, stray in zip(told.turns, strayed, strict=False):
@@ -169,7 +169,7 @@ async def rows(one: Demonstration, strayed: Sequence[bool], agent: Any, most: in
     return [row for ids, learnt in found if (row := _row(ids, learnt, renderer, most)) is not None]
 
 
-def _row(ids: Sequence[int], learnt: set[int], renderer: WholeMessages, most: int) -> dict[str, Any] | None:
+def _row(ids: Sequence[int], learnt: set[int], renderer: MessageIdRenderer, most: int) -> dict[str, Any] | None:
     """A chat of a row, cut at the end of a reply; None where nothing of it is learnt."""
     tools = renderer.tools(ids)
     first = 1 if tools else 0

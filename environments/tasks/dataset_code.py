@@ -57,7 +57,7 @@ def tests_as_reference(
             where=error.where,
             got=error.got,
             expected=error.expected,
-            hint="mend them, or take the row out; environment.entry_point names the column of the tested function",
+            hint="fix them, or take the row out; environment.entry_point names the column of the tested function",
         ) from error
     return reference
 

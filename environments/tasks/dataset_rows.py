@@ -14,7 +14,7 @@ from environments.tasks.dataset_code import SOLUTIONS, tests_as_reference
 from environments.tasks.dataset_files import Row
 from rewards.answers.extract import boxed
 from rlhf.data import Message, Role, Task
-from rlhf.data.foreign import MAX_TEXT_BYTES
+from rlhf.data.untrusted import MAX_TEXT_BYTES
 from rlhf.errors import EnvError, nearest
 
 SPLITS = ("train", "dev", "test")

@@ -101,7 +101,7 @@ def _loaded(path: Path, changed: int) -> Mapping[str, Tool]:
     assert spec is not None and spec.loader is not None  # its name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where type hints look for their names
-    with boundary(EnvError, f"environment.tools, {path}", "mend the file: it raises when it is imported"):
+    with boundary(EnvError, f"environment.tools, {path}", "fix the file: it raises when it is imported"):
         try:
             spec.loader.exec_module(module)
         except SystemExit as error:

@@ -206,7 +206,7 @@ class PooledEpisode:
         self.opening = opening
 
     async def step(self, action: str) -> StepResult:
-        """Do one action. Raises EnvError, or CallHung, where the worker does not answer it."""
+        """Do one action. Raises EnvError, or CallTimeoutError, where the worker does not answer it."""
         if self._closed:
             raise EnvError("the episode is closed", where=f"worker {self._worker.pid}")
         found: StepResult = await self._worker.call("step", self._key, action)

@@ -29,9 +29,9 @@ from typing import Any
 import psutil
 
 from environments.base import EpisodeCapabilities
-from environments.gate import checked_result
+from environments.validation import checked_result
 from environments.workers.protocol import ERROR, READY, TEXT, Frames, answer_of, frame, unpacked
-from rlhf.data.foreign import described
+from rlhf.data.untrusted import described
 from rlhf.errors import EnvError, RlhfError
 
 #: Exit code of a worker that took more memory than it may.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from environments.base import CALL_LIMIT_S, CallHung
+from environments.base import CALL_LIMIT_S, CallTimeoutError
 from environments.workers.process import Bounds, Process
 from environments.workers.protocol import READY, Frames, NotAFrame, decoded, frame
 from rlhf.errors import EnvError, RlhfError
@@ -102,7 +102,7 @@ class Worker:
 
         Raises:
             Raised: the environment raised.
-            CallHung: this call took too long; the process is ended.
+            CallTimeoutError: this call took too long; the process is ended.
             WorkerLost: the process ended, or another call of it took too long.
         """
         if self.lost is not None:
@@ -285,7 +285,7 @@ class Worker:
 
         Raises:
             Raised: the environment raised.
-            CallHung: it took too long; the process is ended.
+            CallTimeoutError: it took too long; the process is ended.
             WorkerLost: the process ended.
         """
         assert self.loop is None
@@ -370,8 +370,8 @@ class Worker:
         self._process.kill()
         return True
 
-    def _hung(self, took: str) -> CallHung:
-        return CallHung(
+    def _hung(self, took: str) -> CallTimeoutError:
+        return CallTimeoutError(
             "a call hung, and its worker process was ended",
             where=f"worker {self.pid}",
             got=took,

@@ -1,4 +1,4 @@
-"""CompositeEnvironment settings of environments as the levels of one, from easy to hard.
+"""Difficulty levels: several environments as the levels of one, from easy to hard.
 
     environment:
       kind: graded

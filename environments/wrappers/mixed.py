@@ -1,4 +1,4 @@
-"""CompositeEnvironment environments in one recipe, each with a share of the tasks.
+"""Mixture of environments: each has a share of the tasks.
 
     environment:
       kind: mixed

@@ -7,8 +7,8 @@ import inspect
 from typing import Any
 
 from rewards.base import Capabilities, name_of
-from rewards.gate import checked_verdict
 from rewards.trl_function import as_reward
+from rewards.validation import checked_verdict
 from rlhf.data import Task, Trajectory, Verdict
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.combinators.parts import with_parts
-from rewards.contrib.episode_memory import Shelf, exploit, explore, normalised
+from rewards.contrib.answer_store import AnswerBuffer, exploit, explore, normalised
 from rewards.contrib.found_subgoals import FoundSubgoals
 from rewards.models.embedding import embedded
 from rlhf.checking import CheckContext, Problem
@@ -127,7 +127,7 @@ class Episodes:
     def clear(self) -> None:
         """Forget everything."""
         bounds = (self.settings.per_query, self.settings.capacity, self.settings.dim)
-        self.successes, self.failures = Shelf(*bounds), Shelf(*bounds)
+        self.successes, self.failures = AnswerBuffer(*bounds), AnswerBuffer(*bounds)
         self.exploits: list[float] = []
         self.explores: list[float] = []
         self.n_steps = 0
@@ -144,7 +144,7 @@ class Episodes:
         return normalised(like if is_warm else None, self.exploits), normalised(unlike, self.explores)
 
     def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Take in a finished step, once. Returns the figures of it.
+        """Update on a finished step, once. Returns the figures of it.
 
         The windows take what the attempts of the step were, compared with the memory before the step; demonstrations
         are left out of everything.
@@ -173,7 +173,7 @@ class Episodes:
         return {**shelves, "exploits": self.exploits, "explores": self.explores, "n_steps": self.n_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what another process did."""
+        """Restore what `state_dict` returned."""
         self.successes.load_state_dict(state["successes"])
         self.failures.load_state_dict(state["failures"])
         self.exploits, self.explores = list(state["exploits"]), list(state["explores"])

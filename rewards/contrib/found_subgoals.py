@@ -77,9 +77,9 @@ class FoundSubgoals:
             )
 
     @cached_property
-    def episodes(self) -> Found:
+    def episodes(self) -> SubgoalState:
         """Live subgoals, apart from the settings."""
-        return Found(self)
+        return SubgoalState(self)
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Pay the subgoals that the attempt reaches."""
@@ -93,7 +93,7 @@ class FoundSubgoals:
         return Verdict(sum(per_turn), f"{n} of {len(subgoals)} subgoals found so far", tuple(per_turn))
 
 
-class Found:
+class SubgoalState:
     """Subgoals of a stage. Only `learn` changes them; they are paid while `is_open`."""
 
     def __init__(self, settings: FoundSubgoals) -> None:
@@ -106,7 +106,7 @@ class Found:
         self.subgoals: tuple[str, ...] = ()
 
     def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Take in a finished step, once. Returns the figures of it."""
+        """Update on a finished step, once. Returns the figures of it."""
         own = [t for g in groups for t in g.trajectories if not t.is_demonstration]
         self.paths.extend(map(path_of, own))
         self.subgoals = self._found()
@@ -129,7 +129,7 @@ class Found:
         return {"paths": [[sorted(events), solved] for events, solved in self.paths]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Know what another process did."""
+        """Restore what `state_dict` returned."""
         self.clear()
         self.paths.extend((frozenset(events), bool(solved)) for events, solved in state["paths"])
         self.subgoals = self._found()

@@ -21,7 +21,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.models.local_model import LocalChat, load_chat
-from rlhf.chat_api import ChatServer, Later, Patience, first_choice, load_aiohttp
+from rlhf.chat_api import ChatServer, RetryableError, RetryPolicy, first_choice, load_aiohttp
 from rlhf.data import Task, Trajectory
 from rlhf.errors import EngineError, MissingPackageError, ModelError, RewardError
 from rlhf.settings import STRICT
@@ -151,7 +151,7 @@ class Asker:
 
     def __init__(self, settings: AsksModel) -> None:
         self.settings = settings
-        patience = Patience(n_tries=4, most_s=8.0, request_s=settings.request_s)
+        patience = RetryPolicy(n_tries=4, most_s=8.0, request_s=settings.request_s)
         place, hint = "the judge", "check url and model of the reward"
         self.server = (
             ChatServer(settings.url, settings.model, patience, where=place, hint=hint) if settings.url else None
@@ -258,7 +258,7 @@ def _listed(answer: Any) -> list[tuple[str, float]]:
         listed = first_choice(answer)[2]["logprobs"]["content"][0]["top_logprobs"]
         return [(str(one["token"]), float(one["logprob"])) for one in listed]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise Later(f"an answer without log-probs: {json.dumps(answer)[:150]}") from error
+        raise RetryableError(f"an answer without log-probs: {json.dumps(answer)[:150]}") from error
 
 
 def _number(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Texts as vectors, without a model: words and runs of three characters, hashed into a fixed number of places."""
+"""Feature hashing: texts as vectors of hashed words and character trigrams, without a model."""
 
 from __future__ import annotations
 

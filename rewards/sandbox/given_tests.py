@@ -166,5 +166,5 @@ def _unusable(what: str, where: str, got: str) -> RewardError:
         where=where,
         got=got,
         expected="assertions about functions of the program, or check(candidate) with them and an entry_point",
-        hint="mend the tests, or take the task out; see docs/sandbox.md",
+        hint="fix the tests, or take the task out; see docs/sandbox.md",
     )

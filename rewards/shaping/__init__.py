@@ -1,1 +1,1 @@
-"""Shaping rewards: penalties, lengths, formats."""
+"""Outcome, length and penalty rewards."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from rlhf.data.foreign import name_of
+from rlhf.data.untrusted import name_of
 from rlhf.errors import RecipeError, RlhfError, disk
 from rlhf.given_parts import PREFIX
 from rlhf.recipe.builder import build_part, plain_part

@@ -1,4 +1,4 @@
-"""Limit of groups played at a time, by the load that engines report."""
+"""Concurrency limit of groups (additive increase, multiplicative decrease), by the engines' load."""
 
 from __future__ import annotations
 

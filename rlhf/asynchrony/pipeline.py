@@ -11,7 +11,7 @@ A group that began under t has ordinal n < (t + depth + 1) · B, so it is traine
 token of it is by a version before t: its age, the step less the oldest version of a token, is at most depth.
 
 `first_finished` trains the groups that finished first, as far as every group still is trained in time: one that began
-under t has its turn by step t + S (`rlhf.asynchrony.turns`).
+under t has its turn by step t + S (`rlhf.asynchrony.completion_order`).
 
 With a fixed schedule, version v + 1 is installed once everything that may begin under v has finished. Then group n is
 played wholly by version max(0, n // B - depth), whatever the clock says.
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rlhf.asynchrony.turns import first_finished
+from rlhf.asynchrony.completion_order import first_finished
 from rlhf.errors import CheckpointError, DeliveryError, TrainingError
 
 Order = Literal["in_order", "first_finished"]

@@ -322,7 +322,7 @@ def actor_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _told(who: str = "") -> Iterator[None]:
-    """Inside, an error that an actor raised is raised as it was, and where the actor `who` has ended that is said."""
+    """Context that raises an actor's error as it was, and says where the actor `who` has ended."""
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
     try:

@@ -136,8 +136,8 @@ class MicroBatches(Sequence[PackedBatch]):
         return {self._rows[i].adapter for members in self._members for i in members}
 
 
-class AllCount(Sequence[tuple[PackedBatch, bool]]):
-    """Micro-batches that all count, each laid out when it is asked for."""
+class WithoutPadding(Sequence[tuple[PackedBatch, bool]]):
+    """Micro-batches of a single process, none of them a dummy that only keeps ranks in step; laid out lazily."""
 
     def __init__(self, batches: Sequence[PackedBatch]) -> None:
         self._batches = batches

@@ -130,7 +130,7 @@ def train_on_ray(recipe: Recipe, folder: Path, *, is_resumed: bool, console: Cle
 
 @contextmanager
 def _interrupted_by_term() -> Iterator[None]:
-    """Inside, SIGTERM is a KeyboardInterrupt, as Ctrl-C is."""
+    """Context in which SIGTERM is a KeyboardInterrupt, as Ctrl-C is."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -243,7 +243,7 @@ def _gpus(ray: Any) -> int:
 
 @contextmanager
 def _ray(recipe: Recipe, console: CleanConsole) -> Iterator[Any]:
-    """Inside, this process is connected to Ray, of which nothing is left afterwards where it was started here."""
+    """Context of a connection to Ray, which is shut down afterwards if it was started here."""
     try:
         import ray
         import ray.util.scheduling_strategies

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
 from rlhf.evaluation.play import Played, play_part
 from rlhf.evaluation.summary import summarize
+from rlhf.finite import finite
 from rlhf.progress import RichProgress
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
@@ -159,14 +159,14 @@ async def _play(
     suite, n = found.suite, sum(map(len, tasks.values()))
     progress.stage("evaluation", n, 0)
     with stopped_by_term():
-        async with at_play(found, progress) as collector_of:
-            await _parts(suite, tasks, collector_of, folder, progress)
+        async with at_play(found, progress) as runner_of:
+            await _parts(suite, tasks, runner_of, folder, progress)
 
 
 async def _parts(
     suite: Suite,
     tasks: Mapping[str, list[Task]],
-    collector_of: Callable[[Part], RolloutRunner],
+    runner_of: Callable[[Part], RolloutRunner],
     folder: Path,
     progress: RunningProgress,
 ) -> None:
@@ -175,7 +175,7 @@ async def _parts(
         await play_part(
             part.name,
             tasks[part.name],
-            collector_of(part),
+            runner_of(part),
             folder,
             attempts=suite.attempts,
             sampling=replace(sampling, top_p=suite.sampling.top_p, top_k=suite.sampling.top_k),
@@ -300,12 +300,3 @@ def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         name = f"{path}.{key}" if path else str(key)
         found.update(flat(value, name) if isinstance(value, Mapping) and value else {name: value})
     return found
-
-
-def finite(value: Any) -> Any:
-    """`value` with null in place of what is no finite number, which JSON does not know."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

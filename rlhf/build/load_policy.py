@@ -14,9 +14,16 @@ from rlhf.build.engine import make_publisher
 from rlhf.build.memory_store import agent_of
 from rlhf.build.pair_data import check_parts
 from rlhf.build.preflight import check_template
-from rlhf.build.train import device, make_collector, policy_of
+from rlhf.build.train import device, make_runner, policy_of
 from rlhf.chat_api import ChatServer
-from rlhf.evaluation.baselines import Dice, NoEngine, OnlyDice, OracleAgent, Planned, WholeMessages
+from rlhf.evaluation.baselines import (
+    MessageIdRenderer,
+    OracleAgent,
+    OracleEnvironment,
+    RandomSeedEngine,
+    RandomSeedRenderer,
+    RefusingEngine,
+)
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.endpoint import EndpointEngine
 from rlhf.gateway.agent import ExternalAgent
@@ -35,24 +42,24 @@ from rlhf.training.reward_model_training import left_by
 
 @asynccontextmanager
 async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncIterator[Callable[[Part], RolloutRunner]]:
-    """Load what is evaluated; gives the collector of each part of the suite."""
+    """Load what is evaluated; gives the runner of each part of the suite."""
     if found.kind == "model":
-        async with _model_at_play(found, progress) as collector_of:
-            yield collector_of
+        async with _model_at_play(found, progress) as runner_of:
+            yield runner_of
         return
-    renderer = OnlyDice() if found.kind == "random" else WholeMessages()
+    renderer = RandomSeedRenderer() if found.kind == "random" else MessageIdRenderer()
     engines: dict[str, Any] = {}
 
     def engine_of(agent: Any) -> Any:
         style = agent.style if isinstance(agent, ToolAgent | ExternalAgent) else "hermes"
         if style not in engines:
-            engines[style] = Dice() if found.kind == "random" else NoEngine()
+            engines[style] = RandomSeedEngine() if found.kind == "random" else RefusingEngine()
             if found.kind == "endpoint":
                 engines[style] = EndpointEngine(found.endpoint, found.model, renderer, found.patience, style)
         return engines[style]
 
-    def collector_of_part(part: Part) -> RolloutRunner:
-        environment: Any = Planned(part.environment) if found.kind == "oracle" else part.environment
+    def runner_of_part(part: Part) -> RolloutRunner:
+        environment: Any = OracleEnvironment(part.environment) if found.kind == "oracle" else part.environment
         agent: Any = part.agent
         if found.kind in BASELINES:
             agent = OracleAgent(environment) if found.kind == "oracle" else RandomAgent(environment)
@@ -71,7 +78,7 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
         progress.say(f"asking {found.model} at {found.endpoint}")
         await ChatServer(found.endpoint, found.model).reach()
     try:
-        yield collector_of_part
+        yield runner_of_part
     finally:
         for engine in engines.values():
             await engine.close()
@@ -90,13 +97,13 @@ async def _model_at_play(
     asked = [weighted.reward for rewards in left.values() for weighted in rewards.values()]
     check_parts([*asked, StrategyCapabilities(strategy).judge], policy.tokenizer)
     policy.model.to(device())
-    collector = await make_collector(recipe, policy, progress)
+    runner = await make_runner(recipe, policy, progress)
     try:
         for part in found.suite.parts:
-            check_template(part.agent, collector.renderer)
-        await make_publisher(recipe, policy, collector.engine).publish()
+            check_template(part.agent, runner.renderer)
+        await make_publisher(recipe, policy, runner.engine).publish()
         yield lambda part: replace(
-            collector,
+            runner,
             environment=part.environment,
             agent=agent_of(part, found.checkpoint, found.name),
             rewards=left[part.name],
@@ -104,7 +111,7 @@ async def _model_at_play(
             seed=found.suite.seed,
         )
     finally:
-        await collector.engine.close()
+        await runner.engine.close()
         _end_programs(found)
 
 

@@ -15,7 +15,7 @@ from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
 from rlhf.recipe.view import paired_stages
 from rlhf.training.stages import pair_files
-from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.trl_trainers import load_trl
 
@@ -81,7 +81,7 @@ def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:
     """Stored training trajectories to pair, as groups, by the index of the stage."""
     found: dict[int, list[Any]] = {}
     for index, stage in enumerate(recipe.stages):
-        if isinstance(stage, OnPairs) and stage.pairs.from_run is not None and _has_attempts(stage.pairs.from_run):
+        if isinstance(stage, PairStage) and stage.pairs.from_run is not None and _has_attempts(stage.pairs.from_run):
             found[index] = list(_groups(Path(stage.pairs.from_run).expanduser()))
             if stage.pairs.rejected_from is not None:
                 found[index] = opposed(found[index], _groups(Path(stage.pairs.rejected_from).expanduser()))

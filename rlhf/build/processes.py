@@ -92,7 +92,7 @@ class StopRequest:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Inside, the running task is cancelled when the request is made."""
+        """Context in which the running task is cancelled when the request is made."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         with self._lock:

@@ -111,7 +111,7 @@ async def _try_reward(recipe: Recipe, path: str, weighted: Weighted, split: str,
     if wrong:
         many = len(wrong) > limits.max_error_fraction * n
         cut = "cut the answer out of the reference: else few attempts may ever be solved" if many else "these rows"
-        say(f"caution: mend {path}, or {cut}")
+        say(f"caution: fix {path}, or {cut}")
 
 
 def _right_reply(environment: Any, task: Task) -> str | None:
@@ -153,7 +153,7 @@ def _refuse_failing(path: str, tried: Sequence[_Tried], limits: Limits) -> None:
             where=f"{path}, {failed[0].task.id}",
             got=failed[0].shown,
             expected="from 0 for wrong to 1 for right, or a verdict of that, for every answer",
-            hint="mend it, and try it alone: `rlhf check reward`",
+            hint="fix it, and try it alone: `rlhf check reward`",
         )
 
 
@@ -163,7 +163,7 @@ def _none_right(path: str, tried: Sequence[_Tried]) -> RewardError:
         where=path,
         got="; ".join(one.shown for one in tried[:_N_SHOWN]),
         expected="full marks for a reference, plain, in a box, in answer tags, or after `The answer is`",
-        hint="mend the reward, lower its solved_at, or cut the answer out of the reference, as answer_pattern does in "
+        hint="fix the reward, lower its solved_at, or cut the answer out of the reference, as answer_pattern does in "
         "a data set; limits.max_error_fraction: 1 starts anyway",
     )
 

@@ -95,7 +95,7 @@ class RolloutWorker:
         self._weights: Delivered | None = None
         self._stage: Any = recipe.stages[asked.stage]
         self._evaluation = recipe.evaluation
-        self._collector = RolloutRunner(
+        self._runner = RolloutRunner(
             environment=recipe.environment,
             agent=recipe.agent,
             rewards=recipe.rewards,
@@ -120,7 +120,7 @@ class RolloutWorker:
         def count(version: int, n_tokens: int) -> None:
             sampled[version] += n_tokens
 
-        group = await played(self._collector, self._stage, job, count)
+        group = await played(self._runner, self._stage, job, count)
         failed = [failure.message for failure in group.failures if failure.outcome is Outcome.ENGINE_ERROR]
         if failed and self._engine.n_refused > n_refused:
             return Played(None, dict(sampled), failed[0])
@@ -131,7 +131,7 @@ class RolloutWorker:
         await self._follow(weights)
         n_refused, settings = self._engine.n_refused, self._evaluation
         split, n_tasks = settings.watch_split, settings.watch_n_tasks
-        found = await evaluate(self._collector, settings, split=split, n_tasks=n_tasks)
+        found = await evaluate(self._runner, settings, split=split, n_tasks=n_tasks)
         if self._engine.n_refused > n_refused:
             raise NoInstanceError("no server has the weights any more", where=f"version {weights.version}")
         return found
@@ -288,11 +288,11 @@ class OnRay:
                 hint="wait until others have ended, or ask for less",
             ) from None
 
-    def controller(self, rules: Rules, stage: int, policy: Policy, collector: RolloutRunner) -> RemoteController:
+    def controller(self, rules: Rules, stage: int, policy: Policy, runner: RolloutRunner) -> RemoteController:
         """Return the controller of a stage, whose workers are being started."""
         import ray
 
-        recipe, engine = self.recipe, collector.engine
+        recipe, engine = self.recipe, runner.engine
         assert isinstance(engine, VllmEngine) and isinstance(recipe.engine, VllmSettings)
         n = recipe.cluster.rollout_workers
         settings: Any = recipe.stages[stage]

@@ -24,7 +24,7 @@ _POLL_S = 0.2
 
 @contextmanager
 def heard(folder: Path) -> Iterator[None]:
-    """Inside, this process runs what is in a folder on Ray, and may be asked to stop."""
+    """Context in which this process runs what is in a folder on Ray, and may be asked to stop."""
     file = folder / _RUNS
     (folder / _STOPS).unlink(missing_ok=True)
     with disk("the owner of the run", file):

@@ -143,7 +143,7 @@ async def _train(
                 run.metrics.close()
                 if run.store_keeper:
                     run.store_keeper.close()
-                await run.collector.engine.close()
+                await run.runner.engine.close()
 
 
 async def prepare(
@@ -163,10 +163,10 @@ async def prepare(
         check_data_unchanged(folder, digests(recipe))
     else:
         await _preflight(recipe, folder, progress)
-    policy, collector, played = await _start(recipe, folder, found, state, progress, actors)
+    policy, runner, played = await _start(recipe, folder, found, state, progress, actors)
     recipe = actors.recipe if actors else recipe
     keeper = make_store_keeper(recipe, folder, found)
-    collector = replace(collector, agent=keeper.bound) if keeper else collector
+    runner = replace(runner, agent=keeper.bound) if keeper else runner
     callbacks = callbacks or Callbacks(())
     metrics = Metrics(_sinks(recipe, folder, callbacks, progress) if here.is_main else [])
     if is_resumed:
@@ -178,7 +178,7 @@ async def prepare(
     async def measure(name: str, full: bool) -> EvaluationResult:
         settings = recipe.evaluation
         split, n = (settings.split, settings.n_tasks) if full else (settings.watch_split, settings.watch_n_tasks)
-        result = await run_evaluation(run.judging, settings, split=split, n_tasks=n)
+        result = await run_evaluation(run.evaluation_runner, settings, split=split, n_tasks=n)
         if full and here.is_main:
             writer.write_groups(name, run.state.step, "eval", result.collected.groups)
         return result
@@ -187,9 +187,9 @@ async def prepare(
         folder=folder,
         seed=recipe.seed,
         policy=policy,
-        collector=collector,
+        runner=runner,
         worlds={i: recipe.at(stage) for i, stage in enumerate(recipe.stages) if stage.differs},
-        publisher=make_publisher(recipe, policy, collector.engine),
+        publisher=make_publisher(recipe, policy, runner.engine),
         metrics=metrics,
         record=writer.write_groups if here.is_main else lambda *_: None,
         evaluate=measure,
@@ -200,7 +200,7 @@ async def prepare(
         evaluates_before=recipe.evaluation.before,
         store_keeper=keeper,
         callbacks=callbacks,
-        lookahead=_lookahead(recipe, policy, collector, actors),
+        lookahead=_lookahead(recipe, policy, runner, actors),
         background_evaluation=await actors.evaluations(policy) if actors else None,
     )
     return run
@@ -228,12 +228,12 @@ def _sinks(recipe: Recipe, folder: Path, callbacks: Callbacks, progress: RichPro
     return [*sinks, *sinks_of(recipe.trackers, recipe.name, folder, values_of(recipe), progress.say)]
 
 
-def _lookahead(recipe: Recipe, policy: Policy, collector: RolloutRunner, actors: OnRay | None) -> Lookahead | None:
+def _lookahead(recipe: Recipe, policy: Policy, runner: RolloutRunner, actors: OnRay | None) -> Lookahead | None:
     if not recipe.asynchrony.is_on:
         return None
     remote = None
     if actors is not None:
-        remote = partial(actors.controller, policy=policy, collector=collector)
+        remote = partial(actors.controller, policy=policy, runner=runner)
     return Lookahead(recipe.asynchrony, pack_groups, unpack_groups, remote)
 
 
@@ -250,16 +250,16 @@ async def _start(
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
     recipe = await actors.with_servers(policy) if actors else recipe
-    collector = await make_collector(recipe, policy, progress, folder / "engine.log")
+    runner = await make_runner(recipe, policy, progress, folder / "engine.log")
     try:
         if found is None and processes.current().is_main:
-            await tell_splits(recipe, collector.renderer, context_of(recipe, policy), progress.say)
+            await tell_splits(recipe, runner.renderer, context_of(recipe, policy), progress.say)
         played = played if waits else await play_all(recipe, folder, progress)
         for index, _ in data_stages(recipe):
-            played[index] = await rows_of(recipe, index, played[index], collector.renderer, policy.max_context)
-        return policy, collector, played
+            played[index] = await rows_of(recipe, index, played[index], runner.renderer, policy.max_context)
+        return policy, runner, played
     except BaseException:
-        await collector.engine.close()
+        await runner.engine.close()
         raise
 
 
@@ -337,15 +337,13 @@ def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
     return restore(recipe.policy, inner, folder.parent.parent)
 
 
-async def make_collector(
-    recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None
-) -> RolloutRunner:
+async def make_runner(recipe: Recipe, policy: Policy, progress: RichProgress, log: Path | None = None) -> RolloutRunner:
     """Engine, renderer and the recipe's environment, agent and rewards, tied together."""
     rewards = [weighted.reward for weighted in recipe.all_rewards.values()]
     estimators = [stage.advantage for stage in recipe.stages if isinstance(stage, PolicyGradient)]
     check_parts([*rewards, *estimators], policy.tokenizer)
     if record := programs_record(recipe.all_rewards):
-        progress.say(f"programs that rewards run are locked in at level {record['sandbox']['level']}")
+        progress.say(f"sandbox of rewards' programs: level {record['sandbox']['level']}")
     renderer = Renderer(
         policy.tokenizer,
         chat_template_kwargs=policy.chat_template_kwargs,
@@ -355,7 +353,7 @@ async def make_collector(
     check_template(recipe.agent, renderer)
     is_embedded, begin = isinstance(recipe.engine, TransformersSettings), time.perf_counter()
     if not is_embedded:
-        progress.say(f"waiting for the engine{f', which says in {log} what it does' if log else ''}")
+        progress.say(f"waiting for the engine{f' (log: {log})' if log else ''}")
     with progress.apart():
         engine = await start_engine(recipe, policy, log=log, tell=progress.say)
     if not is_embedded:

@@ -131,10 +131,10 @@ def _is_of_model(part: object) -> bool:
     """True if `path` of these settings names a model, which they declare by naming a hub."""
     from rewards.judges.asking import AsksModel
     from rewards.models.model_folder import ModelReward, stage_of
-    from rlhf.training.critics.value_model import OwnModel
+    from rlhf.training.critics.value_model import CriticModelSettings
     from rlhf.training.policy.model import Pretrained
 
-    return isinstance(part, AsksModel | ModelReward | OwnModel | Pretrained) and stage_of(part) is None
+    return isinstance(part, AsksModel | ModelReward | CriticModelSettings | Pretrained) and stage_of(part) is None
 
 
 def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:

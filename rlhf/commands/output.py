@@ -1,6 +1,6 @@
 """Output of commands: results to standard output, messages and errors to standard error.
 
-Exit codes: 0 done; 1 an unexpected error, which is a bug somewhere; 2 something to mend, said in four parts (where,
+Exit codes: 0 done; 1 an unexpected error, which is a bug somewhere; 2 something to fix, said in four parts (where,
 got, expected, do); 130 interrupted.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import json
-import math
 import os
 import sys
 import traceback
@@ -28,6 +27,7 @@ from rich.text import Text
 
 from rlhf.digests import has_digests
 from rlhf.errors import CheckpointError, RecipeError, RlhfError, nearest
+from rlhf.finite import finite
 from rlhf.moved import RenamedWarning
 from rlhf.terminal import CleanConsole, clean
 
@@ -105,7 +105,7 @@ def renamed_names_told() -> Iterator[None]:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Print one line of JSON; non-finite numbers become null."""
-    sys.stdout.write(json.dumps(_finite(values), default=str) + "\n")
+    sys.stdout.write(json.dumps(finite(values), default=str) + "\n")
     sys.stdout.flush()
 
 
@@ -203,11 +203,3 @@ def _disk_full(error: BaseException) -> RlhfError | None:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "unknown place"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

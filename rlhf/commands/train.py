@@ -189,7 +189,7 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
 
 @contextmanager
 def _viewer(folder: Path, is_wanted: bool) -> Iterator[None]:
-    """Inside, a viewer shows the run where one is wanted."""
+    """Context in which a viewer shows the run where one is wanted."""
     from rlhf.commands.view import shown_beside
 
     with shown_beside(folder) if is_wanted else nullcontext():

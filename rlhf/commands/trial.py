@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import TrainingError
-from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
 
@@ -58,7 +58,7 @@ def shortened(recipe: Recipe, n_steps: int) -> list[str]:
         if isinstance(stage, Supervised) and stage.reads_file:
             found += [f"stages.{i}.epochs=1", f"stages.{i}.data.max_rows={2 * n_steps * stage.batch_size}"]
             continue
-        if isinstance(stage, OnPairs) or (isinstance(stage, Supervised) and (stage.attempts or stage.data)):
+        if isinstance(stage, PairStage) or (isinstance(stage, Supervised) and (stage.attempts or stage.data)):
             found.append(f"stages.{i}.epochs=1")
             continue
         if isinstance(stage, Supervised):

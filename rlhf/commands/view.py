@@ -21,7 +21,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def view(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs, evaluations, or folders of them (default: runs and evaluations)."),
+        typer.Argument(
+            metavar="[RUN]...", help="Runs, evaluations, or folders of them (default: runs and evaluations)."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on, or the next free one.")] = 8470,
     host: Annotated[str, typer.Option(help="Address to listen on; the default serves only this machine.")] = (

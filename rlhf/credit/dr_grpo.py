@@ -1,4 +1,4 @@
-"""Dr.GRPO: GRPO without its two biases."""
+"""Dr.GRPO: group-mean baseline, without division by the standard deviation."""
 
 from __future__ import annotations
 

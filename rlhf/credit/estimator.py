@@ -1,4 +1,4 @@
-"""The contract of an advantage estimator, and how one is applied to the groups of a step."""
+"""The contract of an advantage estimator, and its application to the groups of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Given = TypeVar("_Given")
 
 @runtime_checkable
 class AdvantageEstimator(Protocol):
-    """A frozen dataclass whose fields are its recipe keys.
+    """Advantage estimator: from scored groups to an advantage per sampled token; a frozen dataclass of its recipe keys.
 
     Where its statistics are over all groups of a step, it also has a method `over_batch` (see `BatchEstimator`).
     Attributes that it may have: `scale`, the units of its advantages (`rlhf.checking.Scale`); `needs_critic`, the kind

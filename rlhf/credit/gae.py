@@ -1,4 +1,4 @@
-"""GAE: what followed each token, against what a critic expected."""
+"""GAE: generalised advantage estimation per token, with a critic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GiGPO: compare whole trajectories, and compare the turns that were played from the same environment state."""
+"""GiGPO: trajectory-level advantage, plus turn-level advantage among turns that start in the same environment state."""
 
 from __future__ import annotations
 

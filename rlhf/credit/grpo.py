@@ -1,4 +1,4 @@
-"""GRPO: compare the trajectories of one task with each other."""
+"""GRPO: group-normalised advantages per trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REINFORCE++: no groups; returns of tokens, normalised over the whole step."""
+"""REINFORCE++: token returns, normalised over the whole batch, without groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REINFORCE++-baseline: the group gives the baseline, the whole step the scale."""
+"""REINFORCE++-baseline: group-mean baseline, normalised over the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Returns: what is still to come, seen from each turn."""
+"""Returns: discounted reward-to-go per turn."""
 
 from __future__ import annotations
 

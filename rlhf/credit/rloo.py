@@ -1,4 +1,4 @@
-"""RLOO: the others of the group are the baseline."""
+"""RLOO: REINFORCE with a leave-one-out baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups texts that are nearly the same."""
+"""Grouping of texts by similarity."""
 
 from __future__ import annotations
 

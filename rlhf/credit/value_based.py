@@ -1,4 +1,4 @@
-"""Base of estimators that compare with a critic's values."""
+"""Base of advantage estimators with a critic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of estimators around another estimator."""
+"""Base of advantage wrappers: estimators around another estimator."""
 
 from __future__ import annotations
 

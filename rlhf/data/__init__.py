@@ -1,4 +1,4 @@
-"""The nouns of the pipeline: frozen dataclasses on the standard library."""
+"""Core data types, frozen dataclasses: Task, Trajectory, Turn, Generation, ScoredGroup, Credit."""
 
 from rlhf.data.generation import Finish, Generation, Prompt, SamplingParams
 from rlhf.data.messages import Message, Role

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from rlhf.data.foreign import is_from_outside, message_of, shown
+from rlhf.data.untrusted import is_from_outside, message_of, shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlhf.data.foreign import number, shown
 from rlhf.data.trajectory import Outcome, Trajectory
+from rlhf.data.untrusted import number, shown
 from rlhf.errors import DataError
 
 #: `[G][N][T]`: trajectory, generation (all turns in order), sampled token.

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rlhf.data.foreign import shown
+from rlhf.data.untrusted import shown
 from rlhf.errors import DataError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rlhf.training.backends.token_stats import wanted_by
 from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.critics.value_model import backbone_of
 from rlhf.training.policy.model import FromScratch, Pretrained
-from rlhf.training.stages.pair_settings import OnPairs
+from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
 
@@ -272,7 +272,7 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
 
 def _episodes(stage: Any) -> int:
     """Attempts sampled before the updates of a stage or step; 0 where it samples none."""
-    if isinstance(stage, OnPairs):
+    if isinstance(stage, PairStage):
         return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
     if isinstance(stage, Supervised):
         return stage.attempts.tasks_per_round * stage.attempts.group_size if stage.attempts else 0
@@ -289,13 +289,13 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     loss = None
     if isinstance(stage, Supervised):
         n_rows, reads_all = stage.batch_size, stage.observation_weight > 0
-    elif isinstance(stage, OnPairs):  # two rows each, padded to one length
+    elif isinstance(stage, PairStage):  # two rows each, padded to one length
         n_rows, reads_all = 2 * stage.at_once, False
     else:
         loss, reads_all = stage.loss, False
         n_rows = -(-stage.tasks_per_step * stage.group_size // stage.minibatches)
     n_tokens = n_rows * context
-    if not isinstance(stage, OnPairs):
+    if not isinstance(stage, PairStage):
         n_tokens = min(stage.max_tokens_per_microbatch, n_tokens)
     n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
     return Pass(

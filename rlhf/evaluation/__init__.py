@@ -1,1 +1,1 @@
-"""Evaluation: intervals, the store of trajectories, figures and the report page. Import the module you need."""
+"""Evaluation: intervals, the store of trajectories, and figures. Import the module you need."""

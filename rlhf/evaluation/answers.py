@@ -1,4 +1,4 @@
-"""From the candidates that a strategy asked for to the attempts that an evaluation counts."""
+"""Test-time strategies in evaluation: the selected candidate, and what all candidates cost."""
 
 from __future__ import annotations
 

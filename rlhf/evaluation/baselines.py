@@ -34,8 +34,8 @@ from rlhf.rollout.renderer import Renderer
 _BITS = 31
 
 
-class WholeMessages(Renderer):
-    """A renderer for policies that read messages rather than tokens: each message is one id.
+class MessageIdRenderer(Renderer):
+    """Renderer for text-only endpoints: one pseudo-token id per message.
 
     What is stored of a trajectory then holds one id for each message, and its text where the environment or the agent
     said it. Ids are given in the order in which messages are met, so they mean nothing outside their process.
@@ -90,8 +90,8 @@ class WholeMessages(Renderer):
         return found
 
 
-class NoModel:
-    """Base of the engines below: there is nothing to load."""
+class StubEngine:
+    """Base of engines without a model."""
 
     policy_version = 0
     weights_form: WeightsForm = "shared"
@@ -109,8 +109,8 @@ class NoModel:
         """Nothing is open."""
 
 
-class Dice(NoModel):
-    """An engine whose every generation is one number below 2^31, drawn from the seed of the call."""
+class RandomSeedEngine(StubEngine):
+    """Engine of random play: a generation is one number below 2^31, drawn from the seed of the call."""
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Draw."""
@@ -118,8 +118,8 @@ class Dice(NoModel):
         return Generation(prompt, (number,), (-_BITS * math.log(2),), Finish.STOP, 0)
 
 
-class NoEngine(NoModel):
-    """For agents that are programs: whoever asks for a model is refused."""
+class RefusingEngine(StubEngine):
+    """Engine for agents evaluated without a model: every request is refused."""
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Refuse. Raises EngineError."""
@@ -130,8 +130,8 @@ class NoEngine(NoModel):
         )
 
 
-class OnlyDice(WholeMessages):
-    """The renderer of `Dice`: what is said is of no account, and its replies are numbers."""
+class RandomSeedRenderer(MessageIdRenderer):
+    """Renderer of `RandomSeedEngine`: prompts are ignored, replies are numbers."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
         """Always the same."""
@@ -143,7 +143,7 @@ class OnlyDice(WholeMessages):
 
 
 @dataclass(frozen=True)
-class Planned:
+class OracleEnvironment:
     """Environment wrapper whose oracle plans where the episode's own calls run, or before.
 
     Attributes:
@@ -211,9 +211,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class OracleAgent:
-    """Agent that follows the oracle of a `Planned` environment; an invalid action where the plan ends."""
+    """Agent that follows the oracle of a `OracleEnvironment` environment; an invalid action where the plan ends."""
 
-    environment: Planned
+    environment: OracleEnvironment
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Take the next action of the plan."""

@@ -24,7 +24,7 @@ N_BORROWED = 20
 
 @dataclass(frozen=True)
 class RandomAgent:
-    """Takes one of the possible actions, each as likely as any other. Its policy is `Dice`.
+    """Takes one of the possible actions, each as likely as any other. Its policy is `RandomSeedEngine`.
 
     Where none are listed, because actions are written, it takes one that the oracle takes in another task: what
     somebody may answer who knows what answers are like, and not what was asked.

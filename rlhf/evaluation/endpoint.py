@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agents.tool_calls import Call, Style, write_calls
-from rlhf.chat_api import KEY, ChatServer, Patience, first_choice
+from rlhf.chat_api import KEY, ChatServer, RetryPolicy, first_choice
 from rlhf.data import Finish, Generation, Prompt, Role, SamplingParams
-from rlhf.evaluation.baselines import NoModel, WholeMessages
+from rlhf.evaluation.baselines import MessageIdRenderer, StubEngine
 
-__all__ = ["KEY", "EndpointEngine", "Patience"]
+__all__ = ["KEY", "EndpointEngine", "RetryPolicy"]
 
 _SEEDS = 1 << 31
 
 
-class EndpointEngine(NoModel):
+class EndpointEngine(StubEngine):
     """An engine that sends messages to `url` and takes the reply of `model`.
 
     Args:
@@ -35,8 +35,8 @@ class EndpointEngine(NoModel):
         self,
         url: str,
         model: str,
-        renderer: WholeMessages,
-        patience: Patience | None = None,
+        renderer: MessageIdRenderer,
+        patience: RetryPolicy | None = None,
         style: Style = "hermes",
     ) -> None:
         self.server, self.renderer, self._style = ChatServer(url, model, patience), renderer, style

@@ -96,14 +96,14 @@ class EvaluationResult:
 
 
 async def evaluate(
-    collector: RolloutRunner, settings: Evaluation, *, split: str | None = None, n_tasks: int | None = None
+    runner: RolloutRunner, settings: Evaluation, *, split: str | None = None, n_tasks: int | None = None
 ) -> EvaluationResult:
     """Attempt the first `n_tasks` tasks of `split` and count."""
     split = split or settings.split
-    tasks = tasks_of(collector.environment, split, n_tasks or settings.n_tasks)
-    sampling = collector.limits.sampling(settings.temperature)
+    tasks = tasks_of(runner.environment, split, n_tasks or settings.n_tasks)
+    sampling = runner.limits.sampling(settings.temperature)
     # Seed and step number keep the seeds of evaluations apart from those of training, and equal between evaluations.
-    seeded = replace(collector, seed=settings.seed)
+    seeded = replace(runner, seed=settings.seed)
     collected = await seeded.collect(tasks, group_size=settings.attempts, sampling=sampling, step=-1)
     trajectories = [t for g in collected.groups for t in g.trajectories]
     n_errors = sum(len(g.failures) for g in collected.groups)

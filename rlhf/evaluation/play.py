@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
 from rlhf.evaluation.answers import answers_of
-from rlhf.evaluation.baselines import Planned
+from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
@@ -49,7 +49,7 @@ def block_size(attempts: int, limits: Limits) -> int:
 async def play_part(
     name: str,
     tasks: Sequence[Task],
-    collector: RolloutRunner,
+    runner: RolloutRunner,
     folder: Path,
     *,
     attempts: int,
@@ -59,12 +59,12 @@ async def play_part(
 ) -> None:
     """Attempt every task `attempts` times and write the attempts; blocks that `folder` has are not played again.
 
-    Seeds depend on the task, the attempt and the collector's seed, so blocks and interruptions change nothing.
+    Seeds depend on the task, the attempt and the runner's seed, so blocks and interruptions change nothing.
 
     Args:
         name: of the part.
         tasks: in order.
-        collector: of the part's environment.
+        runner: of the part's environment.
         folder: of the trajectories.
         attempts: at each task.
         sampling: how one generation is sampled.
@@ -78,30 +78,30 @@ async def play_part(
     """
     writer, kept = TrajectoryWriter(folder), TrajectoryWriter(folder.with_name(CANDIDATES))
     there = {s.step: s.path for s in list_steps(folder) if (s.stage, s.phase) == (name, "eval")}
-    patient = replace(collector, limits=replace(collector.limits, max_error_fraction=1.0))
+    patient = replace(runner, limits=replace(runner.limits, max_error_fraction=1.0))
     played: list[ScoredGroup] = []
     made, rollout = (attempts, Independent()) if strategy is None else (attempts * strategy.n, strategy.rollout)
-    size = block_size(made, collector.limits)
+    size = block_size(made, runner.limits)
     firsts = range(0, len(tasks), size)
-    if isinstance(collector.agent, RandomAgent) and len(there) < len(firsts):
-        await collector.agent.prepare(tasks, collector.limits)
+    if isinstance(runner.agent, RandomAgent) and len(there) < len(firsts):
+        await runner.agent.prepare(tasks, runner.limits)
     for number, first in enumerate(firsts):
         block = tasks[first : first + size]
         if number in there:
             solved = list(_stored(there[number]))
         else:
-            if isinstance(collector.environment, Planned):
-                collector.environment.prepare(block)
+            if isinstance(runner.environment, OracleEnvironment):
+                runner.environment.prepare(block)
             found = await patient.collect(block, group_size=made, grouping=rollout, sampling=sampling, step=STEP)
             groups, spent = found.groups, None
             if strategy is not None:
-                timeout_s = collector.limits.reward_timeout_s
+                timeout_s = runner.limits.reward_timeout_s
                 pairs = zip(block, found.groups, strict=True)
                 answered = [await answers_of(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
                 groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
             played += groups
             # Judged over what was played so far, not over each block by itself.
-            check_failures(played, collector.limits)
+            check_failures(played, runner.limits)
             if strategy is not None:
                 kept.write_groups(name, number, "eval", found.groups)
             writer.write_groups(name, number, "eval", groups, spent=spent)

@@ -17,7 +17,7 @@ from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
 from rlhf.gateway.conversation import Conversations
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, Token
-from rlhf.gateway.sampling import against, refuse
+from rlhf.gateway.sampling import conflicting_parameters, sampling_refusal
 from rlhf.gateway.session import SESSION, Session
 from rlhf.settings import STRICT
 
@@ -148,9 +148,9 @@ class _PolicyAnswers:
         if not asked.sampling:
             return
         temperature = self._policy.temperature if isinstance(self._policy, SamplingPolicy) else 1.0
-        found = against(asked.sampling, temperature)
+        found = conflicting_parameters(asked.sampling, temperature)
         if found and not self._agent.override_sampling:
-            raise refuse(found, temperature)
+            raise sampling_refusal(found, temperature)
         self._session.overridden += [f"{name}={value!r}" for name, value in found.items()]
 
     def _tokens(self, asked: ChatRequest, reply: Reply) -> tuple[Token, ...]:

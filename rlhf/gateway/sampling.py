@@ -1,4 +1,4 @@
-"""The contract of log-probs: the recipe says how the policy samples, and a client cannot say otherwise unseen."""
+"""Refusal of sampling parameters other than the recipe's: log-probs would be of another distribution."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from rlhf.gateway.request import Refusal
 
 
-def against(sampling: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+def conflicting_parameters(sampling: Mapping[str, Any], temperature: float) -> dict[str, Any]:
     """The parameters of a request by which its replies would come from another distribution than is recorded."""
     return {name: value for name, value in sampling.items() if not (name == "temperature" and value == temperature)}
 
 
-def refuse(found: Mapping[str, Any], temperature: float) -> Refusal:
+def sampling_refusal(found: Mapping[str, Any], temperature: float) -> Refusal:
     """The refusal of such a request."""
     got = ", ".join(f"{name}={value!r}" for name, value in found.items())
     return Refusal(

@@ -54,11 +54,11 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
-class RestingEngine(Protocol):
-    """An engine that can make room in the GPU while nobody samples."""
+class SleepableEngine(Protocol):
+    """An engine with a sleep mode: it releases GPU memory between rollouts."""
 
-    async def rest(self) -> None:
-        """Give memory back, until the next call of `generate` or `load`."""
+    async def sleep(self) -> None:
+        """Release GPU memory until the next call of `generate` or `load`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Seeds that depend on what they are for, and on nothing else."""
+"""Seeds derived by a hash of what they are for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CISPO: the importance weight is clipped, not the update."""
+"""CISPO: clipped importance weight of a REINFORCE loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GSPO: one ratio for a whole trajectory."""
+"""GSPO: sequence-level importance ratio."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from rlhf.settings import STRICT
 
 @runtime_checkable
 class Correction(Protocol):
-    """A frozen dataclass whose fields are its recipe keys.
+    """Importance-sampling correction: from two log-probs per token to weights and a mask; its fields are keys.
 
     It is called once in each step with all tokens of the step. One whose attribute `per_token` is True promises that a
     token's weight depends on that token alone and that every token is kept: a step of one update then calls it with the

@@ -167,7 +167,7 @@ class LossOutput:
 
 @runtime_checkable
 class PolicyLoss(Protocol):
-    """A frozen dataclass whose fields are its recipe keys.
+    """Policy loss: from the arrays of a micro-batch to a scalar and metrics; a frozen dataclass of its recipe keys.
 
     A loss that reads `ref_logprobs` also has an attribute `needs_ref`, one that reads `entropy` an attribute
     `needs_entropy`, and so on with `needs_log_normalizers` (those of the reference come with `needs_ref`) and
@@ -176,7 +176,7 @@ class PolicyLoss(Protocol):
     that its tokens belong to, `group` if it wants all of their groups that are in the minibatch, `tokens` if it wants
     `whole` to hold all their tokens. Rows with off-policy tokens are for losses whose attribute `takes_off_policy` is
     True. One whose attribute `needs_fresh_samples` is True is right for the first update of a step alone, and
-    `reductions` names the reductions under which a loss is what it says; recipes that do otherwise are cautioned.
+    `reductions` names those with which it equals its published formula; recipes that do otherwise are cautioned.
     """
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
@@ -198,7 +198,7 @@ class LossNeeds(CapabilityView):
     needs_fresh_samples = Capability[object](False)
     """It is right for the first update of a step alone."""
     reductions = Capability[Sequence[str]](())
-    """Reductions under which it is what it says; empty for all."""
+    """Reductions with which it equals its published formula; empty for any."""
     max_weight = Capability[object](())
     """Bound of its ratio of new to old probability; an empty tuple where it has no such key."""
     teacher = Capability[str | None](None, str)

@@ -51,12 +51,12 @@ class PPOClip(Regularized):
 
     @property
     def needs_whole(self) -> Whole | None:
-        """True if `LossInputs.trajectories` must be given."""
+        """`trajectory` with a trajectory-level ratio, else None."""
         return "trajectory" if self.ratio == "trajectory" else None
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        """Reductions under which it is what it says; empty for all."""
+        """Reductions with which it equals its published formula; empty for any."""
         return () if self.ratio == "token" else ("seq_mean_token_sum", "seq_mean_token_sum_norm")
 
     def _products(self, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:

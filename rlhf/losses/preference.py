@@ -1,4 +1,4 @@
-"""Losses of pairs, one of which is preferred: of reward models, and of policies without one.
+"""Pairwise preference losses: Bradley-Terry of reward models; DPO, IPO and KTO, to which tests compare TRL's trainers.
 
 Everything is a function of one number per sequence, `[B]`: a score, or the log-prob of its sampled tokens. Each returns
 one loss per pair, for the caller to average. They differ in the margin M by which the chosen one is ahead, and in what
@@ -8,7 +8,6 @@ is done with it:
     DPO             M = log π/π_ref (chosen) − log π/π_ref (rejected)  −log σ(β M)
     IPO             the same                                          (M − 1 / (2 β))²
     KTO             r = log π/π_ref of one that is good or bad         1 − σ(±β (r − z))     unpaired
-    SimPO           M = mean log π (chosen) − mean log π (rejected)    −log σ(β M − γ)               no reference
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reductions: how the losses of single tokens become one number, as a coefficient per token.
+"""Loss aggregation (token mean, sequence mean and others), as a coefficient per token.
 
 Every reduction in use is a weighted sum, L = Σ w_t · l_t, whose coefficients depend on token and sequence counts alone.
 They are computed once, over the whole minibatch (all micro-batches, all processes); then micro-batches simply add up,

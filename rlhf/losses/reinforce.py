@@ -1,4 +1,4 @@
-"""REINFORCE: log-prob times advantage."""
+"""REINFORCE: policy gradient, log-prob times advantage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of whole trajectories, for losses that do not look at single tokens.
+"""Statistics of whole trajectories, for sequence-level losses.
 
 The rows of a trajectory may lie in several micro-batches, of which a loss sees one at a time. What it needs of the rest
 are a few numbers that carry no gradient: the gradient of a function of Σ_t log π_t reaches the parameters through each

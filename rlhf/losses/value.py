@@ -1,4 +1,4 @@
-"""The loss of a critic: squared error against the returns, pessimistic where the values have moved far."""
+"""Value loss of PPO: squared error against the returns, clipped."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from typing import Any
 from rlhf import given_parts
 from rlhf.digests import Manifest
 from rlhf.evaluation.folder import RECIPE
-from rlhf.recipe.checks import check_pairs
+from rlhf.recipe.checks import validate_recipe
 from rlhf.recipe.files import Listed, find, list_recipes
 from rlhf.recipe.model import Recipe, recipe_of, values_of
 from rlhf.recipe.text import overridden, read, to_text
@@ -51,7 +51,7 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained:
         Manifest(path.parent).require(path, hint)
     # A run is named by its recipe; the file of a run folder is always called recipe.yaml and carries its name inside.
     recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
-    check_pairs(recipe, is_trained=is_trained)
+    validate_recipe(recipe, is_trained=is_trained)
     return recipe
 
 
@@ -65,7 +65,7 @@ def load_values(values: Mapping[str, Any], overrides: Sequence[str] = (), *, nam
         base: folder that files named by a kind are looked for in.
     """
     recipe = recipe_of(overridden(values, overrides, "the recipe"), name=name, base=base.resolve())
-    check_pairs(recipe)
+    validate_recipe(recipe)
     return recipe
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rlhf.recipe.model import Recipe
 
 
-def check_pairs(recipe: Recipe, *, is_trained: bool = False) -> None:
-    """Raise RecipeError for the first pair of parts that cannot work together.
+def validate_recipe(recipe: Recipe, *, is_trained: bool = False) -> None:
+    """Raise RecipeError for the first problem of a recipe whose parts are valid by themselves.
 
     A policy that is trained already may be asked by another agent, which calls it in fewer roles: then nothing trains
     on the others, and an adapter that reads nothing changes nothing.
@@ -57,5 +57,5 @@ def _answers(method: str, found: Sequence[Place], *arguments: object) -> Iterato
     for place in found:
         ask = getattr(type(place.part), method, None)
         if ask is not None:
-            with boundary(RecipeError, f"{place.context.path}, {method}", f"mend {type(place.part).__name__}.{method}"):
+            with boundary(RecipeError, f"{place.context.path}, {method}", f"fix {type(place.part).__name__}.{method}"):
                 yield from ask(place.part, place.context, *arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.tools import ToolAgent
-from rlhf.chat_api import Patience
+from rlhf.chat_api import RetryPolicy
 from rlhf.errors import ModelError, RecipeError, nearest
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.environment import External
@@ -49,7 +49,7 @@ class EvaluationTarget:
     checkpoint: Path | None = None
     endpoint: str = ""
     model: str = ""
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
 
     @property
     def has_tokens(self) -> bool:
@@ -116,7 +116,7 @@ def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
 
 
 def _on_server(asked: EvaluationRequest, name: str, suite: Suite) -> EvaluationTarget:
-    patience = Patience() if asked.tries is None else Patience(n_tries=asked.tries)
+    patience = RetryPolicy() if asked.tries is None else RetryPolicy(n_tries=asked.tries)
     return EvaluationTarget("endpoint", name, suite, endpoint=asked.endpoint, model=asked.model, patience=patience)
 
 

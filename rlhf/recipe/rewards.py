@@ -36,11 +36,11 @@ def rewards_of(values: Any, base: Path, path: str = "rewards") -> dict[str, Weig
 
 
 def refuse_two(rewards: Mapping[str, Weighted], path: str = "rewards") -> None:
-    """Raise RecipeError where two rewards say what is solved."""
+    """Raise RecipeError where two rewards have `solved_at`."""
     solving = [name for name, weighted in rewards.items() if weighted.solved_at is not None]
     if len(solving) > 1:
         raise RecipeError(
-            "one reward says what is solved",
+            "only one reward may have solved_at",
             where=f"{path}.{solving[1]}.solved_at",
             got=", ".join(solving),
             expected="the key at one of them",

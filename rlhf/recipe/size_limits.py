@@ -98,7 +98,7 @@ def _named(values: Mapping[str, Any], path: str, text: str) -> Iterator[tuple[st
 def refused(where: str, got: str) -> RecipeError:
     """The error for a text that is too much."""
     return RecipeError(
-        "this is more than a recipe can be",
+        "the recipe is too large",
         where=where,
         got=got,
         expected=f"at most {MOST_VALUES:,} values, {MOST_VALUES * PER_VALUE:,} characters and {MOST_LEVELS} levels",

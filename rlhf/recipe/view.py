@@ -49,9 +49,9 @@ def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 def paired_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Give YAML path and settings of each stage that learns from pairs."""
-    from rlhf.training.stages.pair_settings import OnPairs
+    from rlhf.training.stages.pair_settings import PairStage
 
-    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, OnPairs))
+    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, PairStage))
 
 
 def _stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from environments.base import EndedAs, Environment, EpisodeCapabilities, StepResult
-from environments.gate import checked_result
+from environments.base import Environment, EpisodeCapabilities, StepResult, TerminalEnvError
+from environments.validation import checked_result
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.rollout.executors import CallError, CallTimeout, Lane
@@ -92,7 +92,7 @@ class EnvSession:
         except CallError as error:
             cause = error.__cause__
             raise Ended(
-                cause.outcome if isinstance(cause, EndedAs) else Outcome.ENV_ERROR, f"{name}: {error}"
+                cause.outcome if isinstance(cause, TerminalEnvError) else Outcome.ENV_ERROR, f"{name}: {error}"
             ) from error
         except EnvError as error:
             raise Ended(Outcome.ENV_ERROR, str(error)) from error

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from agents.base import Agent, History
-from agents.gate import checked_action
+from agents.validation import checked_action
 from environments.base import Capabilities, Environment, StepResult, properties_of
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
-from rlhf.data.foreign import described
+from rlhf.data.untrusted import described
 from rlhf.errors import ContextFull, EngineError
 from rlhf.inference.engine import RolloutEngine
 from rlhf.rollout import telemetry

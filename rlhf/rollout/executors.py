@@ -31,7 +31,7 @@ from weakref import WeakSet
 
 from environments.base import CALL_LIMIT_S
 from rlhf.data.clock import Clock
-from rlhf.data.foreign import described, is_from_outside
+from rlhf.data.untrusted import described, is_from_outside
 from rlhf.errors import EnvError
 from rlhf.rollout.blocking import ON_LOOP
 

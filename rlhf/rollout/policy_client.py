@@ -11,8 +11,8 @@ from typing import Any
 
 from agents.base import Reply
 from rlhf.data import Finish, Generation, Message, Prompt, SamplingParams
-from rlhf.data.foreign import shown
 from rlhf.data.generation import Conversations, joined
+from rlhf.data.untrusted import shown
 from rlhf.errors import AgentError, ContextFull, EngineError, boundary
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed

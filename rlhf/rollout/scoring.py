@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rewards.base import Capabilities, GroupReward
-from rewards.gate import checked_verdict, total_of
+from rewards.validation import checked_verdict, total_of
 from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory, Verdict
 from rlhf.data.clock import CALL_CLOCK, Clock
-from rlhf.data.foreign import shown
+from rlhf.data.untrusted import shown
 from rlhf.errors import DataError, EnvError, RewardError, TrainingError
 from rlhf.rollout.blocking import Watchdog
 from rlhf.rollout.executors import CallError, CallExecutor, CallTimeout, InlineLane, Lane
@@ -129,7 +129,7 @@ def check_failures(groups: Sequence[ScoredGroup], limits: Limits) -> None:
         where="rollout",
         got=", ".join(f"{n} {kind}" for kind, n in kinds.most_common()),
         expected=f"at most {limits.max_error_fraction:.0%} (limits.max_error_fraction)",
-        hint="mend the part that fails (`rlhf check` finds more), or raise the limit",
+        hint="fix the part that fails (`rlhf check` finds more), or raise the limit",
     )
 
 

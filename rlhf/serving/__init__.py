@@ -1,1 +1,1 @@
-"""Serving: a policy behind vLLM's server, an environment behind OpenEnv's protocol."""
+"""Serving: a policy behind an OpenAI-compatible server or the gateway, an environment behind OpenEnv's protocol."""

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from rlhf.build.engine import make_publisher
 from rlhf.build.processes import stopped_by_term
-from rlhf.build.train import device, make_collector, policy_of
+from rlhf.build.train import device, make_runner, policy_of
 from rlhf.data import ScoredGroup, Task
-from rlhf.evaluation.baselines import WholeMessages
+from rlhf.evaluation.baselines import MessageIdRenderer
 from rlhf.evaluation.endpoint import EndpointEngine
 from rlhf.evaluation.store import TrajectoryWriter, list_steps
 from rlhf.gateway.agent import ExternalAgent
@@ -87,7 +87,7 @@ Behind = Callable[[RichProgress], Awaitable[RolloutRunner]]
 def _endpoint(recipe: Recipe, url: str, model: str) -> Behind:
     async def begin(progress: RichProgress) -> RolloutRunner:
         agent: Any = recipe.agent
-        renderer = WholeMessages()
+        renderer = MessageIdRenderer()
         engine: Any = EndpointEngine(url, model, renderer, style=agent.style)
         return RolloutRunner(
             environment=recipe.environment,
@@ -107,9 +107,9 @@ def _policy(recipe: Recipe, checkpoint: Path | None) -> Behind:
     policy.model.to(device())
 
     async def begin(progress: RichProgress) -> RolloutRunner:
-        collector = await make_collector(recipe, policy, progress)
-        await make_publisher(recipe, policy, collector.engine).publish()
-        return collector
+        runner = await make_runner(recipe, policy, progress)
+        await make_publisher(recipe, policy, runner.engine).publish()
+        return runner
 
     return begin
 
@@ -118,8 +118,8 @@ async def _serve(
     recipe: Recipe, behind: Behind, out: Path, split: str, most: int | None, console: CleanConsole
 ) -> dict[str, Any]:
     with RichProgress(console) as progress, stopped_by_term():
-        collector = await behind(progress)
-        serving = Serving(collector, tasks_of(recipe.environment, split), out, most)
+        runner = await behind(progress)
+        serving = Serving(runner, tasks_of(recipe.environment, split), out, most)
         try:
             gateway = await serving.start()
             progress.say(f"gateway at {gateway.url}; {KEY}={gateway.key}; attempts go to {out}; Ctrl-C stops it")
@@ -130,7 +130,7 @@ async def _serve(
             pass
         finally:
             await serving.close()
-            await collector.engine.close()
+            await runner.engine.close()
     return {"attempts": dict(serving.outcomes), "out": str(out)}
 
 
@@ -138,7 +138,7 @@ class Serving:
     """Sessions that clients open by themselves.
 
     Args:
-        collector: policy, rewards and limits of the attempts.
+        runner: policy, rewards and limits of the attempts.
         tasks: given out in turn to who names none.
         out: folder of the attempts; those that are solved are in its `chats.jsonl` too, for a supervised stage.
         most: attempts in all; None for any number.
@@ -151,12 +151,12 @@ class Serving:
 
     def __init__(
         self,
-        collector: RolloutRunner,
+        runner: RolloutRunner,
         tasks: Sequence[Task],
         out: Path,
         most: int | None = None,
     ) -> None:
-        self._collector, self._tasks, self._most = collector, list(tasks), most
+        self._runner, self._tasks, self._most = runner, list(tasks), most
         self._chats = out / "chats.jsonl"
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
@@ -168,12 +168,12 @@ class Serving:
         self._opening = asyncio.Lock()
         self._n = 0
         self._first = max((found.step for found in list_steps(out / "trajectories")), default=0)
-        self._programs = programs_of(collector.environment)  # type: ignore[arg-type]
+        self._programs = programs_of(runner.environment)  # type: ignore[arg-type]
         self.outcomes: Counter[str] = Counter()
 
     async def start(self) -> Gateway:
         """Listen."""
-        environment: Any = self._collector.environment
+        environment: Any = self._runner.environment
         key = os.environ.get(KEY, "")
         gateway = Gateway(environment.host, environment.port, key=key, opens=self._opens)
         await asyncio.to_thread(gateway.start)
@@ -185,7 +185,7 @@ class Serving:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        self._collector.environment.close()  # type: ignore[attr-defined]
+        self._runner.environment.close()  # type: ignore[attr-defined]
 
     async def _opens(self, wanted: Any, attempt: int) -> Session:
         """Open a session; called on the server's thread."""
@@ -195,7 +195,7 @@ class Serving:
     async def _open(self, wanted: Any, attempt: int) -> Session:
         if self._most is not None and self._n >= self._most:
             raise Refusal(410, f"there are no more than {self._most} attempts. Do: stop.", "no_more")
-        if len(self._running) >= self._collector.limits.max_concurrent:
+        if len(self._running) >= self._runner.limits.max_concurrent:
             raise Refusal(429, f"{len(self._running)} sessions are open. Do: ask again.", "busy", after_s=1.0)
         task = self._task(wanted)
         self._n, number = self._n + 1, self._first + self._n + 1
@@ -229,7 +229,7 @@ class Serving:
         )
 
     async def _attempt(self, task: Task, attempt: int, number: int) -> None:
-        found: Any = self._collector
+        found: Any = self._runner
         limits = found.limits
         parts = (found.environment, found.agent, found.engine, found.renderer, limits, limits.sampling(1.0))
         played = await run_episode(task, *parts, attempt=attempt, seed=found.seed + number, session=f"gateway/{number}")
@@ -243,7 +243,7 @@ class Serving:
         """Write an attempt, and its chats where it is solved; one thread at a time."""
         with self._lock:
             self._writer.write_groups(STAGE, number, "eval", [group])
-        session, found = SESSION.get(None), self._collector
+        session, found = SESSION.get(None), self._runner
         if session is None or session.conversations is None or not any(t.solved for t in group.trajectories):
             return
         agent: Any = found.agent

@@ -1,4 +1,4 @@
-"""Draw until enough groups differ within themselves."""
+"""Dynamic sampling (DAPO): draw tasks until enough groups have different rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that had nothing to train on."""
+"""Counter of consecutive steps without training data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf.errors import TrainingError
 
 @dataclass
 class EmptySteps:
-    """Counts them, and ends a run that makes too many.
+    """Counter of consecutive steps without training data, which ends a run after too many.
 
     Attributes:
         n: finished steps in a row, up to now, that trained on nothing.
@@ -31,7 +31,7 @@ class EmptySteps:
             )
 
     def learn(self, n_trained: float, where: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Take in a finished step that trained on so many attempts and demonstrations. Returns metrics and cautions."""
+        """Update on a finished step, with its number of trained attempts. Returns metrics and cautions."""
         self.n = 0 if n_trained else self.n + 1
         why = "no group that was kept has an advantage"
         text = f"caution: {where} had nothing to train on, so the policy stays as it is: {why}"
@@ -42,5 +42,5 @@ class EmptySteps:
         return {"n": self.n}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.n = int(state["n"])

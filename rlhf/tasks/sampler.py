@@ -1,4 +1,4 @@
-"""The contract of a sampler: which tasks a step attempts.
+"""The contract of a task sampler: which tasks a step attempts.
 
 A sampler in a recipe is a frozen dataclass; what it starts is live and remembers. What it remembers is part of a
 checkpoint, so that a resumed run draws what an uninterrupted one would have drawn.
@@ -22,7 +22,7 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state_dict` returned in an earlier process."""
+        """Restore what `state_dict` returned in an earlier process."""
         ...
 
 
@@ -35,7 +35,7 @@ class TaskSource(Stateful, Protocol):
         ...
 
     def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
-        """Take in how the step went, once, when it is finished. Returns what is logged of it.
+        """Update on a finished step, once. Returns what is logged of it.
 
         Args:
             groups: of all tasks drawn in the step, in the order they were drawn in.
@@ -45,7 +45,7 @@ class TaskSource(Stateful, Protocol):
 
 @runtime_checkable
 class TaskSampler(Protocol):
-    """A frozen dataclass whose fields are its recipe keys.
+    """Settings of a task sampler, a frozen dataclass of its recipe keys; `start` gives the sampler, which has state.
 
     One that draws tasks which begin in the middle has an attribute `replays = True`: the recipe is then checked for an
     environment and an agent that can do this.

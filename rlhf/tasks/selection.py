@@ -55,7 +55,7 @@ class Selection:
 
 @runtime_checkable
 class GroupSelection(Protocol):
-    """A frozen dataclass whose fields are its recipe keys; it remembers nothing between steps.
+    """Group selection (dynamic sampling, variance filters): a frozen dataclass of its recipe keys, without state.
 
     One that has an attribute `max_empty_steps` ends the run after so many steps in a row that had nothing to train on.
     """

@@ -1,4 +1,4 @@
-"""Tasks in a shuffled order, each once before any comes again."""
+"""Shuffled task sampler: every task once per epoch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ShuffledTasks:
         return [self.tasks[i] for i in islice(walk(len(self.tasks), self.seed, self.n_drawn + already), n)]
 
     def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
-        """Go on behind the tasks that were drawn."""
+        """Advance past the tasks that were drawn."""
         self.n_drawn += len(groups)
         return {}
 
@@ -97,5 +97,5 @@ class ShuffledTasks:
         return {"n_drawn": self.n_drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.n_drawn = int(state["n_drawn"])

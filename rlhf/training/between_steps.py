@@ -86,7 +86,7 @@ def restore_refreshed_rewards(run: Run, stages: Sequence[Any]) -> None:
     for index, stage in enumerate(stages[: run.state.stage + run.state.finished]):
         if not isinstance(stage, PolicyGradient):
             continue
-        label, rewards = f"{index}-policy_gradient", run.collector.rewards
+        label, rewards = f"{index}-policy_gradient", run.runner.rewards
         if stage.reward_refresh is not None:
             name, model_reward = reward_refresh.refreshed(stage.reward_refresh, rewards)
             run.replace_reward(name, asking_left(model_reward, run.folder / reward_refresh.FOLDER / label))

@@ -175,7 +175,7 @@ class RunContext(Protocol):
     folder: Path
     seed: int
     policy: Policy
-    collector: RolloutRunner
+    runner: RolloutRunner
     progress: Progress
     state: State
     demonstrations: Mapping[int, Any]

@@ -109,7 +109,7 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     run.reseed(number)
     for hook in parts.hooks:
         step.samples = hook.transform_samples(parts, step, step.samples)
-    shares, hooks = run.collector.engine.shares_policy, parts.hooks if step.trains_policy else ()
+    shares, hooks = run.runner.engine.shares_policy, parts.hooks if step.trains_policy else ()
     step.values = await parts.work(update, stage, parts.trainer, step.samples, rng, shares, hooks)
     for hook in parts.hooks:
         await hook.after_update(run, parts, step)

@@ -51,7 +51,7 @@ def split_by_task(items: Sequence[Item], share: float, seed: str) -> tuple[list[
 
 
 def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
-    """A copy of the policy, adapters merged, that says a number wherever it is read; its folder keeps `learns`."""
+    """Sequence classifier with one output, a copy of the policy, adapters merged; its config keeps `learns`."""
     import transformers
 
     auto: Any = transformers.AutoModelForSequenceClassification
@@ -62,7 +62,7 @@ def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
     setattr(config, LEARNT, learns)
     if type(config) not in auto._model_mapping:
         raise ModelError(
-            "models of this family cannot say one number for a row",
+            "this model family has no sequence classifier, which a reward model is",
             where="stages: reward_model",
             got=str(config.model_type),
             expected="a family with a sequence classifier in transformers",

@@ -80,7 +80,7 @@ async def sample_groups(run: Run, parts: StageComponents, step: Step) -> Trainin
     for hook in parts.hooks:
         hook.before_step(run, step)
     await run.check_stop()
-    sampling = run.collector.limits.sampling(stage.temperature)
+    sampling = run.runner.limits.sampling(stage.temperature)
     is_sampled = stage.logged is None or stage.logged.sample
     wanted = stage.tasks_per_step if is_sampled else 0
     collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=wanted), 0
@@ -89,7 +89,7 @@ async def sample_groups(run: Run, parts: StageComponents, step: Step) -> Trainin
         selection, n_rounds = _selected(run, parts, collected, 1, step.number), 1
     async with parts.rollout(run) as players:
         while selection.n_more:
-            collected = await run.collector.collect(
+            collected = await run.runner.collect(
                 parts.source.draw(selection.n_more, len(collected.groups)),
                 group_size=stage.group_size,
                 grouping=stage.rollout,

@@ -157,7 +157,7 @@ class RolloutsAhead(StageHook):
         own, found = parts[current().rank if len(parts) > 1 else 0], [due.groups for due in parts if due is not None]
         self._due = own.ordinals if own is not None else ()
         groups = tuple(group for part in found for group in part)
-        check_failures(groups, run.collector.limits)
+        check_failures(groups, run.runner.limits)
         return RolloutBatch(groups, self._clock.since_last_batch())
 
     def _new_tasks(self) -> dict[int, list[Task]]:
@@ -186,7 +186,7 @@ class RolloutsAhead(StageHook):
         self, run: RunContext, ask: Callable[[float], Awaitable[T | str]], who: str
     ) -> tuple[T | None, bool]:
         """Ask until there is an answer, and say meanwhile who is waited for; or that no server has the weights."""
-        asked, looked_at = run.collector.engine, time.monotonic()
+        asked, looked_at = run.runner.engine, time.monotonic()
         engine = asked if self._player is None and isinstance(asked, RestartableEngine) else None
         while isinstance(found := await ask(_NOTE_EVERY_S), str):
             run.progress.note(f"{who} {found}")
@@ -271,11 +271,11 @@ class _Here:
     @property
     def places(self) -> int:
         """As many groups as there is room for their attempts."""
-        return places_of(self.run.collector.environment, self.run.collector.limits, self.stage.group_size)
+        return places_of(self.run.runner.environment, self.run.runner.limits, self.stage.group_size)
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
         """Play one group, with the seeds that it has in a run without asynchrony."""
-        return await played(self.run.collector, self.stage, job, count)
+        return await played(self.run.runner, self.stage, job, count)
 
     async def come_back(self) -> None:
         """It is never lost."""
@@ -296,10 +296,10 @@ def places_of(environment: Any, limits: Limits, group_size: int, n_workers: int 
 
 
 async def played(
-    collector: RolloutRunner, stage: PolicyGradient, job: Job, count: Callable[[int, int], None]
+    runner: RolloutRunner, stage: PolicyGradient, job: Job, count: Callable[[int, int], None]
 ) -> ScoredGroup:
     """Play one group; `count` hears (version, tokens) of everything sampled."""
-    own = replace(collector, engine=CountedEngine(collector.engine, count), on_progress=None)
+    own = replace(runner, engine=CountedEngine(runner.engine, count), on_progress=None)
     how: dict[str, Any] = {"grouping": stage.rollout, "earlier": [job.task.id] * job.n_before}
     sampling = own.limits.sampling(stage.temperature)
     found = own.groups([job.task], sampling, group_size=stage.group_size, step=job.number, **how)
@@ -316,7 +316,7 @@ class _Clock:
 
     @contextmanager
     def trainer_waits(self) -> Iterator[None]:
-        """Inside, the trainer waits for groups."""
+        """Context in which the trainer waits for groups."""
         begin = time.perf_counter()
         try:
             yield

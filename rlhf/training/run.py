@@ -15,7 +15,7 @@ import torch
 
 from rlhf import locks
 from rlhf.errors import CheckpointError, DeliveryError, RlhfError
-from rlhf.inference.engine import RestingEngine
+from rlhf.inference.engine import SleepableEngine
 from rlhf.processes import ProcessError, current
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
 from rlhf.rollout.scoring import Weighted
@@ -59,14 +59,14 @@ class Interrupted(RlhfError):
 
 @dataclass
 class Run:
-    """Everything a stage needs.
+    """Live run: policy, rollout runner, publisher, metrics and checkpoints.
 
     Attributes:
         folder: where everything is written.
         policy: shared by trainer and engine.
-        collector: turns tasks into scored groups with the policy's engine, in the environment of the present stage.
+        runner: turns tasks into scored groups with the policy's engine, in the environment of the present stage.
         worlds: environment, limits and rewards of the stages that have their own, by index.
-        home: collector of the recipe's environment, where the present stage has its own; else None.
+        home: runner of the recipe's environment, where the present stage has its own; else None.
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         demonstrations: played beforehand for each supervised stage, by its index.
@@ -84,7 +84,7 @@ class Run:
     folder: Path
     seed: int
     policy: Policy
-    collector: RolloutRunner
+    runner: RolloutRunner
     publisher: Publisher
     metrics: Metrics
     record: RecordGroups
@@ -129,20 +129,20 @@ class Run:
 
     async def release_engine_memory(self) -> None:
         """Let the engine make room in the GPU, until it is asked or delivered to again."""
-        if isinstance(self.collector.engine, RestingEngine):
+        if isinstance(self.runner.engine, SleepableEngine):
             with span("delivery"):
-                await self.collector.engine.rest()
+                await self.runner.engine.sleep()
 
     @property
-    def judging(self) -> RolloutRunner:
-        """The collector of evaluations: they are in the recipe's environment, whatever the stage has."""
-        return self.home or self.collector
+    def evaluation_runner(self) -> RolloutRunner:
+        """The runner of evaluations: they are in the recipe's environment, whatever the stage has."""
+        return self.home or self.runner
 
     def replace_reward(self, name: str, reward: Any) -> None:
         """Score with `reward` under this name, from now on."""
-        rewards = self.collector.rewards
+        rewards = self.runner.rewards
         changed = {**rewards, name: replace(rewards[name], reward=reward)}
-        self.collector = replace(self.collector, rewards=changed)
+        self.runner = replace(self.runner, rewards=changed)
 
     def advance(self, **changes: Any) -> None:
         """Move the state on, the time since the last call included.
@@ -277,7 +277,7 @@ class Run:
 
     def caution(self, collected: RolloutBatch, where: str) -> None:
         """Warn the user of faults that the run survives, once for each kind."""
-        self.say_once(cautions(collected, self.collector.limits, where))
+        self.say_once(cautions(collected, self.runner.limits, where))
 
     def say_once(self, texts: Mapping[str, str]) -> None:
         """Print each of `texts` unless one of its name was printed before."""

@@ -18,7 +18,7 @@ class StageRewards:
     """All rewards of a recipe, and what the present stage is played in and scored by.
 
     Attributes:
-        run: whose collector asks them.
+        run: whose runner asks them.
         known: every reward by name, those whose model is not trained yet too.
     """
 
@@ -26,19 +26,19 @@ class StageRewards:
     known: dict[str, Weighted] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.known = dict(self.run.collector.rewards)
+        self.known = dict(self.run.runner.rewards)
 
     def begin(self, stage: Any, stages: Sequence[Any]) -> None:
         """Install what `stage` is played in and scored by, without models yet to be trained."""
         run, index = self.run, self.run.state.stage
-        collector, world = run.judging, run.worlds.get(index)
-        present = collector.rewards
+        runner, world = run.evaluation_runner, run.worlds.get(index)
+        present = runner.rewards
         for name, weighted in self.known.items():
             if name in present:  # which may have been refreshed
                 self.known[name] = replace(weighted, reward=present[name].reward)
             self.known[name] = self._trained(self.known[name], stages)
-        home = replace(collector, rewards=_there(reweighted(self.known, None if world else stage.weights)))
-        run.home, run.collector = (home, home) if world else (None, home)
+        home = replace(runner, rewards=_there(reweighted(self.known, None if world else stage.weights)))
+        run.home, run.runner = (home, home) if world else (None, home)
         if world:
             kept = {
                 name: replace(w, reward=self.known[name].reward)
@@ -47,7 +47,7 @@ class StageRewards:
             }
             rewards = {name: kept.get(name) or self._trained(w, stages) for name, w in world.rewards.items()}
             changes: dict[str, Any] = {"environment": world.environment, "limits": world.limits}
-            run.collector = replace(home, rewards=_there(rewards), **changes)
+            run.runner = replace(home, rewards=_there(rewards), **changes)
 
     def _trained(self, weighted: Weighted, stages: Sequence[Any]) -> Weighted:
         """The reward with the model of the stage that it names, where that stage is over."""

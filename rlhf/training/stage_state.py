@@ -25,7 +25,7 @@ from rlhf.training.contrib.reference_reset import Reference, ResetClock
 from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.contrib.self_certainty import SelfCertain
-from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.contrib.teacher import Teaching
 from rlhf.training.contrib.token_figures import FigureStore
 from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass
 class StageComponents:
-    """Made anew when a stage begins or goes on.
+    """Live components of a policy-gradient stage, built when it starts or resumes: trainer, task source and hooks.
 
     Attributes:
         stage: the recipe keys.
@@ -68,7 +68,7 @@ class StageComponents:
             stage: the recipe keys.
             start: checkpoint of the stage's begin, where the policy has moved since.
         """
-        tasks = tasks_of(run.collector.environment, stage.split)
+        tasks = tasks_of(run.runner.environment, stage.split)
         n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
         # It may begin as a copy of the policy, whose module the trainer may take to pieces.
         critic = stage.critic.start(stage, run.policy, start, run.seed) if stage.critic else None
@@ -131,7 +131,7 @@ class StageComponents:
 
     @asynccontextmanager
     async def rollout(self, run: Run) -> AsyncIterator[Players | None]:
-        """Inside, attempts are made that are trained on; gives who plays in the policy's place, or None."""
+        """Context in which attempts are made that are trained on; gives who plays in the policy's place, or None."""
         async with AsyncExitStack() as stack:
             found = [await stack.enter_async_context(hook.rollout(run)) for hook in self.hooks]
             yield next((players for players in found if players is not None), None)
@@ -139,8 +139,8 @@ class StageComponents:
 
 def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: LiveCritic | None) -> list[StageHook]:
     """Return the hooks of a stage before its first step, in the order they are called in."""
-    rewards, policy, seed = run.collector.rewards, run.policy, f"{run.seed}/reward_refresh"
-    guide = Guide({task.id: task for task in tasks} if stage.expert or stage.imitate_failed else {})
+    rewards, policy, seed = run.runner.rewards, run.policy, f"{run.seed}/reward_refresh"
+    guide = DemonstrationCache({task.id: task for task in tasks} if stage.expert or stage.imitate_failed else {})
     watches, memories = Watches.of(rewards), StatefulRewards.begun(rewards)
     hooks = (
         AdaptiveKL.of(stage.loss),
@@ -160,7 +160,7 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         EarlyStop(stage.evaluate_every, stage.patience),
         Refresher.of(stage.reward_refresh, rewards, seed),
         PolicyJudge.of(stage.judge_refresh, rewards, policy),
-        League.of(stage.opponents, policy, properties_of(run.collector.environment).seats),
+        League.of(stage.opponents, policy, properties_of(run.runner.environment).seats),
         StoreHook(run.store_keeper) if run.store_keeper else None,
         Reference.of(stage.loss),
         *run.callbacks.hooks,

@@ -22,6 +22,7 @@ from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import read_successes
 from rlhf.evaluation.summary import summarize
 from rlhf.evaluation.wording import number_text, percent_text
+from rlhf.finite import finite
 from rlhf.viewer.attempts import Attempts
 from rlhf.viewer.library import ShownRun
 
@@ -120,7 +121,7 @@ def evaluation(run: ShownRun, name: str = "") -> dict[str, Any]:
         "within": _within(attempts),
         "hardest": [{**asdict(task), "place": places.get(task.task_id)} for task in hardest(attempts, N_HARDEST)],
     }
-    plain: dict[str, Any] = _finite(shown)
+    plain: dict[str, Any] = finite(shown)
     return plain
 
 
@@ -231,7 +232,7 @@ def leaderboard(runs: Sequence[ShownRun]) -> dict[str, Any]:
         for row in board["rows"]:
             row["run"] = row.pop("name")
             del row["folder"]
-    plain: dict[str, Any] = _finite({"boards": boards, "problems": problems})
+    plain: dict[str, Any] = finite({"boards": boards, "problems": problems})
     return plain
 
 
@@ -256,7 +257,7 @@ def judges(folder: Path, data: RunData) -> dict[str, Any]:
         for name, title in _JUDGED.items()
         for curve in data.curves(name)
     ]
-    plain: dict[str, Any] = _finite({"models": models, "audits": audits, "problems": problems})
+    plain: dict[str, Any] = finite({"models": models, "audits": audits, "problems": problems})
     return plain
 
 
@@ -266,12 +267,3 @@ def _column(data: RunData, name: str, stage: str) -> list[float | None]:
 
 def _unknown(value: Any) -> bool:
     return value is None or not math.isfinite(value)
-
-
-def _finite(value: Any) -> Any:
-    """Plain values with None for what is no finite number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.batching.pack import AllCount, adapters_of, collate, minibatches, pack, pack_minibatches, shapes_of
+from rlhf.batching.pack import WithoutPadding, adapters_of, collate, minibatches, pack, pack_minibatches, shapes_of
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.errors import DataError
 from rlhf.losses.reduction import Reduction
@@ -146,10 +146,10 @@ def test_no_minibatches_is_an_error():
 def test_micro_batches_are_laid_out_when_asked_for_and_equal_each_time():
     samples = [row(6, 0, trained=2), replace(row(5, 1), adapter="critic"), row(4, 1, trained=3), row(3, 2)]
     [batches] = pack_minibatches(samples, 1, Reduction(), 10)
-    assert len(batches) == len(AllCount(batches)) == 2
+    assert len(batches) == len(WithoutPadding(batches)) == 2
     assert batches[0] is not batches[0] and torch.equal(batches[0].weights, batches[0].weights)
     assert [b.lengths.tolist() for b in batches[1:]] == [batches[1].lengths.tolist()]
-    assert [(b.lengths.tolist(), counts) for b, counts in AllCount(batches)] == [
+    assert [(b.lengths.tolist(), counts) for b, counts in WithoutPadding(batches)] == [
         (b.lengths.tolist(), True) for b in batches
     ]
 

@@ -285,7 +285,7 @@ def test_wrong_uses_of_solved_at_are_refused(tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match=says):
             load(recipe(tmp_path, {"right": {"kind": "numeric"}, "other": {"kind": "numeric", **wrong}}))
     two = {name: {"kind": "numeric", "solved_at": 1} for name in ("a", "b")}
-    with pytest.raises(RecipeError, match="one reward says"):
+    with pytest.raises(RecipeError, match="only one reward may have solved_at"):
         load(recipe(tmp_path, two))
     path = recipe(tmp_path, {"right": {"kind": "numeric"}})
     with pytest.raises(RecipeError, match="before rewards are computed"):

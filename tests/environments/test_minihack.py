@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from environments.base import Environment, can_demonstrate, most_at_once
 from environments.contrib.minihack.environment import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
-from environments.contrib.minihack.game import SHELF, Cells, View, name_of
+from environments.contrib.minihack.game import POOL, Cells, View, name_of
 from environments.contrib.minihack.oracle import is_frontier, mark_visited, shortest_path, surroundings
 from environments.transcript import awaited
 from environments.workers.pool import SHARED, Processes
@@ -214,7 +214,7 @@ def test_a_game_goes_the_same_way_again_after_others_in_its_world(environment: M
     before = told(play_at_random(environment, task, 5, 40))
     play_at_random(environment, first(environment, 2), 6, 15)
     assert told(play_at_random(environment, task, 5, 40)) == before
-    SHELF.clear()
+    POOL.clear()
     assert told(play_at_random(environment, task, 5, 40)) == before
 
 
@@ -248,7 +248,7 @@ def alone(games: Sequence[tuple[Any, Task]], n_steps: int = 40) -> list[list[Any
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where games make their folders, here and in workers; empty, with no world loaded."""
-    SHELF.clear()
+    POOL.clear()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
@@ -271,7 +271,7 @@ def test_games_in_turn_go_as_they_go_alone_and_again(levels: Sequence[str]) -> N
     before = alone(games)
     assert asyncio.run(in_turn(games)) == before, "which are fifteen at a time of five levels, or more"
     assert asyncio.run(in_turn(games)) == before, "in worlds that others have played in"
-    SHELF.clear()
+    POOL.clear()
 
 
 def test_many_games_in_turn_leave_nothing_and_do_not_grow(place: Path) -> None:
@@ -286,7 +286,7 @@ def test_many_games_in_turn_leave_nothing_and_do_not_grow(place: Path) -> None:
     for _ in range(4):
         asyncio.run(in_turn(games, 5))
     assert process.memory_info().rss - held < 60 * 2**20, "where worlds that stayed would be 4 x 36 of 2 MB"
-    SHELF.clear()
+    POOL.clear()
     gc.collect()
     assert not list(place.iterdir()) and process.num_fds() <= n_files + 2
 
@@ -301,7 +301,7 @@ def test_a_worker_plays_many_games_at_a_time_and_leaves_nothing(place: Path) -> 
         pids = pool._pool().pids()
         assert len(pids) == 1
     finally:
-        SHELF.clear()
+        POOL.clear()
         pool.close()
     assert not list(place.iterdir()) and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 

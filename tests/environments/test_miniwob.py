@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from environments.base import Environment
 from environments.check import check_environment
 from environments.contrib.miniwob.environment import SCRIPTED, TASKS, MiniWoB, scripted
-from environments.contrib.miniwob.page import SHELF, Element, View, found
+from environments.contrib.miniwob.page import POOL, Element, View, found
 from rlhf.errors import MissingPackageError
 from tests.environments.worlds import play
 
@@ -42,7 +42,7 @@ LIST = View("Select Ida from the list and click Submit.", (Element(3, "select", 
 def closed() -> Iterator[None]:
     """No browser is left behind."""
     yield
-    SHELF.clear()
+    POOL.clear()
 
 
 def test_a_page_is_told_by_numbered_elements() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from environments.base import CallHung, StepResult, can_demonstrate, most_at_once, properties_of
+from environments.base import CallTimeoutError, StepResult, can_demonstrate, most_at_once, properties_of
 from environments.check import check_environment
 from environments.workers.pool import Processes
 from environments.workers.protocol import Raised
@@ -27,7 +27,7 @@ from environments.workers.worker import WorkerLost
 from environments.wrappers.difficulty_levels import Graded
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError, MissingPackageError, RecipeError
-from rlhf.evaluation.baselines import Planned
+from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.recipe.builder import build_environment
 from rlhf.rollout.env_session import Ended, EnvSession
 from rlhf.rollout.episode import lanes_of
@@ -161,7 +161,7 @@ def test_the_limit_of_the_workers_themselves() -> None:
         error = ended(pool, "hang")
         assert error.outcome is Outcome.TIMEOUT
         assert "no answer to `step` within 0.4 s" in error.detail and "environment.call_timeout_s" in error.detail
-        with pytest.raises(CallHung, match="a call hung"):
+        with pytest.raises(CallTimeoutError, match="a call hung"):
             pool.plan(TASK, ["hang"])
         assert pool.plan(TASK, []) == ["win"]
     finally:
@@ -271,7 +271,7 @@ def test_it_passes_through_what_the_environment_says_of_itself(shared: Processes
     assert said == f"2 actions, in process {shared._pool().pids()[-1]}"
     assert most_at_once(shared) == 32 and most_at_once(served(thread_safe=False, n_workers=3)) == 3
     assert most_at_once(served(episodes_at_once=5, n_workers=3)) == 15
-    assert most_at_once(Planned(shared)) == 32 and most_at_once(Words()) is None
+    assert most_at_once(OracleEnvironment(shared)) == 32 and most_at_once(Words()) is None
     graded = Graded(levels=(shared, Words(), served(thread_safe=False)))
     assert graded.inline and graded.max_episodes == 1
     assert pickle.loads(pickle.dumps(shared)) == shared

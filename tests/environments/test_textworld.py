@@ -20,7 +20,7 @@ from environments.base import Environment, Oracle
 from environments.check import check_environment
 from environments.contrib.textworld import generate
 from environments.contrib.textworld.environment import PARAMETERS, TextWorld
-from environments.contrib.textworld.game import NOT_UNDERSTOOD, SHELF, Play, clean, readable
+from environments.contrib.textworld.game import NOT_UNDERSTOOD, POOL, Play, clean, readable
 from environments.workers.pool import SHARED
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
@@ -40,7 +40,7 @@ def _games_of_this_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     before = os.environ.get("RLHF_CACHE")
     os.environ["RLHF_CACHE"] = str(tmp_path_factory.mktemp("games"))
     yield
-    SHELF.clear()
+    POOL.clear()
     os.environ.pop("RLHF_CACHE")
     if before is not None:
         os.environ["RLHF_CACHE"] = before
@@ -148,7 +148,7 @@ def test_a_game_is_made_once_and_a_damaged_one_again() -> None:
     written = made.path.stat().st_mtime_ns
     assert COIN._made(first(COIN)) == made and made.path.stat().st_mtime_ns == written
     made.path.write_bytes(made.path.read_bytes()[:1000])
-    SHELF.clear()
+    POOL.clear()
     again = COIN._made(first(COIN))
     assert again == made and again.path.stat().st_size > 100_000
     assert [path.name for path in made.path.parent.parent.iterdir()] == [made.path.parent.name]  # nothing half made
@@ -252,19 +252,19 @@ def test_the_step_limit_truncates_and_an_episode_that_is_over_takes_no_step() ->
 def test_episodes_in_threads_equal_those_alone() -> None:
     jobs = [(COOKING, first(COOKING), seed) for seed in range(6)] + [(COIN, first(COIN), seed) for seed in range(2)]
     alone = [play_at_random(*job, n=15) for job in jobs]
-    SHELF.clear()
+    POOL.clear()
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(lambda job: play_at_random(*job, n=15), jobs)) == alone
 
 
 def test_as_many_loaded_games_are_kept_as_a_worker_has_under_way() -> None:
-    SHELF.clear()
+    POOL.clear()
     game = COIN._made(first(COIN))
-    taken = [SHELF.take(game) for _ in range(SHARED)]
+    taken = [POOL.take(game) for _ in range(SHARED)]
     for one in taken:
         one.begin()  # one that was never begun is not kept
-        SHELF.give_back(one)
-    again = [SHELF.take(game) for _ in range(SHARED)]
+        POOL.give_back(one)
+    again = [POOL.take(game) for _ in range(SHARED)]
     try:
         assert {id(one) for one in again} == {id(one) for one in taken}
     finally:

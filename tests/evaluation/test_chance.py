@@ -18,7 +18,7 @@ from environments.workers.pool import Processes
 from environments.wrappers.difficulty_levels import Graded
 from rlhf.data import Prompt, SamplingParams, Task
 from rlhf.errors import AgentError, EnvError
-from rlhf.evaluation.baselines import Dice
+from rlhf.evaluation.baselines import RandomSeedEngine
 from rlhf.evaluation.chance import N_BORROWED, RandomAgent
 from rlhf.rollout.limits import Limits
 from tests.commands import last_json, run
@@ -27,13 +27,13 @@ LIMITS = Limits(max_turns=4, start_timeout_s=5.0, step_timeout_s=5.0, episode_ti
 
 
 class Drawn:
-    """A policy whose generation is one number of `Dice`."""
+    """A policy whose generation is one number of `RandomSeedEngine`."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     async def generate(self, messages: Any) -> Any:
-        generation = await Dice().generate(Prompt((0,)), SamplingParams(max_tokens=1, seed=self.seed))
+        generation = await RandomSeedEngine().generate(Prompt((0,)), SamplingParams(max_tokens=1, seed=self.seed))
         return SimpleNamespace(generation=generation)
 
 

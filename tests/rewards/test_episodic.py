@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rewards.contrib.episode_memory import Shelf, exploit, explore, normalised
+from rewards.contrib.answer_store import AnswerBuffer, exploit, explore, normalised
 from rewards.contrib.episodic_memory import EpisodicMemory, answer_of, query_of, remembering
 from rewards.models.embedding import embedded
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn, Verdict
@@ -157,7 +157,7 @@ def test_a_query_is_what_was_read_before_the_policy_spoke_and_an_answer_all_it_d
 def test_a_shelf_keeps_within_its_bounds_and_the_newest_answers(
     said: list[tuple[str, str]], per_query: int, capacity: int
 ) -> None:
-    shelf = Shelf(per_query, capacity, 8)
+    shelf = AnswerBuffer(per_query, capacity, 8)
     for n, (query, answer) in enumerate(said, start=1):
         shelf.add(query, embedded(answer, 8))
         counts = shelf.state_dict()["counts"]

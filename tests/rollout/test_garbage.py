@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from environments.base import StepResult
-from environments.gate import checked_result
+from environments.validation import checked_result
 from environments.workers.pool import Processes
 from rlhf.data import Action, Outcome, SamplingParams, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import EnvError

@@ -11,7 +11,7 @@ import pytest
 from rlhf.build.engine import start_engine
 from rlhf.data import Finish, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import EngineError
-from rlhf.inference.engine import RestingEngine
+from rlhf.inference.engine import SleepableEngine
 from rlhf.inference.settings import VllmSettings
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import Sampled
@@ -80,12 +80,12 @@ def ask(engine: VllmEngine) -> Any:
 def test_whoever_asks_first_wakes_it_once() -> None:
     async def go() -> list[str]:
         engine = await engine_of(sleeper := Sleeper())
-        assert isinstance(engine, RestingEngine)
+        assert isinstance(engine, SleepableEngine)
         await ask(engine)
-        await engine.rest()
-        await engine.rest()  # it sleeps already
+        await engine.sleep()
+        await engine.sleep()  # it sleeps already
         await asyncio.gather(*(ask(engine) for _ in range(3)))
-        await engine.rest()
+        await engine.sleep()
         await engine.close()
         return sleeper.said
 
@@ -95,7 +95,7 @@ def test_whoever_asks_first_wakes_it_once() -> None:
 def test_a_delivery_wakes_it() -> None:
     async def go() -> list[str]:
         engine = await engine_of(sleeper := Sleeper())
-        await engine.rest()
+        await engine.sleep()
         with pytest.raises(EngineError, match="the delivery failed"):
             await engine.load(PolicyWeights(1, "", lambda: iter(())))
         await engine.close()
@@ -107,7 +107,7 @@ def test_a_delivery_wakes_it() -> None:
 def test_it_sleeps_only_where_the_recipe_says_so() -> None:
     async def go() -> list[str]:
         engine = await engine_of(sleeper := Sleeper(), sleeps=False)
-        await engine.rest()
+        await engine.sleep()
         await ask(engine)
         await engine.close()
         return sleeper.said

@@ -11,7 +11,7 @@ import torch
 
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.training.backends import changed_share
-from rlhf.training.backends.changed_share import MAX_STILL, N_EACH, N_PLACES, Changes, Stillness, places_in
+from rlhf.training.backends.changed_share import MAX_STILL, N_EACH, N_PLACES, Changes, NoUpdateMonitor, places_in
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from tests.training import runs
@@ -99,12 +99,12 @@ def values(share: float, *, lr: float = 1e-6, norm: float = 1.0) -> dict[str, fl
     return {"optimizer/changed_share": share, "optimizer/lr": lr, "optimizer/grad_norm": norm}
 
 
-def said(still: Stillness, *steps: dict[str, float], in_place: bool = False) -> list[dict[str, str]]:
+def said(still: NoUpdateMonitor, *steps: dict[str, float], in_place: bool = False) -> list[dict[str, str]]:
     return [still.learn(step, "step 9 of a stage", peak=1e-6, in_place=in_place) for step in steps]
 
 
 def test_some_steps_in_a_row_without_a_change_are_worth_a_word() -> None:
-    still = Stillness()
+    still = NoUpdateMonitor()
     *quiet, last = said(still, *[values(0)] * MAX_STILL)
     assert not any(quiet) and list(last) == ["still"]
     assert "none of the sampled weights has changed in the 5 steps up to step 9 of a stage" in last["still"]
@@ -113,13 +113,13 @@ def test_some_steps_in_a_row_without_a_change_are_worth_a_word() -> None:
 
 @pytest.mark.parametrize("passed_over", [{}, values(0, lr=4e-7), values(0, norm=0), values(0, norm=math.inf)], ids=str)
 def test_steps_that_were_to_change_little_are_passed_over(passed_over: dict[str, float]) -> None:
-    still = Stillness(MAX_STILL - 1)
+    still = NoUpdateMonitor(MAX_STILL - 1)
     assert not any(said(still, *[passed_over] * 3)) and still.n == MAX_STILL - 1
     assert any(said(still, values(0)))
 
 
 def test_what_is_rounded_away_in_place_is_said_at_once() -> None:
-    [found, other] = said(Stillness(), values(0.012), values(0.9), in_place=True)
+    [found, other] = said(NoUpdateMonitor(), values(0.012), values(0.9), in_place=True)
     assert list(found) == ["in_place"] and "changed 1.2% of the weights" in found["in_place"] and not other
 
 

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
 from environments.contrib.alfworld import data, generate
-from environments.contrib.alfworld.game import SHELF, Play, loaded
+from environments.contrib.alfworld.game import POOL, Play, loaded
 from environments.contrib.alfworld.generate import EXTRA, TASK_TYPES, TaskType
 from environments.contrib.alfworld.oracle import Goal, plan
 from environments.core.seed_splits import FIRST_SEED, SplitSize, asked_of
@@ -100,7 +100,7 @@ class ALFWorld:
             for action in found or ():
                 view = play.step(action) if not view.won else view
         finally:
-            SHELF.give_back(play)
+            POOL.give_back(play)
         is_way = found is not None and view.won and len(taken) + len(found) <= self.max_steps
         return found if is_way else None
 
@@ -192,7 +192,7 @@ class ALFWorldEpisode:
         """Give the loaded engine back for another attempt."""
         play, self._play = self._play, None
         if play is not None:
-            SHELF.give_back(play)
+            POOL.give_back(play)
 
 
 @lru_cache(maxsize=64)

@@ -108,16 +108,16 @@ class Play:
 
 
 #: Engines that are not in play. Any of them takes any game, and one that has it already takes it at once.
-SHELF: InstancePool[str, Play] = InstancePool(lambda _: Play(), lambda play: play.game, most=2, any_will_do=True)
+POOL: InstancePool[str, Play] = InstancePool(lambda _: Play(), lambda play: play.game, most=2, any_will_do=True)
 
 
 def loaded(game: Mapping[str, Any]) -> Play:
     """Give an engine with this game in it, which nobody uses. Raises MissingPackageError, EnvError."""
-    play = SHELF.take(fingerprint(game))
+    play = POOL.take(fingerprint(game))
     try:
         play.load(game)
     except BaseException:
-        SHELF.give_back(play)
+        POOL.give_back(play)
         raise
     return play
 

@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
 from environments.contrib.minihack import oracle
-from environments.contrib.minihack.game import EXTRA, SHELF, View, World
+from environments.contrib.minihack.game import EXTRA, POOL, View, World
 from environments.core.normalise import plain_words
 from environments.core.seed_splits import FIRST_SEED, Seeded, SplitSize, split_in
 from environments.packages import version_of
@@ -162,7 +162,7 @@ class MiniHack(Seeded):
             MissingPackageError: minihack, nle, or minigrid for the MultiRoom levels, is not installed.
         """
         split_in(task, self._prefix, "MiniHack")
-        world = SHELF.take(self.level)
+        world = POOL.take(self.level)
         goal = FAMILIES[self._family][0]
         if self.shown == "words":
             goal = goal.replace(_ON_MAP, "")
@@ -174,7 +174,7 @@ class MiniHack(Seeded):
         See `environments.contrib.minihack.oracle` for what it cannot do.
         """
         split_in(task, self._prefix, "MiniHack")
-        world = SHELF.take(self.level)
+        world = POOL.take(self.level)
         explorer = oracle.Explorer(world, world.begin(task.seed))
         for text in taken:
             known = {} if explorer.view.over else world.numbers(explorer.view)
@@ -182,7 +182,7 @@ class MiniHack(Seeded):
             if number is not None:
                 explorer.do(next(name for name, one in known.items() if one == number))
         found = explorer.solve(self._limit - len(taken))
-        SHELF.give_back(world)
+        POOL.give_back(world)
         return found
 
     @property
@@ -268,7 +268,7 @@ class MiniHackEpisode:
         """Give the world back for another attempt."""
         world, self._world = self._world, None
         if world is not None:
-            SHELF.give_back(world)
+            POOL.give_back(world)
 
 
 def read_action(text: str, known: Mapping[str, int]) -> int | None:

@@ -307,7 +307,7 @@ class _Seeded:
 
 
 #: Worlds that are loaded and not in play, as many as a worker process has games under way.
-SHELF: InstancePool[str, World] = InstancePool(World, lambda world: world.level, most=32, close=World.close)
+POOL: InstancePool[str, World] = InstancePool(World, lambda world: world.level, most=32, close=World.close)
 
 
 def _import(module: str) -> Any:

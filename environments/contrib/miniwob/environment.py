@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
-from environments.contrib.miniwob.page import EXTRA, SHELF, Browser, View
+from environments.contrib.miniwob.page import EXTRA, POOL, Browser, View
 from environments.core.seed_splits import FIRST_SEED, Seeded, split_in
 from environments.packages import version_of
 from rlhf.data import Task
@@ -86,13 +86,13 @@ class MiniWoB(Seeded):
             MissingPackageError: miniwob, Chromium or its driver is not installed.
         """
         split_in(task, self._prefix, "MiniWoB")
-        browser = SHELF.take(self.task)
+        browser = POOL.take(self.task)
         return MiniWoBEpisode(browser, browser.begin(task.seed), self.max_steps)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that solve `task` after `taken` within the step limit, tried out first; or None."""
         split_in(task, self._prefix, "MiniWoB")
-        browser = SHELF.take(self.task)
+        browser = POOL.take(self.task)
         view, found = browser.begin(task.seed), list[str]()
         for text in taken:
             view = view if view.over else done(browser, view, text) or view
@@ -100,7 +100,7 @@ class MiniWoB(Seeded):
             for text in scripted(view)[: self.max_steps - len(taken)]:
                 found.append(text)
                 view = done(browser, view, text) or view
-        SHELF.give_back(browser)
+        POOL.give_back(browser)
         return found if view.over and view.reward > 0 else None
 
     @property
@@ -175,7 +175,7 @@ class MiniWoBEpisode:
         """Give the browser back for another attempt."""
         browser, self._browser = self._browser, None
         if browser is not None:
-            SHELF.give_back(browser)
+            POOL.give_back(browser)
 
 
 def scripted(view: View) -> list[str]:

@@ -185,5 +185,5 @@ def _elements(root: Any, options: Iterator[tuple[str, ...]]) -> Iterator[Element
 
 
 #: Browsers that are not in use: two at most, as each takes some 800 MB.
-SHELF: InstancePool[str, Browser] = InstancePool(Browser, lambda b: b.task, most=2, close=Browser.close)
-atexit.register(SHELF.clear)
+POOL: InstancePool[str, Browser] = InstancePool(Browser, lambda b: b.task, most=2, close=Browser.close)
+atexit.register(POOL.clear)

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
 from environments.contrib.textworld import generate
-from environments.contrib.textworld.game import SHELF, Play, State
+from environments.contrib.textworld.game import POOL, Play, State
 from environments.contrib.textworld.generate import EXTRA
 from environments.core.seed_splits import FIRST_SEED, Seeded, SplitSize, split_in
 from environments.packages import version_of
@@ -125,7 +125,7 @@ class TextWorld(Seeded):
             EnvError: the game could not be generated or loaded.
             MissingPackageError: textworld is not installed.
         """
-        play = SHELF.take(self._made(task))
+        play = POOL.take(self._made(task))
         return TextWorldEpisode(play, self.max_steps, self.reward)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
@@ -211,7 +211,7 @@ class TextWorldEpisode:
         """Give the loaded game back for another attempt."""
         play, self._play = self._play, None
         if play is not None:
-            SHELF.give_back(play)
+            POOL.give_back(play)
 
     def _reward_of(self, state: State) -> float:
         if self._reward == "success":
@@ -244,7 +244,7 @@ def _plan_from(game: generate.Game, taken: tuple[str, ...]) -> tuple[str, ...] |
 
 
 def _tried(game: generate.Game, taken: Sequence[str], commands: Sequence[str]) -> tuple[str, ...] | None:
-    play = SHELF.take(game)
+    play = POOL.take(game)
     try:
         state = play.begin()
         for action in taken:
@@ -256,7 +256,7 @@ def _tried(game: generate.Game, taken: Sequence[str], commands: Sequence[str]) -
             state = play.step(action)
             used.append(action)
     finally:
-        SHELF.give_back(play)
+        POOL.give_back(play)
     return tuple(used) if state.won else None
 
 

@@ -167,6 +167,6 @@ def clean(text: str) -> str:
 
 #: Games that were loaded and are not in play, as many as a worker process has under way. Loading one takes 50 ms and
 #: 2 MB, a new beginning 20 ms.
-SHELF: InstancePool[Game, Play] = InstancePool(
+POOL: InstancePool[Game, Play] = InstancePool(
     Play, lambda play: play.game, most=32, close=Play.close, is_usable=lambda play: play.usable
 )

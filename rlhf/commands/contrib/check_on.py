@@ -128,9 +128,9 @@ def _spread(records: Sequence[Any]) -> list[Any]:
 
 def _found(target: str, run: Path, judged: Sequence[Judgement]) -> Report:
     from rlhf.data.report import Finding, Report, counted
-    from rlhf.evaluation.contrib.rescore import commonest_failure, rank_correlation
+    from rlhf.evaluation.contrib.rescore import failure_summary, rank_correlation
 
-    message, n_failed = commonest_failure(judged)
+    message, n_failed = failure_summary(judged)
     kept = [(j.after, j.before) for j in judged if j.after is not None]
     findings = [
         Finding(not n_failed, "call: judges every attempt", f"{n_failed} failed: {message}" if n_failed else "")

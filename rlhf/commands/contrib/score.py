@@ -140,17 +140,17 @@ def _refuse_against(against: str, stored: Stored) -> None:
 
 def _judged(stored: Stored, reward: Any, against: str, timeout_s: float, target: str) -> list[Judgement]:
     from rlhf.errors import RewardError
-    from rlhf.evaluation.contrib.rescore import commonest_failure, judge_again
+    from rlhf.evaluation.contrib.rescore import failure_summary, judge_again
 
     judged = asyncio.run(judge_again(stored.records, reward, stored.task, against, timeout_s=timeout_s))
-    message, n_failed = commonest_failure(judged)
+    message, n_failed = failure_summary(judged)
     if judged and n_failed == len(judged):
         raise RewardError(
             "this reward could judge no attempt",
             where=f"--reward {target}",
             got=message,
             expected="a verdict",
-            hint=f"the tasks cannot be made again: {stored.problem}" if stored.problem else "mend the reward",
+            hint=f"the tasks cannot be made again: {stored.problem}" if stored.problem else "fix the reward",
         )
     if n_failed:
         told = f"{target} could not judge {n_failed} of {len(judged)} attempts, which are left out: {message}"
@@ -159,14 +159,14 @@ def _judged(stored: Stored, reward: Any, against: str, timeout_s: float, target:
 
 
 def _plain(name: str, target: str, judged: Sequence[Judgement], passes: float, run: Path) -> dict[str, Any]:
-    from rlhf.evaluation.contrib.rescore import commonest_failure, figures, flipped
+    from rlhf.evaluation.contrib.rescore import failure_summary, figures, flipped
 
     groups = dict.fromkeys(j.group for j in judged)
     sets = [
         {"stage": stage, "phase": phase, **figures([j for j in judged if j.group == (stage, phase)], passes)}
         for stage, phase in groups
     ]
-    message, _ = commonest_failure(judged)
+    message, _ = failure_summary(judged)
     return {
         "name": name,
         "target": target,

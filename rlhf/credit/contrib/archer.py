@@ -1,4 +1,4 @@
-"""ArCHer: what a turn is worth against what its state is worth, both learnt off-policy."""
+"""ArCHer: turn-level advantage Q - V of an off-policy critic."""
 
 from __future__ import annotations
 

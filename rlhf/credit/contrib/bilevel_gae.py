@@ -1,4 +1,4 @@
-"""Bi-level GAE: from turn to turn first, then from token to token within each turn."""
+"""Bi-level GAE: turn-level GAE, then token-level GAE within each turn."""
 
 from __future__ import annotations
 

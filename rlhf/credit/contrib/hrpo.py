@@ -1,4 +1,4 @@
-"""HRPO: the trajectory is compared with its group, each turn is also rewarded as it stands."""
+"""HRPO: trajectory-level GRPO, plus a turn-level term of the turn's own reward."""
 
 from __future__ import annotations
 

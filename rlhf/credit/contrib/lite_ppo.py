@@ -1,4 +1,4 @@
-"""Lite PPO: the mean of the group, the deviation of the step."""
+"""Lite PPO: group-mean baseline, batch standard deviation."""
 
 from __future__ import annotations
 

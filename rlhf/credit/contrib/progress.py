@@ -1,4 +1,4 @@
-"""Progress attribution: what each turn contributed, and whether it was carried out."""
+"""Progress attribution: contribution of each turn to success, times whether it was carried out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step-GRPO: every turn is a sample of its own, compared with the same turn of the others."""
+"""Step-GRPO: group-normalised advantages per turn, among the turns at the same position."""
 
 from __future__ import annotations
 

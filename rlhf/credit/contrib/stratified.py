@@ -1,4 +1,4 @@
-"""Stratified GRPO: compare trajectories with those that made as many calls."""
+"""Stratified GRPO: group normalisation within strata of equally many tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task advantage normalisation: one scale for every type of task."""
+"""Task advantage normalisation: one scale for the advantages of every type of task."""
 
 from __future__ import annotations
 

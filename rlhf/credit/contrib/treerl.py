@@ -1,4 +1,4 @@
-"""TreeRL: a step is worth what became of the attempts that took it."""
+"""TreeRL: global and local advantages of the values along a tree's segments."""
 
 from __future__ import annotations
 

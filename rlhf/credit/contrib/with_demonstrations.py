@@ -1,4 +1,4 @@
-"""Credit of groups in which demonstrations stand among the attempts."""
+"""Advantages of mixed groups of rollouts and demonstrations."""
 
 from __future__ import annotations
 

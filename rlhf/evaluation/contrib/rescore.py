@@ -175,8 +175,8 @@ def worst(judged: Sequence[Judgement]) -> list[Judgement]:
     return [*failed, *sorted(kept, key=gap, reverse=True)]
 
 
-def commonest_failure(judged: Sequence[Judgement]) -> tuple[str, int]:
-    """Most frequent reason of failure and its count; an empty text where nothing failed."""
+def failure_summary(judged: Sequence[Judgement]) -> tuple[str, int]:
+    """Most frequent reason of failure, and the number of failures of any; an empty text where nothing failed."""
     messages = Counter(j.why for j in judged if j.after is None)
     return (messages.most_common(1)[0][0], sum(messages.values())) if messages else ("", 0)
 

@@ -10,7 +10,7 @@ from agents.tool_calls import Call
 from rlhf.gateway.request import Refusal
 
 
-def wrong(where: str, got: object, expected: str, do: str = "mend the request") -> Refusal:
+def wrong(where: str, got: object, expected: str, do: str = "fix the request") -> Refusal:
     """The refusal of a field that cannot be read."""
     return Refusal(400, f"{where} cannot be read. Got: {str(got)[:200]}. Expected: {expected}. Do: {do}.")
 

@@ -73,7 +73,7 @@ class ExpertRouting:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside, routers record or replay."""
+        """Context in which routers record or replay."""
         with ExitStack() as stack:
             for layer, router in enumerate(self.routers):
                 stack.enter_context(_routed(router, self, layer))
@@ -81,7 +81,7 @@ class ExpertRouting:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, passes choose their own experts; the settings from before are restored afterwards."""
+        """Context in which passes choose their own experts; the settings from before are restored afterwards."""
         before = self._given, self._replayed, self._rows, self._select
         self.replay(None)
         try:
@@ -170,7 +170,7 @@ class ExpertRouting:
 
 @contextmanager
 def _routed(router: nn.Module, routing: ExpertRouting, layer: int) -> Iterator[None]:
-    """Inside, what the router chooses goes by way of `routing`."""
+    """Context in which what the router chooses goes by way of `routing`."""
     inner, before = router.forward, vars(router).get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -187,7 +187,7 @@ def _routed(router: nn.Module, routing: ExpertRouting, layer: int) -> Iterator[N
 
 
 class _Choice(TorchFunctionMode):
-    """Inside, the `topk` over all experts is that of `ExpertRouting.chosen`."""
+    """Context in which the `topk` over all experts is that of `ExpertRouting.chosen`."""
 
     def __init__(self, routing: ExpertRouting, layer: int, n_experts: int, k: int) -> None:
         super().__init__()

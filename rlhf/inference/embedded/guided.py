@@ -66,7 +66,7 @@ class _Guide(TransformersEngine):
 
 
 class UnguidedEngine(TransformersEngine):
-    """Face of a guided engine to a publisher: weights go to both, and canaries are answered without guides.
+    """A guided engine as the publisher sees it: loads weights into both, and answers the canary without guide logits.
 
     Args:
         engine: that samples.

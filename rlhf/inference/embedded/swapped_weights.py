@@ -27,7 +27,7 @@ def held_by(model: Any, weights: Mapping[str, torch.Tensor]) -> Held:
 
 @contextmanager
 def having(held: Held) -> Iterator[None]:
-    """Inside, the parameters hold other tensors; what autograd kept of their own stays untouched."""
+    """Context in which the parameters hold other tensors; what autograd saved of their own stays untouched."""
     own = [p.data for p, _ in held]
     try:
         for p, weights in held:

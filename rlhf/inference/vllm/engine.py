@@ -271,7 +271,7 @@ class VllmEngine:
                 raise told from error
             self._fingerprint, self._broken = fingerprint, ""
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Release the GPU's memory, if configured; the next `generate` or `load` takes it again."""
         async with self._delivering:
             if self._sleeps and not self._is_asleep and not self._broken:

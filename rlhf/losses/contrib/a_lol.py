@@ -1,4 +1,4 @@
-"""A-LoL: imitate what was better than expected, in proportion to how much."""
+"""A-LoL: log-likelihood of sequences with a positive advantage, weighted by advantage and importance ratio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KDRL: the clipped surrogate, and a teacher's log-probs on what the student sampled."""
+"""KDRL: clipped surrogate, plus reverse KL to a teacher on the student's samples (distillation)."""
 
 from __future__ import annotations
 

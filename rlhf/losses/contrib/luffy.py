@@ -1,4 +1,4 @@
-"""LUFFY: own attempts by their ratio, and those of others by a probability that is shaped."""
+"""LUFFY: off-policy demonstrations with policy shaping, beside PPO clip on own samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entropy minimisation: no reward, only more certainty."""
+"""Entropy minimisation: no reward, the policy's own entropy as the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NFT: right attempts are imitated, and wrong ones by way of the policy that they imply."""
+"""NFT: negative-aware fine-tuning, likelihood with an implicit negative policy."""
 
 from __future__ import annotations
 

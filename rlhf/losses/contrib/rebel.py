@@ -1,4 +1,4 @@
-"""REBEL: the log-ratios of two attempts are to differ as their rewards do."""
+"""REBEL: least-squares regression of differences of log-ratios on differences of rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ROVER: the log-ratio is a Q-value of the policy that picks tokens at random."""
+"""ROVER: log-ratios as Q-values of the uniformly random policy, by regression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ShiQ: the logits are Q-values, and they are to agree with what came of each token."""
+"""ShiQ: logits as soft Q-values, squared Bellman residual over several steps."""
 
 from __future__ import annotations
 

@@ -47,7 +47,10 @@ class Choice:
 
 @runtime_checkable
 class Strategy(Protocol):
-    """A frozen dataclass whose fields are its recipe keys; with `needs_tokens = True` if it reads log-probs."""
+    """Test-time strategy: how many candidates, and which of them answers.
+
+    A frozen dataclass of its recipe keys, with `needs_tokens = True` if it reads log-probs.
+    """
 
     @property
     def n(self) -> int:

@@ -1,4 +1,4 @@
-"""Easy tasks first: from level to level as the policy comes to master them."""
+"""Curriculum: from level to level as success rises."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class CurriculumTasks:
         return [task for _, task in islice(self._drawn(), already, already + n)]
 
     def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
-        """Go on behind the tasks that were drawn, and to the next level where that is due."""
+        """Advance past the tasks that were drawn, and to the next level where that is due."""
         levels = [level for level, _ in islice(self._drawn(), len(groups))]
         for level, group in zip(levels, groups, strict=True):
             self.n_drawn[level] += 1
@@ -153,7 +153,7 @@ class CurriculumTasks:
         return {"level": self.level, "n_drawn": list(self.n_drawn), "lately": list(self.lately)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ValueError for the state of another number of levels."""
+        """Restore what `state_dict` returned. Raises ValueError for the state of another number of levels."""
         if len(state["n_drawn"]) != len(self.by_level):
             raise ValueError(
                 f"a curriculum of {len(state['n_drawn'])} levels, and these tasks have {len(self.by_level)}"

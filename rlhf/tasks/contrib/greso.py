@@ -1,4 +1,4 @@
-"""Leave out tasks that will likely teach nothing, before they cost an episode."""
+"""GRESO: skip prompts whose groups will likely have zero variance, before rollout."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class GresoTasks:
         return [task for _, task in islice(self._drawn(), already, already + n)]
 
     def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
-        """Go on behind the tasks that were drawn, and remember how they went."""
+        """Advance past the tasks that were drawn, and remember how they went."""
         passed = self.n_passed
         for place, _ in islice(self._drawn(), len(groups)):
             passed = place
@@ -150,7 +150,7 @@ class GresoTasks:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.n_passed = int(state["n_passed"])
         self.p_easy, self.p_hard = float(state["p_easy"]), float(state["p_hard"])
         self.streaks = {str(name): int(n) for name, n in state["streaks"].items()}

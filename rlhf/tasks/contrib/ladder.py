@@ -1,4 +1,4 @@
-"""Hard tasks, each in an easier variant as long as it is failed."""
+"""Difficulty ladder per task: an easier variant of a task as long as it is failed."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ class LadderTasks:
         return {"n_drawn": self.n_drawn, "rungs": [[i, rung] for i, rung in self.rungs.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.n_drawn = int(state["n_drawn"])
         self.rungs = {int(i): int(rung) for i, rung in state["rungs"]}

@@ -1,4 +1,4 @@
-"""Train on the groups whose attempts differ most."""
+"""Variance filter of groups (StarPO-S): train on those whose rewards vary most."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def share_of(counts: Iterable[tuple[float, int]]) -> float:
 
 
 @dataclass
-class Stillness:
-    """Counts the steps in a row whose updates changed nothing, and says so; kept in checkpoints.
+class NoUpdateMonitor:
+    """Detector of lost updates: consecutive steps that changed no weight (16-bit rounding, too small a learning rate).
 
     One such step says little: masters add up what each update does, and gradients may be as good as 0 for once. Steps
     at less than half of the peak learning rate are passed over: in warm-up, and where a schedule ends, it is meant to
@@ -121,7 +121,7 @@ class Stillness:
     n: int = 0
 
     def learn(self, values: Mapping[str, float], where: str, *, peak: float, in_place: bool) -> dict[str, str]:
-        """Take in a finished step; returns cautions by name.
+        """Update on a finished step; returns cautions by name.
 
         Args:
             values: what its updates logged; without a share there were none. A step of which an update was left out has

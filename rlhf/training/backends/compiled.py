@@ -27,7 +27,7 @@ class CompiledLayers:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Inside, the layers are called as compiled; also where activations are computed again."""
+        """Context in which the layers are called as compiled; also where activations are computed again."""
         if not self._calls:
             # Factors such as an adapter's scale are constants of the program, not inputs computed with on the CPU.
             torch._dynamo.config.specialize_float = True

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class TrainerKind(Protocol):
-    """A frozen dataclass whose fields are its recipe keys.
+    """Settings of a training backend (torch, DeepSpeed, FSDP2), a frozen dataclass of its recipe keys.
 
     One that shares out anything over several processes says what in an attribute `sharding`.
     """

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from rlhf.batching.pack import AllCount, PackedBatch, adapters_of, collate, is_split, pack
+from rlhf.batching.pack import PackedBatch, WithoutPadding, adapters_of, collate, is_split, pack
 from rlhf.batching.samples import Floats, Sample
 from rlhf.errors import DataError, TrainingError, boundary
 from rlhf.inference.embedded.attention import packed_forward
@@ -90,7 +90,7 @@ class TorchTrainer:
         return self.settings.build(parameters, kind=kind)
 
     def _at_work(self) -> AbstractContextManager[None]:
-        """Inside, layers run as compiled, where they are, and routers of experts as they are told."""
+        """Context of forward passes: compiled layers, and expert routers that record or replay."""
         if self.routing is not None:
             return self.routing.in_use()
         return nullcontext() if self._compiled is None else self._compiled.in_use()
@@ -362,7 +362,7 @@ class TorchTrainer:
 
     def _own(self, batches: Sequence[PackedBatch]) -> Sequence[tuple[PackedBatch, bool]]:
         """Return the micro-batches to go through here, and whether each counts."""
-        return AllCount(batches)
+        return WithoutPadding(batches)
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from rlhf.rollout.group_structure import replays
 from rlhf.rollout.scoring import score_group
 from rlhf.settings import STRICT
 from rlhf.training.context import RunContext
-from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.demonstration_requirements import unshowable
 from rlhf.training.hooks.base import StageHook, Step
 
@@ -79,7 +79,7 @@ class Demonstrating(StageHook):
 
     settings: Expert
     group_size: int
-    guide: Guide
+    guide: DemonstrationCache
 
     async def transform_groups(
         self, run: RunContext, step: Step, groups: Sequence[ScoredGroup]
@@ -94,10 +94,10 @@ class Demonstrating(StageHook):
         return joined
 
     async def _joined(self, run: RunContext, group: ScoredGroup, shown: Trajectory) -> ScoredGroup:
-        collector = run.collector
+        runner = run.runner
         attempts = [replace(shown, attempt=self.group_size + j) for j in range(self.settings.per_group)]
-        task, timeout_s = self.guide.tasks[group.task_id], collector.limits.reward_timeout_s
-        scored = await score_group(task, attempts, collector.rewards, timeout_s=timeout_s)
+        task, timeout_s = self.guide.tasks[group.task_id], runner.limits.reward_timeout_s
+        scored = await score_group(task, attempts, runner.rewards, timeout_s=timeout_s)
         return replace(
             group,
             trajectories=group.trajectories + scored.trajectories,
@@ -107,7 +107,7 @@ class Demonstrating(StageHook):
 
 
 def expert_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Caution about the demonstrations in groups that they joined."""
+    """Metrics of demonstrations in groups: their count, groups without one, their mean return."""
     returns = [
         [score.total for t, score in zip(group.trajectories, group.scores, strict=True) if t.is_demonstration]
         for group in groups

@@ -21,7 +21,7 @@ async def imitate_attempts(run: RunContext, stage: Supervised) -> None:
     """Attempt, keep and imitate, in rounds. An interrupted stage goes on with the round it was in."""
     source = stage.attempts
     assert source is not None
-    tasks = tasks_of(run.collector.environment, stage.split)
+    tasks = tasks_of(run.runner.environment, stage.split)
     if not run.state.step:
         run.save()
     await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
@@ -50,17 +50,17 @@ async def _corrections(
 ) -> list[Trajectory]:
     """Correct attempts of round `number` that are not solved."""
     run.progress.note("correcting attempts")
-    agent = run.collector.agent
+    agent = run.runner.agent
     found = await calibrated(
-        run.collector.environment,
+        run.runner.environment,
         {task.id: task for task in source.tasks(tasks, number, f"{run.seed}/{run.state.stage}/attempts")},
         collected.groups,
         kept,
-        run.collector.limits,
+        run.runner.limits,
         max_per_task=source.max_per_task,
         needs=needs_of(agent),
     )
-    return await render(found, agent, run.collector.renderer)
+    return await render(found, agent, run.runner.renderer)
 
 
 async def _imitated(
@@ -103,11 +103,11 @@ async def attempted(
     where = f"round {number + 1} of {run.state.label}"
     run.progress.note(f"attempting the tasks of {where}")
     await run.check_stop()
-    collected = await run.collector.collect(
+    collected = await run.runner.collect(
         source.tasks(split_tasks, number, f"{run.seed}/{run.state.stage}/attempts"),
         group_size=source.group_size,
         grouping=source.rollout,
-        sampling=run.collector.limits.sampling(source.temperature),
+        sampling=run.runner.limits.sampling(source.temperature),
         step=number,
     )
     run.caution(collected, where)

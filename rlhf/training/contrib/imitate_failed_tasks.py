@@ -16,7 +16,7 @@ from rlhf.data import ScoredGroup, Trajectory
 from rlhf.losses.reduction import Reduction
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
-from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.demonstration_requirements import unshowable
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.stages.imitation import imitation_samples
@@ -84,7 +84,7 @@ class FailedTaskQueue:
         return {"waiting": list(self.waiting), "n_updates": self.n_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.waiting = self.after = list(state["waiting"])
         self.n_updates = int(state["n_updates"])
 
@@ -101,7 +101,7 @@ class FailedImitation(StageHook):
     key: ClassVar[str] = "hard"
 
     hard: FailedTaskQueue
-    guide: Guide
+    guide: DemonstrationCache
 
     def open(self, run: RunContext, parts: LiveStage) -> None:
         """Tell the trainer how many of its updates were no part of the schedule."""
@@ -135,7 +135,7 @@ class FailedImitation(StageHook):
         return self.hard.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.hard.load_state_dict(state)
 
 

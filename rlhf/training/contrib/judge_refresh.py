@@ -115,7 +115,7 @@ class PolicyJudge(StageHook):
             release(f"{self.office}, of step {step}")
 
     def learn(self, n_steps: int) -> None:
-        """Take in that the stage's `n_steps`-th step is finished."""
+        """Update on the stage's `n_steps`-th step, finished."""
         self.is_due = self.is_due or (n_steps % self.settings.every == 0 and not self.is_over)
 
     # --- as a hook ---
@@ -209,14 +209,14 @@ class PolicyJudge(StageHook):
         self.next, self.next_step = learnt(self.policy), step
 
     async def _attempted(self, run: RunContext) -> list[Audited]:
-        settings, rewards = self.settings, run.collector.rewards
+        settings, rewards = self.settings, run.runner.rewards
         truth = Weighted("truth", 1.0, rewards[settings.truth].reward if settings.truth else Solved())
-        tasks = tasks_of(run.collector.environment, settings.split)
+        tasks = tasks_of(run.runner.environment, settings.split)
         order = walk(len(tasks), f"{run.seed}/{run.state.stage}/audit")
-        collected = await replace(run.collector, rewards={"truth": truth}).collect(
+        collected = await replace(run.runner, rewards={"truth": truth}).collect(
             [tasks[i] for _, i in zip(range(min(settings.tasks, len(tasks))), order, strict=False)],
             group_size=settings.group_size,
-            sampling=run.collector.limits.sampling(1.0),
+            sampling=run.runner.limits.sampling(1.0),
             step=0,
         )
         await run.publish(
@@ -244,7 +244,7 @@ class PolicyJudge(StageHook):
         return {**weights, "audit": audit, **{name: getattr(self, name) for name in _NUMBERS}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises KeyError for what is no state of such."""
+        """Restore what `state_dict` returned. Raises KeyError for what is no state of such."""
         self.next, self.judge = state["next"], state["judge"]
         sides = [
             (task_id, *((told[0], tuple(map(tuple, told[1]))) for told in pair)) for task_id, *pair in state["audit"]
@@ -291,11 +291,11 @@ def model_of(policy: Policy, weights: Weights) -> Any:
 async def _judged(run: RunContext, reward: Any, audit: Sequence[Audited], split: str) -> tuple[list[float], int]:
     """Scores of each pair (1 if the right attempt is preferred, ½ tie, else 0), and the number of missing verdicts."""
     preferred, n_unread = [], 0
-    tasks = {task.id: task for task in tasks_of(run.collector.environment, split)}
+    tasks = {task.id: task for task in tasks_of(run.runner.environment, split)}
     for number, pair in enumerate(audit, start=1):
         await run.check_stop()
         run.progress.note(f"auditing the judge: {number} of {len(audit)}")
-        limit = run.collector.limits.reward_timeout_s
+        limit = run.runner.limits.reward_timeout_s
         group = await score_group(
             tasks[pair.task_id], pair.trajectories, {"r": Weighted("r", 1.0, reward)}, timeout_s=limit
         )

@@ -70,7 +70,7 @@ class League(StageHook):
         Raises:
             TrainingError: the engine does not compute with the trainer's module.
         """
-        engine = run.collector.engine
+        engine = run.runner.engine
         if not isinstance(engine, TransformersEngine) or not engine.shares_policy:
             raise TrainingError(
                 "older versions play on the engine that shares the trainer's module",
@@ -79,7 +79,7 @@ class League(StageHook):
                 expected="engine: {kind: transformers}",
                 hint="change the engine, or remove the key",
             )
-        drawn = _Drawn(self, engine, run.collector.limits.max_turns)
+        drawn = _Drawn(self, engine, run.runner.limits.max_turns)
         try:
             yield drawn
         finally:
@@ -91,7 +91,7 @@ class League(StageHook):
         step.metrics |= self.learn(step.all_groups, step.number + 1)
 
     def learn(self, groups: Sequence[ScoredGroup], n_steps: int) -> dict[str, float]:
-        """Take in that the stage's `n_steps`-th step is finished; returns what is logged of its games.
+        """Update on the stage's `n_steps`-th step, finished; returns what is logged of its games.
 
         A game is won by who has earned more in it than all others together, by the environment's own rewards; one that
         nobody has won counts ½. Of a game against itself the first seat's wins count. Where turns are drawn nothing is
@@ -128,7 +128,7 @@ class League(StageHook):
         return {"versions": {step: [v.number, dict(v.weights)] for step, v in self.versions.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises KeyError for what is no state of such."""
+        """Restore what `state_dict` returned. Raises KeyError for what is no state of such."""
         self.versions = {step: Version(weights, number) for step, (number, weights) in state["versions"].items()}
 
 

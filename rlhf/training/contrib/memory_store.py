@@ -71,12 +71,12 @@ class StoreKeeper:
         current().gather(None, "the store")
         return cls(agent, store, Bound(agent, Store(path)))
 
-    async def learn(self, groups: Sequence[ScoredGroup], collector: RolloutRunner, seed: str) -> dict[str, float]:
-        """Take in a finished step, once, whole or not at all. Returns what is logged of it.
+    async def learn(self, groups: Sequence[ScoredGroup], runner: RolloutRunner, seed: str) -> dict[str, float]:
+        """Update on a finished step, once, whole or not at all. Returns what is logged of it.
 
         Args:
             groups: of all tasks of the step.
-            collector: whose policy a kind may ask.
+            runner: whose policy a kind may ask.
             seed: of what it says then, another in each step.
 
         Raises:
@@ -85,7 +85,7 @@ class StoreKeeper:
         figures: dict[str, float] = {}
         if self.store is not None and self.store.split is not None:
             kind = self.agent.store
-            asker = Asker(collector, seed)
+            asker = Asker(runner, seed)
             with self.store.transaction():
                 if isinstance(kind, Asks) and asks_policy(kind):
                     figures = dict(await kind.learn_asking(self.store, groups, self.store.split, asker))
@@ -93,7 +93,7 @@ class StoreKeeper:
                     figures = dict(kind.learn(self.store, groups, self.store.split))
             figures["store/n_chars"] = float(sum(len(entry.text) for entry in self.store.entries()))
             if asker.n_calls:
-                await collector.engine.release(asker.session)
+                await runner.engine.release(asker.session)
         current().gather(None, "the store")
         return figures
 
@@ -138,8 +138,8 @@ def opened(agent: Remembering, checkpoint: Path, judged: Collection[str]) -> Bou
 class Asker:
     """The policy as a store asks it between two steps; one call after the other."""
 
-    def __init__(self, collector: RolloutRunner, seed: str) -> None:
-        self._collector, self._seed, self.session, self.n_calls = collector, seed, f"store/{seed}", 0
+    def __init__(self, runner: RolloutRunner, seed: str) -> None:
+        self._runner, self._seed, self.session, self.n_calls = runner, seed, f"store/{seed}", 0
 
     async def generate(
         self,
@@ -150,7 +150,7 @@ class Asker:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Reply:
         """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
-        engine, renderer, limits = self._collector.engine, self._collector.renderer, self._collector.limits
+        engine, renderer, limits = self._runner.engine, self._runner.renderer, self._runner.limits
         prompt = renderer.prompt(messages, tools, role)
         asked = min(limits.max_tokens, max_tokens or limits.max_tokens)
         limit = bounded(asked, prompt, engine, limits, self.session)
@@ -161,7 +161,7 @@ class Asker:
 
     def n_tokens(self, messages: Sequence[Message]) -> int:
         """Length of the prompt that `messages` make."""
-        return len(self._collector.renderer.prompt(messages).token_ids)
+        return len(self._runner.renderer.prompt(messages).token_ids)
 
 
 @dataclass(frozen=True)
@@ -174,4 +174,4 @@ class StoreHook(StageHook):
         """See `StoreKeeper.learn`."""
         with span("store"):
             seed = f"{run.seed}/{run.state.label}/{step.number}"
-            step.metrics |= await self.keeper.learn(step.all_groups, run.collector, seed)
+            step.metrics |= await self.keeper.learn(step.all_groups, run.runner, seed)

@@ -34,7 +34,7 @@ class Compression:
 
 
 def compressions(shared: Shared, merging: Merging, draw: random.Random) -> Iterator[Compression]:
-    """Yield the merges in a group's tree: for each turn with solved_at children, one child or none.
+    """Yield merges of tree nodes (HRM): a turn of `min_children` or more with one of them, with probability `compress`.
 
     The tree is as it was when the next turn is looked at: each is a tree of its own, compressed in one place.
     """

@@ -108,7 +108,7 @@ class ResetClock(StageHook):
         run.progress.say(f"the policy after step {run.state.step} of {run.state.label} is the reference from now on")
 
     def learn(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Take in what the updates of a step logged; returns what is logged of the reference."""
+        """Update on what the updates of a step logged; returns what is logged of the reference."""
         bound = self.settings.max_kl
         self.n_steps += 1
         self.is_due = self.is_due or (bound is not None and values.get("loss/kl_ref", 0.0) > bound)
@@ -132,7 +132,7 @@ class ResetClock(StageHook):
         return {name: getattr(self, name) for name in ("best", "n_since", "is_due", "n_resets", "n_steps")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         for name, now in self.state_dict().items():
             setattr(self, name, state.get(name, now))
 

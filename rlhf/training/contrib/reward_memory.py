@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rewards.contrib.episodic_memory import Episodes, remembering
-from rewards.contrib.found_subgoals import Found
+from rewards.contrib.found_subgoals import SubgoalState
 from rlhf.data import ScoredGroup
 from rlhf.rollout.scoring import Weighted
 from rlhf.training.context import LiveStage, RunContext
@@ -21,7 +21,7 @@ class StatefulRewards(StageHook):
 
     key: ClassVar[str] = "memories"
 
-    of_path: dict[str, Episodes | Found] = field(default_factory=dict)
+    of_path: dict[str, Episodes | SubgoalState] = field(default_factory=dict)
 
     @classmethod
     def begun(cls, rewards: Mapping[str, Weighted]) -> StatefulRewards:
@@ -48,7 +48,7 @@ class StatefulRewards(StageHook):
         step.metrics |= self.learn(step.all_groups)
 
     def learn(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Take in a finished step, once. Returns what is logged of it."""
+        """Update on a finished step, once. Returns what is logged of it."""
         found: dict[str, float] = {}
         for path, memory in self.of_path.items():
             found |= {f"{name}/{path}": value for name, value in memory.learn(groups).items()}
@@ -59,6 +59,6 @@ class StatefulRewards(StageHook):
         return {path: memory.state_dict() for path, memory in self.of_path.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what another process did."""
+        """Restore what `state_dict` returned."""
         for path, memory in self.of_path.items():
             memory.load_state_dict(state[path])

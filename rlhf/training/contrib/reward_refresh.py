@@ -146,7 +146,7 @@ class Refresher(StageHook):
     # --- while the policy goes on ---
 
     def learn(self, groups: Sequence[ScoredGroup], n_steps: int) -> None:
-        """Take in the attempts of a finished step, the stage's `n_steps`-th.
+        """Update on the attempts of a finished step, the stage's `n_steps`-th.
 
         Raises:
             TrainingError: an attempt was not sampled in one row, and pairs of attempts are.
@@ -280,7 +280,7 @@ class Refresher(StageHook):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises RuntimeError or ValueError for the state of another model."""
+        """Restore what `state_dict` returned. Raises RuntimeError or ValueError for the state of another model."""
         self.model.load_state_dict(state["model"])
         setattr(self.model.config, SCALE, list(state["scale"]))
         self.stepper.optimizer.load_state_dict(state["optimizer"])

@@ -12,8 +12,8 @@ from rlhf.training.stages import demonstrations
 
 
 @dataclass
-class Guide:
-    """Plays and remembers; what is remembered is found again by playing, so no checkpoint keeps it.
+class DemonstrationCache:
+    """Cache of oracle demonstrations per task, played on demand and again after a resume: no checkpoint keeps it.
 
     Attributes:
         tasks: of the stage's split, by their ids.
@@ -38,18 +38,18 @@ class Guide:
         return here.from_main(await self._solve(task, run) if here.is_main else None, "a demonstration")
 
     async def _solve(self, task: Task, run: RunContext) -> Trajectory | None:
-        collector = run.collector
+        runner = run.runner
         played = await demonstrations.play(
-            collector.environment,
+            runner.environment,
             [task],
             random_share=0.0,
             unsolved_share=0.0,
             # One task that cannot be played is a task without a demonstration, not the end of the run.
-            limits=replace(collector.limits, max_error_fraction=1.0),
+            limits=replace(runner.limits, max_error_fraction=1.0),
             seed=run.seed,
-            needs=demonstrations.needs_of(collector.agent),
+            needs=demonstrations.needs_of(runner.agent),
             say=lambda text: run.say_once({"a demonstration failed": text}),
         )
         solved = [d for d in played if d.trajectory.solved and d.trajectory.turns]
-        rendered = await demonstrations.render(solved[:1], collector.agent, collector.renderer)
+        rendered = await demonstrations.render(solved[:1], runner.agent, runner.renderer)
         return rendered[0] if rendered else None

@@ -8,14 +8,19 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from rlhf.training.backends.optimizer import Stepper
-from rlhf.training.critics.value_model import BackboneModel, KeptModel, OnBackbone, OwnModel
+from rlhf.training.critics.value_model import (
+    BackboneModel,
+    CriticModelSettings,
+    PartialCheckpointModule,
+    ValueHeadSettings,
+)
 
-S = TypeVar("S", bound=OwnModel)
-M = TypeVar("M", bound=KeptModel)
+S = TypeVar("S", bound=CriticModelSettings)
+M = TypeVar("M", bound=PartialCheckpointModule)
 
 
-class OwnUpdates(Generic[S, M]):
-    """Updates a model apart from the policy.
+class CriticTrainerBase(Generic[S, M]):
+    """Base of critic trainers: an optimizer of its own, schedule, warm-up and checkpoint.
 
     Args:
         settings: the recipe keys.
@@ -50,13 +55,13 @@ class OwnUpdates(Generic[S, M]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ValueError for the state of another model."""
+        """Restore what `state_dict` returned. Raises ValueError for the state of another model."""
         self.model.restore(state["model"])
         self._stepper.optimizer.load_state_dict(state["optimizer"])
         self._stepper.n_updates = int(state["n_updates"])
 
 
-def optimizer_of(settings: OnBackbone, model: BackboneModel) -> torch.optim.Optimizer:
+def optimizer_of(settings: ValueHeadSettings, model: BackboneModel) -> torch.optim.Optimizer:
     """Optimiser of a critic's head, at its own rate, and of its backbone where trained."""
     head, backbone = list(model.head.parameters()), model.trained_backbone()
     optimizer = settings.optimizer.build([*backbone] or head)

@@ -69,7 +69,7 @@ class PrivilegedCritic(Protocol):
 
 @runtime_checkable
 class CriticKind(Protocol):
-    """A frozen dataclass whose fields are its recipe keys.
+    """Settings of a critic, a frozen dataclass of its recipe keys; `start` gives the critic that is trained.
 
     One that learns beside trainers of several processes has an attribute `spans_processes` that is True.
     """
@@ -144,5 +144,5 @@ class CriticHook(StageHook):
         return self.critic.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.critic.load_state_dict(state)

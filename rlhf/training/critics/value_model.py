@@ -24,8 +24,8 @@ from rlhf.training.policy.model_files import check_tokens, load_folder
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class OwnModel:
-    """Keys of a critic that may have a model of its own."""
+class CriticModelSettings:
+    """Settings of a critic that may have a model of its own."""
 
     path: str | None = None
     """For a separate model: folder or hub name of the causal language model to initialise from. null copies the policy
@@ -80,8 +80,8 @@ class OwnModel:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class OnBackbone(OwnModel):
-    """Keys of a critic that reads the hidden states of a transformer."""
+class ValueHeadSettings(CriticModelSettings):
+    """Settings of a critic with a value head on a transformer, its own or the policy's."""
 
     backbone: Literal["own", "policy"] = "own"
     """Transformer below the value head: a separate model, or the policy's, with shared weights."""
@@ -144,8 +144,8 @@ def backbone_of(model: Any) -> nn.Module:
     return backbone
 
 
-class KeptModel(nn.Module):
-    """A module of which checkpoints hold what is trained, by name."""
+class PartialCheckpointModule(nn.Module):
+    """A module whose checkpoints hold its trained parameters only."""
 
     def kept(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by name, which no other checkpoint has."""
@@ -163,7 +163,7 @@ class KeptModel(nn.Module):
                 parameter.copy_(saved[name])
 
 
-class BackboneModel(KeptModel):
+class BackboneModel(PartialCheckpointModule):
     """A backbone, and a head on its last hidden states: subclasses set `head`.
 
     Args:

@@ -34,8 +34,8 @@ from rlhf.processes import current, in_turn
 from rlhf.settings import STRICT
 from rlhf.training.backends.replicated import add_gradients
 from rlhf.training.context import StageKeys
-from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import OnBackbone, ValueModel
+from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.policy.model import Policy
 
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
@@ -44,7 +44,7 @@ _MEAN = Reduction(kind="token_mean")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Critic(OnBackbone):
+class Critic(ValueHeadSettings):
     """Value critic: estimates the expected return of a state, the baseline of advantages."""
 
     #: It learns beside trainers of several processes.
@@ -119,8 +119,8 @@ def _widened(sample: Sample) -> Sample:
     return Sample(ids, mask, nothing, nothing, sample.sequence, sample.group)
 
 
-class CriticTrainer(OwnUpdates[Critic, ValueModel]):
-    """Updates a value model in place; see `OwnUpdates`."""
+class CriticTrainer(CriticTrainerBase[Critic, ValueModel]):
+    """Updates a value model in place; see `CriticTrainerBase`."""
 
     def __init__(self, settings: Critic, model: ValueModel, stage: StageKeys) -> None:
         self._stage = stage

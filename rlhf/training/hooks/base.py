@@ -78,7 +78,7 @@ class StageHook:
     # --- the stage begins ---
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state_dict` returned in an earlier process; not called where a stage begins."""
+        """Restore what `state_dict` returned in an earlier process; not called where a stage begins."""
 
     def open(self, run: RunContext, parts: LiveStage) -> None:
         """Before the first step of this process, after `load_state_dict`."""
@@ -97,7 +97,7 @@ class StageHook:
         """Before anything is sampled. Raises TrainingError where training is not to go on."""
 
     def rollout(self, run: RunContext) -> AbstractAsyncContextManager[Players | None]:
-        """Inside, the step's attempts are made and scored; gives who plays in the policy's place, or None."""
+        """Context in which the step's attempts are made and scored; gives who plays in the policy's place, or None."""
         return nullcontext()
 
     async def transform_groups(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.foreign import name_of
+from rlhf.data.untrusted import name_of
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.sinks import LogLine
 from rlhf.training.context import LiveStage, RunContext
@@ -114,5 +114,5 @@ async def _called(function: Callable[[StepInfo], Any], info: StepInfo) -> None:
             where=f"callback {name_of(function)}, step {info.step} of {info.stage}",
             got=f"{type(error).__name__}: {error}",
             expected="no exception",
-            hint=f"mend the callback; the run is saved: rlhf.train(resume={str(info.run)!r})",
+            hint=f"fix the callback; the run is saved: rlhf.train(resume={str(info.run)!r})",
         ) from error

@@ -13,7 +13,7 @@ from statistics import fmean, median, pstdev
 from typing import Any, ClassVar
 
 from rlhf.data import Prompt, ScoredGroup, Trajectory
-from rlhf.training.backends.changed_share import Stillness
+from rlhf.training.backends.changed_share import NoUpdateMonitor
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
 
@@ -98,7 +98,7 @@ class Monitor(StageHook):
     recent: dict[str, list[float]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
-    stillness: Stillness = field(default_factory=Stillness)
+    stillness: NoUpdateMonitor = field(default_factory=NoUpdateMonitor)
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`; and count the step where its updates changed no weights."""
@@ -110,7 +110,7 @@ class Monitor(StageHook):
     def learn(
         self, groups: Sequence[ScoredGroup], values: Mapping[str, float], where: str
     ) -> tuple[dict[str, float], dict[str, str]]:
-        """Take in a finished step. Returns what is logged of it, and cautions by name.
+        """Update on a finished step. Returns what is logged of it, and cautions by name.
 
         Args:
             groups: of the step.
@@ -162,6 +162,6 @@ class Monitor(StageHook):
         return {"recent": self.recent, "peaks": self.peaks, "norms": self.norms, "n_still": self.stillness.n}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Compare with what another process saw."""
+        """Restore what `state_dict` returned."""
         self.recent, self.peaks, self.norms = dict(state["recent"]), dict(state["peaks"]), list(state["norms"])
         self.stillness.n = int(state.get("n_still", 0))  # which older checkpoints do not have

@@ -159,7 +159,7 @@ class ReplayBuffer(StageHook):
         return {"n_steps": self.n_steps, "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.n_steps = int(state["n_steps"])
         self.kept = [Remembered(int(t["step"]), tuple(_restored(row) for row in t["rows"])) for t in state["kept"]]
 

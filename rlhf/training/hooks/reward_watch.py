@@ -96,7 +96,7 @@ class Watches(StageHook):
         step.cautions |= cautions
 
     def learn(self, groups: Sequence[ScoredGroup], where: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Take in a finished step. Returns what is logged of it, and cautions by name.
+        """Update on a finished step. Returns what is logged of it, and cautions by name.
 
         Args:
             groups: all that were drawn in it.
@@ -144,7 +144,7 @@ class Watches(StageHook):
                     f"is the reward being hacked? Over {n} steps up to {where}, {what}, which is trained on, rose from "
                     f"{trained.first:.3g} to {trained.last:.3g}, and the watched reward {name} fell from "
                     f"{watched.first:.3g} to {watched.last:.3g}; read attempts that the one likes and the other does "
-                    "not (`rlhf trajectories`), mend the reward, and go back to an earlier checkpoint"
+                    "not (`rlhf trajectories`), fix the reward, and go back to an earlier checkpoint"
                 )
         return ""
 
@@ -167,7 +167,7 @@ class Watches(StageHook):
         return {"trained": self.trained, "watched": self.watched, "stopped": [*self.stopped, *self.due]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Compare with what another process saw. Whoever resumes a run that was stopped wants it to go on."""
+        """Restore what `state_dict` returned. Whoever resumes a run that was stopped wants it to go on."""
         self.trained = {name: list(values) for name, values in state["trained"].items()}
         self.watched = {name: list(values) for name, values in state["watched"].items()}
         self.stopped, self.due = list(state["stopped"]), {}

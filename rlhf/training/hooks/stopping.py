@@ -99,5 +99,5 @@ class EmptyStop(StageHook):
         return self.empty.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         self.empty.load_state_dict(state)

@@ -15,7 +15,7 @@ from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.losses.reduction import Reduction
-from rlhf.training.backends.changed_share import Stillness
+from rlhf.training.backends.changed_share import NoUpdateMonitor
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.checkpoints import store
 from rlhf.training.context import RunContext, is_due
@@ -28,7 +28,7 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
     found: Any = run.demonstrations[run.state.stage]
     held_out: Sequence[Sample] = ()
     if stage.data is None:
-        rendered = await render(found, run.collector.agent, run.collector.renderer)
+        rendered = await render(found, run.runner.agent, run.runner.renderer)
         rows = _fitting(run, by_demonstration(imitation_samples(rendered, stage.observation_weight)))
     else:
         rows, held_out = found.learnt, found.held_out
@@ -119,7 +119,7 @@ def updates_of(
         first_epoch: epochs of the stage before these; each has an order and a dropout of its own.
         n_done: updates that are made already; the generators stand where the last of them left them.
     """
-    reduction, stillness = Reduction(kind="token_mean"), Stillness()
+    reduction, stillness = Reduction(kind="token_mean"), NoUpdateMonitor()
     peak, in_place = stage.optimizer.lr, trainer.rounds_in_place
     n_batches = -(-len(rows) // stage.batch_size)
     for epoch in range(first_epoch + n_done // n_batches, first_epoch + stage.epochs):

@@ -21,8 +21,8 @@ from rlhf.training.stages.pairs import Pairs
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class OnPairs(StageOverrides):
-    """Pairs come from somewhere, and TRL's trainer passes over them in batches."""
+class PairStage(StageOverrides):
+    """Common settings of the stages trained on preference pairs (`preference`, `reward_model`), by TRL's trainers."""
 
     #: Its rows do not know the role in which a call was made.
     knows_roles: ClassVar[bool] = False

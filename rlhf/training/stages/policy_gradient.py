@@ -70,7 +70,8 @@ class PolicyGradient(StageOverrides):
     advantage: AdvantageEstimator = Field(default_factory=GRPO)
     """Advantage estimator."""
     critic: CriticKind | None = None
-    """Critic of value-based estimators: `gae`, `turn_gae`, `bilevel_gae`, `archer`, `sweet`."""
+    """Critic (value model): needed by `gae`, `turn_gae`, `bilevel_gae`, `archer` and `sweet`, optional with `oreal` and
+    `progress`."""
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """Policy loss."""
     reference_reset: ReferenceReset | None = None

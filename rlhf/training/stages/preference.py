@@ -12,11 +12,11 @@ from rlhf.checking import CheckContext, Problem, unused
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.stages.pair_settings import OnPairs, made_as
+from rlhf.training.stages.pair_settings import PairStage, made_as
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Preference(OnPairs):
+class Preference(PairStage):
     """Learn from pairs which of two attempts, or of two actions, is better: DPO, IPO or KTO, by TRL's trainers.
 
     With M = log π/π_ref of the chosen tokens minus the same of the rejected ones, the loss of a pair is −log σ(β M);

@@ -20,7 +20,7 @@ from rlhf.tasks.shuffled import walk
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.checkpoints.store import check_model, latest
 from rlhf.training.context import RunContext
-from rlhf.training.contrib.task_demonstrations import Guide
+from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.policy.model import Policy
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Pairs, Side
@@ -119,7 +119,7 @@ async def pairs_for(
     if source.file is not None:
         path = Path(source.file).expanduser()
         written = pair_files.read(path, f"{at}.file")
-        pairs = pair_files.rendered(written, run.collector.renderer, run.policy.max_context, path, f"{at}.file")
+        pairs = pair_files.rendered(written, run.runner.renderer, run.policy.max_context, path, f"{at}.file")
     elif source.level == "expert":
         shown, collected = await at_expert_states(run, source, split)
         groups, pairs = collected.groups, source.against(shown, f"{run.seed}/{run.state.stage}/pairs")
@@ -152,7 +152,7 @@ async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Ra
     else:
         path = Path(source.file).expanduser()
         written = pair_files.read_rated(path, f"{at}.file")
-        rated = pair_files.rendered_replies(written, run.collector.renderer, run.policy.max_context, path, f"{at}.file")
+        rated = pair_files.rendered_replies(written, run.runner.renderer, run.policy.max_context, path, f"{at}.file")
         pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", rated)
         paired = Paired(())
     rated = shuffled(rated, stage.at_once, f"{run.seed}/{run.state.stage}/order")
@@ -212,7 +212,7 @@ async def at_expert_states(
 ) -> tuple[list[tuple[Turn, ScoredGroup]], RolloutBatch]:
     """Have the policy act in each state of demonstrations of a stage's tasks: (the oracle's turn, its attempts)."""
     tasks = _drawn(run, source, split)
-    guide = Guide({task.id: task for task in tasks})
+    guide = DemonstrationCache({task.id: task for task in tasks})
     shown = await guide.show(guide.tasks, run)
     starts = {
         start.id: (d.turns[k], start)
@@ -225,7 +225,7 @@ async def at_expert_states(
 
 
 def _drawn(run: RunContext, source: Pairs, split: str) -> list[Task]:
-    tasks = tasks_of(run.collector.environment, split)
+    tasks = tasks_of(run.runner.environment, split)
     order = walk(len(tasks), f"{run.seed}/{run.state.stage}/pairs")
     return [tasks[i] for _, i in zip(range(min(source.tasks, len(tasks))), order, strict=False)]
 
@@ -239,12 +239,12 @@ async def _collected(
 ) -> RolloutBatch:
     await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     await run.check_stop()
-    limits = run.collector.limits
+    limits = run.runner.limits
     limits = replace(limits, max_turns=min(limits.max_turns, max_turns or limits.max_turns))
-    collected = await replace(run.collector, limits=limits).collect(
+    collected = await replace(run.runner, limits=limits).collect(
         tasks,
         group_size=source.group_size,
-        sampling=run.collector.limits.sampling(source.temperature),
+        sampling=run.runner.limits.sampling(source.temperature),
         step=0,
         grouping=grouping,
     )

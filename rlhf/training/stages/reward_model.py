@@ -14,11 +14,11 @@ from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.node_merging import Merging
 from rlhf.training.policy.lora import Lora
-from rlhf.training.stages.pair_settings import OnPairs, made_as
+from rlhf.training.stages.pair_settings import PairStage, made_as
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RewardModel(OnPairs):
+class RewardModel(PairStage):
     """Train a reward model; the policy is not changed.
 
     The model is a copy of the policy, adapters merged, with one number in place of the output layer. It is judged on

@@ -23,7 +23,7 @@ from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.sharded import device_of
 
 if TYPE_CHECKING:
-    from rlhf.training.stages.pair_settings import OnPairs
+    from rlhf.training.stages.pair_settings import PairStage
     from rlhf.training.stages.preference import Preference
     from rlhf.training.stages.reward_model import RewardModel
 
@@ -51,7 +51,7 @@ def load_trl(where: str = "stages") -> Any:
 
 @contextmanager
 def borrowed(model: Any) -> Iterator[None]:
-    """Inside, a trainer may change `model`; outside, its weights are all that has changed."""
+    """Context in which a trainer may change `model`; outside, its weights are all that has changed."""
     dropouts = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
     configs = [c for c in (model.config, getattr(model, "generation_config", None)) if c is not None]
     before = [
@@ -258,7 +258,7 @@ def _dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return datasets.Dataset.from_list([dict(row) for row in rows])
 
 
-def _arguments(model: Any, folder: str, stage: OnPairs, seed: int) -> dict[str, Any]:
+def _arguments(model: Any, folder: str, stage: PairStage, seed: int) -> dict[str, Any]:
     """Shared arguments of TRL's trainers: our rows, optimiser and schedule, no files, no reports."""
     return {
         "output_dir": folder,
@@ -299,7 +299,7 @@ def _run(
     model: Any,
     tokenizer: Any,
     rows: Sequence[Mapping[str, Any]],
-    stage: OnPairs,
+    stage: PairStage,
     on_update: OnUpdate,
     **settings: Any,
 ) -> None:

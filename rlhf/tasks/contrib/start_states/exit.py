@@ -111,7 +111,7 @@ class ExItTasks:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises KeyError for a start state of a task that the split does not have."""
+        """Restore what `state_dict` returned. Raises KeyError where a task is not in the split."""
         by_id = {task.id: task for task in self.tasks}
         stored = {}
         for row in state["stored"]:

@@ -135,7 +135,7 @@ class ReverseTasks:
         return [task for _, task in islice(self._drawn(), already, already + n)]
 
     def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
-        """Go on behind the tasks that were drawn, and to the next stage where that is due."""
+        """Advance past the tasks that were drawn, and to the next stage where that is due."""
         drawn = list(islice(self._drawn(), len(groups)))
         logged = dict(start_metrics([task for _, task in drawn], groups))
         if len(self.pools) > 1:
@@ -152,7 +152,7 @@ class ReverseTasks:
         return {name: getattr(self, name) for name in _COUNTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         for name in _COUNTS:
             setattr(self, name, int(state[name]))
 

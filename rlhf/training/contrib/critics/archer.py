@@ -31,15 +31,15 @@ from rlhf.settings import STRICT
 from rlhf.training.context import StageKeys
 from rlhf.training.contrib.critics.archer_model import Judged, TurnModel
 from rlhf.training.contrib.critics.turn_buffer import Episode, TurnBuffer, episodes_of, packed
-from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import OnBackbone
+from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.critics.value_model import ValueHeadSettings
 from rlhf.training.policy.model import Policy
 
 Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ArcherCritic(OnBackbone):
+class ArcherCritic(ValueHeadSettings):
     """Turn-level critic (ArCHer): Q-values and state values, trained on the trajectories of many steps.
 
     Two Q-heads read a turn, two V-heads its state. A copy of the critic that follows it slowly says what they should
@@ -161,8 +161,8 @@ def _ends(episodes: Sequence[Episode]) -> tuple[Bools, Bools]:
     return is_last, np.repeat([e.is_cut for e in episodes], counts)
 
 
-class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
-    """Updates a model of turns in place; see `OwnUpdates`.
+class ArcherTrainer(CriticTrainerBase[ArcherCritic, TurnModel]):
+    """Updates a model of turns in place; see `CriticTrainerBase`.
 
     Attributes:
         copy: the parameters that the critic trains, as the slow copy has them, by name.
@@ -309,7 +309,7 @@ class ArcherTrainer(OwnUpdates[ArcherCritic, TurnModel]):
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises ValueError for the state of another model."""
+        """Restore what `state_dict` returned. Raises ValueError for the state of another model."""
         super().load_state_dict(state)
         for name, values in self.copy.items():
             values.copy_(state["copy"][name])

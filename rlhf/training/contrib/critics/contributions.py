@@ -22,8 +22,8 @@ from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
 from rlhf.training.contrib.critics.turn_buffer import Episode, episodes_of, packed
-from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import OnBackbone, ValueModel
+from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.policy.model import Policy
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Contributions(OnBackbone):
+class Contributions(ValueHeadSettings):
     """Contribution critic: redistributes the score of a trajectory over its turns.
 
     A linear layer on the hidden state after a turn's last token says what the turn contributed, ĉ_k. It is trained on
@@ -89,8 +89,8 @@ def sum_loss(contributions_K: Tensor, turns_E: Sequence[int], totals_E: Tensor) 
     return (sums - totals_E).square().sum()
 
 
-class ContributionTrainer(OwnUpdates[Contributions, ValueModel]):
-    """Updates a model of contributions in place; see `OwnUpdates`."""
+class ContributionTrainer(CriticTrainerBase[Contributions, ValueModel]):
+    """Updates a model of contributions in place; see `CriticTrainerBase`."""
 
     def __init__(self, settings: Contributions, model: ValueModel, stage: StageKeys) -> None:
         self._stage = stage

@@ -30,8 +30,8 @@ from rlhf.losses.preference import bradley_terry, sequence_sums, turn_means
 from rlhf.settings import STRICT
 from rlhf.training.backends.token_stats import read
 from rlhf.training.contrib.critics.turn_buffer import packed
-from rlhf.training.critics.base import OwnUpdates
-from rlhf.training.critics.value_model import KeptModel, OwnModel
+from rlhf.training.critics.base import CriticTrainerBase
+from rlhf.training.critics.value_model import CriticModelSettings, PartialCheckpointModule
 from rlhf.training.critics.values import bare_rows
 from rlhf.training.policy.model import Policy
 
@@ -42,7 +42,7 @@ _REFERENCE = "{reference}"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SweetCritic(OwnModel):
+class SweetCritic(CriticModelSettings):
     """SWEET-RL critic: scores turns, trained on pairs of attempts and given the reference answer.
 
         A_k = mean over the tokens of turn k of log π_φ(token | privileged text, what was read) − log π_ref(the same)
@@ -97,7 +97,7 @@ class SweetCritic(OwnModel):
         return SweetTrainer(self, self.build(policy, start, seed), stage, policy.tokenizer)
 
     def build(self, policy: Policy, start: Path | None, seed: int) -> RatioModel:
-        """Return the critic's model before its first update: no turn is better than another. See `OwnModel.begun`."""
+        """Return the critic before its first update, when all turns are equal. See `CriticModelSettings.begun`."""
         begun = self.begun(policy, start)
         begun.requires_grad_(True)
         frozen = None if self.lora else self.adapted(copy.deepcopy(begun).requires_grad_(False).eval(), seed)
@@ -105,7 +105,7 @@ class SweetCritic(OwnModel):
         return model.to(next(policy.model.parameters()).device)
 
 
-class RatioModel(KeptModel):
+class RatioModel(PartialCheckpointModule):
     """A causal language model and what it began as: a frozen copy, or itself without its adapters.
 
     Args:
@@ -126,7 +126,7 @@ class RatioModel(KeptModel):
 
     @contextmanager
     def as_begun(self) -> Iterator[nn.Module]:
-        """Inside, the model as it was before its first update."""
+        """Context in which the model has the weights from before its first update."""
         live: Any = self.live
         if self._frozen[0] is not None:
             yield self._frozen[0]
@@ -192,8 +192,8 @@ def _pairs(earned_A: Sequence[float]) -> tuple[list[int], list[int]]:
     return [i for i, _ in found], [j for _, j in found]
 
 
-class SweetTrainer(OwnUpdates[SweetCritic, RatioModel]):
-    """Updates a model of log-ratios in place; see `OwnUpdates`.
+class SweetTrainer(CriticTrainerBase[SweetCritic, RatioModel]):
+    """Updates a model of log-ratios in place; see `CriticTrainerBase`.
 
     Args:
         settings: the recipe keys.

@@ -21,8 +21,8 @@ from rlhf.data import ScoredGroup, Values
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.settings import STRICT
 from rlhf.training.contrib.critics.turn_buffer import Ints, packed
-from rlhf.training.critics.base import OwnUpdates, optimizer_of
-from rlhf.training.critics.value_model import OnBackbone, ValueModel
+from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.critics.values import bare_rows
 from rlhf.training.policy.model import Policy
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TokenRewards(OnBackbone):
+class TokenRewards(ValueHeadSettings):
     """Token-reward critic (OREAL): token rewards whose mean over an attempt predicts its outcome.
 
     A linear layer on the hidden state before a sampled token gives its reward w_t. It is trained on the cross-entropy
@@ -113,8 +113,8 @@ class TokenRewardPredictions:
     time_s: float = 0.0
 
 
-class TokenRewardTrainer(OwnUpdates[TokenRewards, ValueModel]):
-    """Updates a model of token rewards in place; see `OwnUpdates`."""
+class TokenRewardTrainer(CriticTrainerBase[TokenRewards, ValueModel]):
+    """Updates a model of token rewards in place; see `CriticTrainerBase`."""
 
     def __init__(self, settings: TokenRewards, model: ValueModel, stage: StageKeys) -> None:
         self._stage = stage

@@ -136,7 +136,7 @@ class TurnBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         sizes = state["sizes"].tolist()
         columns = {
             name: torch.split(state[name], [row[i] for row in sizes]) if sizes else () for i, name in enumerate(_ARRAYS)

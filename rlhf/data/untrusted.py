@@ -1,4 +1,4 @@
-"""Checks of values and exceptions that come from code of others: environments, rewards, agents, programs of a policy.
+"""Checks of values and exceptions from untrusted code: environments, rewards, agents, programs of a policy.
 
 None of those that look at a value runs a line of the code that it came from: no `__bool__`, `__float__`, `__repr__`,
 `__len__` or `__class__` of its own is asked, so it can neither raise, nor hang, nor answer otherwise the next time.

@@ -1,11 +1,11 @@
-"""The check that every verdict of a reward passes before anything looks at it."""
+"""Validation of the verdicts that rewards return."""
 
 from __future__ import annotations
 
 import math
 
 from rlhf.data import Verdict
-from rlhf.data.foreign import cut, number, shown, slots, text
+from rlhf.data.untrusted import cut, number, shown, slots, text
 from rlhf.errors import RewardError
 
 _EXPECTED = "a finite number, or a Verdict"

@@ -1,12 +1,12 @@
-"""The check that every answer of an environment passes before anything looks at it."""
+"""Validation of the StepResults that environments return."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
 from environments.base import StepResult
-from rlhf.data.foreign import MAX_TEXT_BYTES, is_large, number, shown, text, texts, truth, type_of
-from rlhf.data.foreign import slots as slots_of
+from rlhf.data.untrusted import MAX_TEXT_BYTES, is_large, number, shown, text, texts, truth, type_of
+from rlhf.data.untrusted import slots as slots_of
 from rlhf.errors import EnvError
 
 _NAMES = tuple(field.name for field in fields(StepResult))

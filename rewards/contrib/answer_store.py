@@ -1,4 +1,4 @@
-"""Episodic memory of right and wrong answers by query, and the score of a new answer."""
+"""Bounded store of right and wrong answers by query, and the score of a new answer against it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def normalised(value: float | None, window: Sequence[float]) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-class Shelf:
+class AnswerBuffer:
     """Bounded queries with answer vectors; the least recently answered query is evicted first.
 
     Args:
@@ -99,7 +99,7 @@ class Shelf:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold what another process held, in the same order."""
+        """Restore what `state_dict` returned."""
         queries, answers = state["queries"].numpy(), list(state["answers"].numpy())
         self._kept, self._queries, self.n = {}, None, 0
         for key, vector, count in zip(state["keys"], queries, state["counts"], strict=True):

@@ -1,4 +1,4 @@
-"""Choice of the groups of a step where those that finished first are trained first."""
+"""Completion-order batching: groups that finish first are trained first, within the staleness bound."""
 
 from __future__ import annotations
 

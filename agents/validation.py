@@ -1,4 +1,4 @@
-"""The check that every action of an agent passes before anything looks at it."""
+"""Validation of the Actions that agents return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from rlhf.data import Action, Generation
-from rlhf.data.foreign import MAX_TEXT_BYTES, is_large, n_bytes, shown, slots, text, texts, type_of
+from rlhf.data.untrusted import MAX_TEXT_BYTES, is_large, n_bytes, shown, slots, text, texts, type_of
 from rlhf.errors import AgentError
 
 _NAMES = tuple(field.name for field in fields(Action))
