@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from environments.base import most_at_once, properties_of
+from environments.base import max_concurrent_episodes, properties_of
 from environments.transcript import awaited
 from environments.workers.pool import Processes
 from rlhf.catalog import CATALOG
@@ -158,7 +158,7 @@ def ways_of(raw: Any, at_once: int | None, in_workers: bool) -> dict[str, Way]:
     lasting = 1_000_000  # a worker that is replaced would take its account with it
     one = Processes(environment=raw, n_workers=1, episodes_at_once=at_once, episodes_per_worker=lasting)
     many = Processes(environment=raw, episodes_at_once=at_once, episodes_per_worker=lasting)
-    in_one, in_many = most_at_once(one) or 1, most_at_once(many) or 1
+    in_one, in_many = max_concurrent_episodes(one) or 1, max_concurrent_episodes(many) or 1
     return {
         "raw": plain,
         "turns": Way(raw, in_one, in_turn if in_one > 1 else by_itself),

@@ -259,7 +259,7 @@ def can_demonstrate(environment: object) -> bool:
     return isinstance(environment, Oracle) and Capabilities(environment).demonstrates
 
 
-def inside(environment: object) -> list[tuple[str, object]]:
+def member_environments(environment: object) -> list[tuple[str, object]]:
     """Member environments with their recipe paths; none of a single environment."""
     has = Capabilities(environment)
     if has.members is not None:
@@ -267,6 +267,6 @@ def inside(environment: object) -> list[tuple[str, object]]:
     return [] if has.environment is None else [(".environment", has.environment)]
 
 
-def most_at_once(environment: object) -> int | None:
+def max_concurrent_episodes(environment: object) -> int | None:
     """Return how many episodes may be alive at a time (`max_episodes` of the environment), or None."""
     return Capabilities(environment).max_episodes

@@ -3,7 +3,7 @@
 import pytest
 
 from agents import base as agents
-from environments.base import Capabilities, Properties, can_demonstrate, most_at_once, properties_of
+from environments.base import Capabilities, Properties, can_demonstrate, max_concurrent_episodes, properties_of
 from rewards import base as rewards
 from rlhf.capabilities import Capability, CapabilityView
 
@@ -37,7 +37,7 @@ def test_an_environment_that_declares_nothing_of_use_has_the_defaults(part):
     own = Capabilities(part)
     assert (own.inline, own.is_inline, own.keeps_limits, own.demonstrates) == (False, False, False, True)
     assert (own.max_episodes, own.max_steps, own.plan, own.recall, own.fingerprint) == (None,) * 5
-    assert own.close() is None and properties_of(part) == Properties() and most_at_once(part) is None
+    assert own.close() is None and properties_of(part) == Properties() and max_concurrent_episodes(part) is None
 
 
 def test_an_environment_need_not_inherit_to_declare():

@@ -146,17 +146,17 @@ class Controller:
         self._ages: Mapping[int, int] = {}
         self._idle_since, self._idle_s = time.perf_counter(), 0.0
 
-    # --- cuts ---
+    # --- snapshots ---
 
-    def cut(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
+    def snapshot(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
         """Return the state of the pipeline, and the groups by their ordinals in the run."""
         named = {ordinal_of(o, self.share, self.n_per_step): group for o, group in self.groups.items()}
         return self.pipeline.state(), named
 
     def restore(self, state: Mapping[str, Any], groups: Mapping[int, ScoredGroup], n_controllers: int) -> None:
-        """Go on from a cut of the run with this share; what ran then begins again."""
-        cut = share_of(state, self.share, self.n_per_step, n_controllers)
-        self.pipeline = Pipeline.restored(self.rules, cut)
+        """Go on from a snapshot of the run with this share; what ran then begins again."""
+        snapshot = share_of(state, self.share, self.n_per_step, n_controllers)
+        self.pipeline = Pipeline.restored(self.rules, snapshot)
         self.groups = {o: groups[ordinal_of(o, self.share, self.n_per_step)] for o in self.pipeline.store}
 
     async def open(self, version: int) -> None:
@@ -287,9 +287,9 @@ class Controller:
         """Return True once the next version may be installed, or who is waited for."""
         return await self._until(lambda: self.pipeline.may_install or None, wait_s)
 
-    async def is_quiet(self, wait_s: float) -> bool | str:
+    async def is_drained(self, wait_s: float) -> bool | str:
         """Return True once nothing runs, or who is waited for."""
-        return await self._until(lambda: self.pipeline.is_quiet or None, wait_s)
+        return await self._until(lambda: self.pipeline.is_drained or None, wait_s)
 
     async def train(self, ordinals: Sequence[int]) -> int:
         """Note that a step was trained, and forget its groups; returns how many steps were."""

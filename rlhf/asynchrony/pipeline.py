@@ -120,7 +120,7 @@ class Pipeline:
         running: ordinal -> group.
         store: ordinal -> finished group, in the order in which they finished.
         returned: ordinals that are to begin again.
-        is_held: whether no new ordinal begins: before a cut.
+        is_held: whether no new ordinal begins: before a snapshot.
         n_given_back: groups that began again.
     """
 
@@ -162,7 +162,7 @@ class Pipeline:
         """True if the next version may be installed, now that it is trained."""
         if self.step <= self.version:
             return False
-        return not self.rules.is_fixed or (self.n_begun >= self._limit and self.is_quiet)
+        return not self.rules.is_fixed or (self.n_begun >= self._limit and self.is_drained)
 
     def install(self, server: str, version: int) -> None:
         """Note that a server has other weights. Raises DeliveryError for weights that it cannot or must not have."""
@@ -193,7 +193,7 @@ class Pipeline:
         return min(self.version + rules.depth + 1, rules.n_steps) * rules.n_per_step
 
     @property
-    def is_quiet(self) -> bool:
+    def is_drained(self) -> bool:
         """True if every group that began has finished."""
         return not self.running and not self.returned
 
@@ -336,13 +336,15 @@ class Pipeline:
         return not self.rules.is_fixed or self.version == self.step
 
     def state(self) -> dict[str, Any]:
-        """Return a cut: plain values of which `restored` makes the pipeline that goes on. What runs begins again then.
+        """Return a snapshot, plain values from which `restored` makes the pipeline again. What runs then begins again.
 
         Raises:
             TrainingError: a version is not installed, under which groups of a fixed schedule would have begun.
         """
         if not self.may_cut:
-            raise self._broken("a cut before the delivery of a step", f"version {self.version}", f"version {self.step}")
+            raise self._broken(
+                "a snapshot before the delivery of a step", f"version {self.version}", f"version {self.step}"
+            )
         running = sorted((*self.running, *self.returned))
         failed = self._failed + self.ledger.running
         stored = [(ordinal, g.begun, _pairs(g.sampled), _pairs(g.kept)) for ordinal, g in self.store.items()]
@@ -356,10 +358,10 @@ class Pipeline:
 
     @classmethod
     def restored(cls, rules: Rules, state: Mapping[str, Any]) -> Pipeline:
-        """Return the pipeline of a cut, without servers, which join with the version of its step.
+        """Return the pipeline of a snapshot, without servers, which join with the version of its step.
 
         Raises:
-            CheckpointError: it was cut under other rules, or a stored group is too old for the present bound.
+            CheckpointError: it was taken under other rules, or a stored group is too old for the present bound.
         """
         for name in ("n_per_step", "order", "is_fixed"):
             if state["rules"][name] != getattr(rules, name):

@@ -221,9 +221,9 @@ class RemoteController:
     actors: Sequence[Any] = ()
     limit_s: float = 600.0
 
-    def cut(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
-        """See `Controller.cut`."""
-        found: tuple[dict[str, Any], dict[int, ScoredGroup]] = self._get("cut")
+    def snapshot(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
+        """See `Controller.snapshot`."""
+        found: tuple[dict[str, Any], dict[int, ScoredGroup]] = self._get("snapshot")
         return found
 
     def restore(self, state: Mapping[str, Any], groups: Mapping[int, ScoredGroup], n_controllers: int) -> None:
@@ -254,9 +254,9 @@ class RemoteController:
         found: bool | str = await self._call("may_install", wait_s)
         return found
 
-    async def is_quiet(self, wait_s: float) -> bool | str:
-        """See `Controller.is_quiet`."""
-        found: bool | str = await self._call("is_quiet", wait_s)
+    async def is_drained(self, wait_s: float) -> bool | str:
+        """See `Controller.is_drained`."""
+        found: bool | str = await self._call("is_drained", wait_s)
         return found
 
     async def train(self, ordinals: Sequence[int]) -> int:

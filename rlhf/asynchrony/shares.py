@@ -1,8 +1,8 @@
-"""Checkpoints (cuts) of a pipeline shared by several processes: each holds its part of the whole.
+"""Checkpoints (snapshots) of a pipeline shared by several processes: each holds its part of the whole.
 
 Process r holds `n_r` of the B groups of a step, neighbours from place `start_r` on. Its own pipeline counts them from
-0: local ordinal o is the group `(o // n_r) · B + start_r + o % n_r` of the run. A cut of the run has ordinals of the
-run, so that another number of processes can go on with it.
+0: local ordinal o is the group `(o // n_r) · B + start_r + o % n_r` of the run. A snapshot of the run has ordinals of
+the run, so that another number of processes can go on with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ordinal_of(local: int, share: slice, n_per_step: int) -> int:
 
 
 def merged(states: Sequence[Mapping[str, Any]], shares: Sequence[slice], n_per_step: int) -> dict[str, Any]:
-    """Return the cut of a run of the cuts of its processes; see `Pipeline.state`.
+    """Return the snapshot of a run of the snapshots of its processes; see `Pipeline.state`.
 
     What one process had not begun, and lies before what another had, is to begin.
     """
@@ -52,7 +52,7 @@ def merged(states: Sequence[Mapping[str, Any]], shares: Sequence[slice], n_per_s
 
 
 def share_of(state: Mapping[str, Any], share: slice, n_per_step: int, n_processes: int) -> dict[str, Any]:
-    """Return one process's part of a run's cut; the first keeps the counts of tokens that are trained or failed.
+    """Return one process's part of a run's snapshot; the first keeps the counts of tokens that are trained or failed.
 
     Raises:
         CheckpointError: other processes than these chose which groups to train, of those that finished first.

@@ -131,9 +131,9 @@ def _is_listed(section: str, part: object) -> bool:
 
 def _without_tools(path: str, world: Any) -> Iterator[tuple[str, Any]]:
     """Give path and settings of each environment that takes no calls, those within another in its place."""
-    from environments.base import Capabilities, inside
+    from environments.base import Capabilities, member_environments
 
-    held = inside(world)
+    held = member_environments(world)
     for where, inner in held:
         yield from _without_tools(path + where, inner)
     says = Capabilities(world).offers_tools

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.base import Agent
-from environments.base import Environment, most_at_once
+from environments.base import Environment, max_concurrent_episodes
 from rlhf.data import Outcome, SamplingParams, Task, Trajectory
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
@@ -113,7 +113,7 @@ async def finished_groups(
     board = Board(len(tasks) * group_size)
     rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players)
     jobs = _jobs(tasks, grouping, group_size, earlier)
-    n_at_once = min(limits.max_concurrent, most_at_once(environment) or limits.max_concurrent)
+    n_at_once = min(limits.max_concurrent, max_concurrent_episodes(environment) or limits.max_concurrent)
     ended = [asyncio.Event() for _ in tasks]
     groups: list[list[Trajectory]] = [[] for _ in tasks]
 

@@ -83,7 +83,7 @@ async def make_steps(run: Run, parts: StageComponents) -> None:
             await one_step(run, parts, number)
             is_cut = is_due(stage.checkpoint_every, run.state.step, stage.steps)
             if parts.ahead is not None:
-                await parts.ahead.before_cut(run, is_checkpoint=is_cut)
+                await parts.ahead.before_snapshot(run, is_checkpoint=is_cut)
             await between(run, parts)
             if is_cut:
                 run.save(parts, in_background=True)

@@ -5,7 +5,7 @@ trains and when weights are delivered is decided by `rlhf.asynchrony.controller`
 played on the event loop, or one elsewhere with rollout workers, that the first of several learners alone speaks to.
 
 Of several processes that play for themselves each has a controller, of its share of every step. They meet where a step
-has all its groups, before a delivery, and at a cut. They wait in a thread, so that groups are played meanwhile.
+has all its groups, before a delivery, and at a snapshot. They wait in a thread, so that groups are played meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from environments.base import most_at_once
+from environments.base import max_concurrent_episodes
 from rlhf.asynchrony.controller import Controller, Job, figures
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.asynchrony.remote import RemoteController
@@ -115,8 +115,8 @@ class RolloutsAhead(StageHook):
         return self._run is not None and self._n_trained != self._run.state.step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cut, and the groups that are finished, of all processes, which call this together."""
-        own = self.controller.cut() if self.controller else None
+        """Return the snapshot, and the groups that are finished, of all processes, which call this together."""
+        own = self.controller.snapshot() if self.controller else None
         parts = [part for part in current().gather(own, "groups that wait") if part is not None]
         groups = {ordinal: group for _, found in parts for ordinal, group in found.items()}
         packed = torch.frombuffer(bytearray(self._pack(groups)), dtype=torch.uint8)
@@ -232,14 +232,14 @@ class RolloutsAhead(StageHook):
         if self.controller is not None:
             await self.controller.install(run.policy.version)
 
-    async def before_cut(self, run: RunContext, *, is_checkpoint: bool) -> None:
+    async def before_snapshot(self, run: RunContext, *, is_checkpoint: bool) -> None:
         """Wait for what runs, where an evaluation or a checkpoint that drains comes next."""
         shares_servers = run.background_evaluation is None
         is_evaluation = shares_servers and is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
         if is_evaluation or (is_checkpoint and self.settings.checkpoint == "drain"):
             who = "an evaluation waits for" if is_evaluation else "a checkpoint waits for"
-            ask = None if self.controller is None else self.controller.is_quiet
-            await self._waited(run, ask, who, "the groups before a cut")
+            ask = None if self.controller is None else self.controller.is_drained
+            await self._waited(run, ask, who, "the groups before a snapshot")
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """Log where everything is. The source has just taken in the step."""
@@ -291,7 +291,7 @@ def length_caution(bias: float, where: str) -> dict[str, str]:
 
 def places_of(environment: Any, limits: Limits, group_size: int, n_workers: int = 1) -> int:
     """Return how many groups there is room for in each of the processes that play."""
-    room = most_at_once(environment) or limits.max_concurrent
+    room = max_concurrent_episodes(environment) or limits.max_concurrent
     return max(1, min(room, limits.max_concurrent) // group_size // n_workers)
 
 

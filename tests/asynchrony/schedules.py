@@ -91,7 +91,7 @@ class Schedule:
         """End this process and start another one that goes on from what was saved."""
         if self.drains:
             self.pipeline.is_held = True
-            while not self.pipeline.is_quiet:
+            while not self.pipeline.is_drained:
                 for event in (self.begin, self.sample, self.finish):
                     event()
             self.pipeline.is_held = False

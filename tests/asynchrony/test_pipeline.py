@@ -174,7 +174,7 @@ def test_a_worker_that_dies_gives_its_groups_back_under_their_ordinals() -> None
         made.begin(worker)
     made.sampled(2, 0, 7)
     made.is_held = True
-    assert made.lose("a") == [0, 2] and made.ledger.failed == 7 and not made.is_quiet
+    assert made.lose("a") == [0, 2] and made.ledger.failed == 7 and not made.is_drained
     assert [made.begin("c") for _ in range(3)] == [0, 2, None]
 
 

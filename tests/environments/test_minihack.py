@@ -16,7 +16,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from environments.base import Environment, can_demonstrate, most_at_once
+from environments.base import Environment, can_demonstrate, max_concurrent_episodes
 from environments.contrib.minihack.environment import EXPLORED, FAMILIES, LEVELS, MiniHack, read_action
 from environments.contrib.minihack.game import POOL, Cells, View, name_of
 from environments.contrib.minihack.oracle import is_frontier, mark_visited, shortest_path, surroundings
@@ -295,7 +295,7 @@ def test_a_worker_plays_many_games_at_a_time_and_leaves_nothing(place: Path) -> 
     pool = Processes(environment=MONSTER, n_workers=1)
     games = [(MONSTER, task) for task in MONSTER.tasks("test")[:8]]
     try:
-        assert most_at_once(pool) == SHARED
+        assert max_concurrent_episodes(pool) == SHARED
         served = [(pool, task) for _, task in games]
         assert asyncio.run(in_turn(served)) == alone(games)
         pids = pool._pool().pids()
@@ -307,7 +307,7 @@ def test_a_worker_plays_many_games_at_a_time_and_leaves_nothing(place: Path) -> 
 
 
 def test_a_level_in_which_an_action_may_hang_has_a_worker_to_itself() -> None:
-    assert most_at_once(Processes(environment=MiniHack(level="KeyRoom-S5"), n_workers=3)) == 3
+    assert max_concurrent_episodes(Processes(environment=MiniHack(level="KeyRoom-S5"), n_workers=3)) == 3
 
 
 # --- the explorer --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from environments.base import CallTimeoutError, StepResult, can_demonstrate, most_at_once, properties_of
+from environments.base import CallTimeoutError, StepResult, can_demonstrate, max_concurrent_episodes, properties_of
 from environments.check import check_environment
 from environments.workers.pool import Processes
 from environments.workers.protocol import Raised
@@ -269,9 +269,11 @@ def test_it_passes_through_what_the_environment_says_of_itself(shared: Processes
     assert not hasattr(shared, "tools") and getattr(shared, "_secret", None) is None
     said = shared.recall(TASK, ["go", "go"])
     assert said == f"2 actions, in process {shared._pool().pids()[-1]}"
-    assert most_at_once(shared) == 32 and most_at_once(served(thread_safe=False, n_workers=3)) == 3
-    assert most_at_once(served(episodes_at_once=5, n_workers=3)) == 15
-    assert most_at_once(OracleEnvironment(shared)) == 32 and most_at_once(Words()) is None
+    assert (
+        max_concurrent_episodes(shared) == 32 and max_concurrent_episodes(served(thread_safe=False, n_workers=3)) == 3
+    )
+    assert max_concurrent_episodes(served(episodes_at_once=5, n_workers=3)) == 15
+    assert max_concurrent_episodes(OracleEnvironment(shared)) == 32 and max_concurrent_episodes(Words()) is None
     graded = Graded(levels=(shared, Words(), served(thread_safe=False)))
     assert graded.inline and graded.max_episodes == 1
     assert pickle.loads(pickle.dumps(shared)) == shared
@@ -279,7 +281,11 @@ def test_it_passes_through_what_the_environment_says_of_itself(shared: Processes
 
 def test_without_workers_it_is_the_environment_itself() -> None:
     plain = served(n_workers=0)
-    assert properties_of(plain) == properties_of(Troubled()) and most_at_once(plain) is None and not plain.inline
+    assert (
+        properties_of(plain) == properties_of(Troubled())
+        and max_concurrent_episodes(plain) is None
+        and not plain.inline
+    )
     assert pid_of(play(plain)[0]) == os.getpid() and plain.plan(TASK, []) == ["win"]
     assert len(list(plain.tasks("train"))) == 50 and f"process {os.getpid()}" in plain.recall(TASK, [])
     assert Processes(environment=Words(), n_workers=0).inline
