@@ -1,8 +1,8 @@
 """Gathering of objects with large arrays through memory-mapped files, without copies.
 
-Objects travel by `Processes.gather`; arrays that pickle out of band (protocol 5), such as token ids and log-probs, are
-written to one file for each process, which the others map. So of the tokens of other processes one reads those that it
-trains on, and holds no copy of the rest.
+Objects travel by `ProcessGroup.gather`; arrays that pickle out of band (protocol 5), such as token ids and log-probs,
+are written to one file for each process, which the others map. So of the tokens of other processes one reads those
+that it trains on, and holds no copy of the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALIGNED = 8
 
 
 def gather_mapped(value: T, what: str) -> list[T]:
-    """Return what every process gave, by rank, as `Processes.gather` does.
+    """Return what every process gave, by rank, as `ProcessGroup.gather` does.
 
     Where a process cannot read the file of another, as on another machine, all take the arrays with the objects.
 

@@ -40,7 +40,7 @@ class ProcessError(TrainingError):
 
 
 @dataclass
-class Processes:
+class ProcessGroup:
     """Process group of a stage, as seen by one rank.
 
     Attributes:
@@ -174,10 +174,10 @@ class Processes:
         )
 
 
-_current = Processes()
+_current = ProcessGroup()
 
 
-def current() -> Processes:
+def current() -> ProcessGroup:
     """Return the group that this process is part of: itself alone, unless it has joined others."""
     return _current
 
@@ -201,7 +201,7 @@ def n_here() -> int:
     return _number("LOCAL_WORLD_SIZE", n_wanted())
 
 
-def join(timeout_s: float) -> Processes:
+def join(timeout_s: float) -> ProcessGroup:
     """Find the other processes that a launcher has started; one alone makes a group of its own.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as `torchrun`, DeepSpeed's launcher and
@@ -229,7 +229,7 @@ def join(timeout_s: float) -> Processes:
             hint="start with torchrun, or with rlhf train RECIPE --nproc N",
         )
     take_one_gpu()
-    found = Processes(rank, n, timeout_s)
+    found = ProcessGroup(rank, n, timeout_s)
     limit = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with found.comm_errors("the beginning"):
@@ -247,7 +247,7 @@ def leave() -> None:
     global _current
     import torch.distributed as dist
 
-    _current = Processes()
+    _current = ProcessGroup()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -22,7 +22,7 @@ from rlhf.build.processes import stopped_by_term
 from rlhf.data import Finish, Generation, Prompt
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.mapped_gather import gather_mapped
-from rlhf.processes import ProcessError, Processes, current, in_turn, n_wanted, reasons_in
+from rlhf.processes import ProcessError, ProcessGroup, current, in_turn, n_wanted, reasons_in
 from tests.training.together import together
 
 COUNTS = st.integers(0, 40)
@@ -30,13 +30,13 @@ COUNTS = st.integers(0, 40)
 
 @given(n=COUNTS, processes=st.integers(1, 9))
 def test_shares_are_neighbours_and_differ_by_one_at_most(n: int, processes: int) -> None:
-    shares = [range(n)[Processes(rank, processes).share(n)] for rank in range(processes)]
+    shares = [range(n)[ProcessGroup(rank, processes).share(n)] for rank in range(processes)]
     assert [i for share in shares for i in share] == list(range(n))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_five_things_for_two_processes() -> None:
-    assert [Processes(rank, 2).share(5) for rank in (0, 1)] == [slice(0, 3), slice(3, 5)]
+    assert [ProcessGroup(rank, 2).share(5) for rank in (0, 1)] == [slice(0, 3), slice(3, 5)]
 
 
 @given(n=COUNTS, processes=st.integers(1, 9))
@@ -47,13 +47,13 @@ def test_what_is_dealt_in_turn_comes_back_in_order(n: int, processes: int) -> No
 
 
 def test_one_process_waits_for_nobody() -> None:
-    alone = Processes()
+    alone = ProcessGroup()
     assert alone.is_main and alone.gather(3, "numbers") == [3] and alone.from_main(4, "a number") == 4
     assert not alone.agree_to_stop()
 
 
 def test_only_a_silence_is_another_process(tmp_path: Path) -> None:
-    here = Processes(0, 2, folder=tmp_path)
+    here = ProcessGroup(0, 2, folder=tmp_path)
     with pytest.raises(RuntimeError, match="a shape"), here.comm_errors("an update"):
         raise RuntimeError("a shape does not fit")
     with pytest.raises(TrainingError, match="of its own"), here.comm_errors("an update"):
@@ -61,10 +61,10 @@ def test_only_a_silence_is_another_process(tmp_path: Path) -> None:
 
 
 def test_a_reason_that_was_left_is_found(tmp_path: Path) -> None:
-    Processes(1, 2, folder=tmp_path).record_failure(TrainingError("no disk", got="nothing"))
-    Processes(0, 2, folder=tmp_path).record_failure(ProcessError("the other one is silent"))
+    ProcessGroup(1, 2, folder=tmp_path).record_failure(TrainingError("no disk", got="nothing"))
+    ProcessGroup(0, 2, folder=tmp_path).record_failure(ProcessError("the other one is silent"))
     assert list(reasons_in(tmp_path)) == [1]
-    heard = Processes(0, 2, folder=tmp_path).comm_errors("the rollouts")
+    heard = ProcessGroup(0, 2, folder=tmp_path).comm_errors("the rollouts")
     with pytest.raises(ProcessError, match="process 1 has failed: no disk"), heard:
         raise RuntimeError("[gloo] Connection closed by peer")
 
@@ -81,12 +81,12 @@ def shared_tokens(rank: int, folder: Path) -> dict[str, Any]:
     own = Generation(Prompt((1,)), ids, array("f", [-1.0]) * 10_000, Finish.STOP, 0)
     sent: list[int] = []
     whole = current().gather(own, "whole")
-    gather = Processes.gather
-    Processes.gather = lambda here, value, what: gather(here, sent.append(len(pickle.dumps(value))) or value, what)  # type: ignore
+    gather = ProcessGroup.gather
+    ProcessGroup.gather = lambda here, value, what: gather(here, sent.append(len(pickle.dumps(value))) or value, what)  # type: ignore
     try:
         found = gather_mapped(own, "tokens")
     finally:
-        Processes.gather = gather  # type: ignore[method-assign]
+        ProcessGroup.gather = gather  # type: ignore[method-assign]
     assert found == whole
     temporary, tempfile.tempdir = tempfile.tempdir, str(folder / "absent") if rank else None
     without = gather_mapped(own, "tokens without a file")

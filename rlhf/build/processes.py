@@ -16,7 +16,7 @@ from typing import Any
 from rlhf import processes
 from rlhf.errors import TrainingError
 from rlhf.inference.fingerprint import fingerprint
-from rlhf.processes import Processes
+from rlhf.processes import ProcessGroup
 from rlhf.recipe import Recipe
 from rlhf.recipe.compatibility import check_processes
 from rlhf.recipe.view import policy_gradient_stages
@@ -26,7 +26,7 @@ from rlhf.training.policy.sharded_load import ShardedLoad, can_be_sharded
 
 
 @contextmanager
-def joined(recipe: Recipe) -> Iterator[Processes]:
+def joined(recipe: Recipe) -> Iterator[ProcessGroup]:
     """Context in which this process has joined the launcher's process group, or runs alone.
 
     Raises:

@@ -14,14 +14,14 @@ from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.asynchrony.shares import merged, share_of
 from rlhf.data import ScoredGroup, Task
-from rlhf.processes import Processes
+from rlhf.processes import ProcessGroup
 from rlhf.tasks.shuffled import ShuffledTasks
 from rlhf.training.rollouts_ahead import Lookahead, RolloutsAhead, length_caution
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 def shares_of(n_processes: int, n_per_step: int) -> list[slice]:
-    return [Processes(rank, n_processes).share(n_per_step) for rank in range(n_processes)]
+    return [ProcessGroup(rank, n_processes).share(n_per_step) for rank in range(n_processes)]
 
 
 def played(rules: Rules, rng: random.Random, n_steps: int) -> Pipeline:
