@@ -30,6 +30,10 @@ class TooSlow(Exception):
     """Overrun of a call's time, memory or answer size; its process is gone."""
 
 
+class RaisedError(RewardError):
+    """Exception of the called function, as apart from trouble with the processes."""
+
+
 class Pool:
     """Processes that answer calls of one function, `module:name`, of JSON values.
 
@@ -75,7 +79,7 @@ class Pool:
                 hint="pip install 'rlhf-agents[rewards]'",
             )
         if kind == "raised":
-            raise RewardError("raised an exception", where=self.target, got=value)
+            raise RaisedError("raised an exception", where=self.target, got=value)
         return value
 
     def close(self) -> None:
@@ -94,8 +98,10 @@ class Pool:
                 process = self._idle.get_nowait()
             except queue.Empty:
                 process = self._started() or self._idle.get()
-            if process is not None:
+            if process is not None and process.popen.poll() is None:
                 return process
+            if process is not None:  # it has died while it had nothing to do
+                self._end(process)
 
     def _started(self) -> _Process | None:
         with self._lock:

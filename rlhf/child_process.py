@@ -86,10 +86,11 @@ class Child:
         `deadline` is a time of `time.monotonic`.
         """
         assert self.popen.stdout is not None
-        descriptor = self.popen.stdout.fileno()
+        descriptor, poller = self.popen.stdout.fileno(), select.poll()  # select.select refuses descriptors from 1024 on
+        poller.register(descriptor, select.POLLIN)
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            if left <= 0 or not poller.poll(left * 1000):
                 return None
             chunk = os.read(descriptor, 65_536)
             if not chunk or len(self._buffer) > most:

@@ -35,6 +35,25 @@ def test_shares_are_neighbours_and_differ_by_one_at_most(n: int, processes: int)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_a_sigterm_is_heard_where_a_timeout_is_just_over() -> None:
+    async def stopped() -> None:
+        loop = asyncio.get_running_loop()
+        with stopped_by_term():
+            begun = loop.time()
+            while loop.time() < begun + 5:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        # Due in the same round of the loop as the timeout, and after it.
+                        loop.call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
+                        time.sleep(0.02)
+                        await asyncio.sleep(60)
+                break
+            await asyncio.sleep(1.0)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stopped())
+
+
 def test_five_things_for_two_processes() -> None:
     assert [ProcessGroup(rank, 2).share(5) for rank in (0, 1)] == [slice(0, 3), slice(3, 5)]
 

@@ -83,6 +83,8 @@ class Worker:
         """Belong to a loop."""
         self.loop = loop
         loop.add_reader(self._process.bell, self._rung)
+        if self._calls:  # one that was abandoned and has not ended
+            self._begin_next()
 
     def detach(self) -> None:
         """Belong to none."""

@@ -11,9 +11,8 @@ from pydantic.dataclasses import dataclass
 from rewards.answers import extract
 from rewards.answers.math_compare import quick
 from rewards.answers.math_text import normal
-from rewards.worker_pool import Pool, TooSlow
+from rewards.worker_pool import Pool, RaisedError, TooSlow
 from rlhf.data import Verdict
-from rlhf.errors import RewardError
 from rlhf.settings import STRICT
 
 
@@ -37,7 +36,7 @@ class Maths:
     """Processor seconds of the algebra for one answer."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
-        """Judge a text. Raises MissingPackageError where math-verify is needed and not installed, else nothing."""
+        """Judge a text. Raises MissingPackageError without math-verify, RewardError without worker processes."""
         wanted = extract.boxed(reference) or reference.rpartition("####")[2].strip()
         if answer.strip() == reference.strip() != "":
             return Verdict(1.0, why="the reference itself")
@@ -54,7 +53,7 @@ class Maths:
             return _verdict(_pool().call(found, wanted, limit_s=self.limit_s), found, wanted)
         except TooSlow as error:
             return Verdict(0.0, why=f"{found[:80]!r} cannot be compared: {error}")
-        except RewardError as error:
+        except RaisedError as error:
             return Verdict(0.0, why=f"{found[:80]!r} cannot be compared: {error.got}")
 
 

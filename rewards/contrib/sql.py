@@ -13,9 +13,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.answers import extract
-from rewards.worker_pool import Pool, TooSlow
+from rewards.worker_pool import Pool, RaisedError, TooSlow
 from rlhf.data import Verdict
-from rlhf.errors import RewardError
 from rlhf.settings import STRICT
 
 _FENCE = re.compile(r"```(?:sql\w*)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -53,7 +52,7 @@ class SqlResult:
     """`never` compares rows as a bag, whatever the reference says."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
-        """Judge a text; never raises."""
+        """Judge a text. Raises RewardError where no worker process starts."""
         query = query_of(answer)
         if not query or len(query) > _MAX_QUERY:
             return Verdict(0.0, why="no query" if not query else "the query is too long")
@@ -66,7 +65,7 @@ class SqlResult:
             return Verdict(float(equal), why="the reference is no JSON with setup and query; texts compared")
         try:
             value, why = _pool().call(*given, bool(ordered), limit_s=self.limit_s)
-        except (TooSlow, RewardError) as error:
+        except (TooSlow, RaisedError) as error:
             return Verdict(0.0, why=str(error)[:200])
         return Verdict(value, why=why)
 

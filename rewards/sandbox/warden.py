@@ -11,6 +11,7 @@ the one line of JSON that says what became of the program.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import select
@@ -123,12 +124,13 @@ def _left_of_system_v(user: int | None) -> set[tuple[str, int, int]]:
 def _watch(child: int, order: Mapping[str, Any], control: int, begun: float, user: int | None = None) -> dict[str, Any]:
     """Wait for the end of `child`, or for the first limit that is exceeded."""
     found: dict[str, Any] = {"memory_bytes": 0}
-    pause = 0.001
+    pause, waiting = 0.001, select.poll()  # select.select refuses descriptors from 1024 on
+    waiting.register(control, select.POLLIN)
     while True:
         for pid, code in _ended():
             if pid == child:
                 return found | {"code": code}
-        if select.select([control], [], [], pause)[0]:
+        if waiting.poll(math.ceil(1000 * pause)):
             return found | {"ending": "cancelled"}
         pause = min(pause * 1.5, _LONGEST_PAUSE_S)
         n, memory_bytes, cpu_s = _measure()

@@ -143,6 +143,7 @@ class Controller:
         self._n_unserved: Counter[int] = Counter()  # times that its servers were gone
         self._changed = asyncio.Event()
         self._failed: BaseException | None = None
+        self._is_closed = False
         self._ages: Mapping[int, int] = {}
         self._idle_since, self._idle_s = time.perf_counter(), 0.0
 
@@ -181,7 +182,7 @@ class Controller:
     def _begin_all(self) -> None:
         """Begin groups while there is room for them."""
         playing = Counter(player.name for player in self._playing.values())
-        while self.limit is None or len(self._playing) < self.limit.now:
+        while not self._is_closed and (self.limit is None or len(self._playing) < self.limit.now):
             free = [p for p in self.players if p.name not in self._lost and playing[p.name] < p.places]
             player = min(free, key=lambda p: playing[p.name] / p.places, default=None)
             if player is None or (ordinal := self.pipeline.begin(player.name)) is None:
@@ -316,7 +317,8 @@ class Controller:
         return Counts(self._ages, pipeline.ledger, pipeline.step, *n, idle_s, most, lost)
 
     async def close(self) -> None:
-        """End everything that runs."""
+        """End everything that runs, and begin nothing any more."""
+        self._is_closed = True
         tasks = [*self._playing, *self._lost.values()]
         for task in tasks:
             task.cancel()

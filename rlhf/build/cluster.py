@@ -31,7 +31,7 @@ from rlhf.recipe.model import values_of
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import latest
 
-#: Most seconds until the learners have a place, and until they have written a checkpoint when they are to stop.
+#: Most seconds until the learners have a place, and until they have heard that they are to stop.
 _PLACE_S, _STOP_S = 120.0, 120.0
 #: Seconds in which it is known who died, once another process says that somebody has.
 _REASON_S = 10.0
@@ -157,13 +157,20 @@ def _once(ray: Any, recipe: Recipe, folder: Path, is_resumed: bool, console: Cle
             with contextlib.suppress(Exception):  # one that has ended already must not hide the interrupt
                 ray.get([learner.stop.remote() for learner in learners], timeout=_STOP_S)
             with contextlib.suppress(Exception):
-                ray.wait(list(running), num_returns=n, timeout=_STOP_S)
+                wait_for_end(ray, list(running), shown)
             raise
     finally:
         shown.show()
         for learner in learners:
             ray.kill(learner)
         ray.util.remove_placement_group(group)
+
+
+def wait_for_end(ray: Any, running: list[Any], shown: ShownLog) -> None:
+    """Wait until learners that are to stop have written their checkpoint, however long; a second Ctrl-C ends this."""
+    while running:
+        _, running = ray.wait(running, num_returns=len(running), timeout=_LOOK_S)
+        shown.show()
 
 
 def _ended(ray: Any, running: dict[Any, int], folder: Path, shown: ShownLog) -> dict[str, Any]:

@@ -122,10 +122,12 @@ def stopped_by_term() -> Iterator[None]:
         with request.heard() if request else nullcontext():
             yield
         return
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    task, loop, is_asked = asyncio.current_task(), asyncio.get_running_loop(), False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if task is not None and not task.cancelling():
+        nonlocal is_asked  # not `task.cancelling()`, which a timeout that is just over raises too
+        if task is not None and not is_asked:
+            is_asked = True
             task.cancel()
             loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits
 

@@ -138,7 +138,12 @@ class Programs:
             on_end=lambda: self._ended(key),
         )
         self._running[key] = program
-        await program.start()
+        try:
+            await program.start()
+        except BaseException:  # its place is free again
+            self._running.pop(key, None)
+            gateway.keys.discard(key)
+            raise
 
     def _ended(self, key: str) -> None:
         """A program has ended: its attempts fail, and others wait for a new one."""

@@ -155,9 +155,15 @@ class _Begun:
                     return end.value
                 finally:
                     ON_LOOP[thread], error = None, None  # which holds this frame
+                if task is not None and task.cancelling() <= n_before:
+                    self._disarm()  # it was a limit of its own, which is over
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._disarm()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _ask_to_end(self, task: asyncio.Task[Any], n_before: int, error: BaseException) -> None:
         """Bound the time of a cancelled coroutine; abandon it when that is over."""

@@ -104,6 +104,7 @@ class RolloutsAhead(StageHook):
         self._n_offered: int | None = None
         self._first = 0  # step of the oldest group that is to begin
         self._thread = ThreadPoolExecutor(1, "update")
+        self._working: asyncio.Future[Any] | None = None
         self._due: tuple[int, ...] = ()
         self._clock = _Clock()
 
@@ -111,8 +112,9 @@ class RolloutsAhead(StageHook):
 
     @property
     def is_incomplete(self) -> bool:  # type: ignore[override]
-        """True if a step is trained here and not yet counted by the run."""
-        return self._run is not None and self._n_trained != self._run.state.step
+        """True if a step is trained here and not yet counted by the run, or the thread of the update is at work."""
+        is_working = self._working is not None and not self._working.done()
+        return is_working or (self._run is not None and self._n_trained != self._run.state.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the snapshot, and the groups that are finished, of all processes, which call this together."""
@@ -206,6 +208,7 @@ class RolloutsAhead(StageHook):
     async def work(self, function: Callable[..., T], *args: Any) -> T:
         """Return what `function` returns in the thread of the update; cancelled, wait until that has ended."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
+        self._working = running
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:

@@ -79,6 +79,28 @@ def test_an_actor_that_ray_kills_for_its_memory_has_died_as_any_other(tmp_path: 
         _Killed().get("a reference")
 
 
+class _Slow(_Killed):
+    """Ray, where learners write their checkpoints for as long as it takes; a second Ctrl-C may come meanwhile."""
+
+    def __init__(self, n_looks: int, interrupt_at: int = -1) -> None:
+        self.n_looks, self.interrupt_at = n_looks, interrupt_at
+
+    def wait(self, references: list[str], timeout: float, num_returns: int = 1) -> tuple[list[str], list[str]]:
+        self.n_looks -= 1
+        if self.n_looks == self.interrupt_at:
+            raise KeyboardInterrupt
+        return ([], references) if self.n_looks else (references, [])
+
+
+def test_learners_that_are_to_stop_are_waited_for_however_long(tmp_path: Path) -> None:
+    shown = cluster.ShownLog(tmp_path / "log", CleanConsole(quiet=True))
+    ray = _Slow(1000)
+    cluster.wait_for_end(ray, ["a", "b"], shown)
+    assert ray.n_looks == 0
+    with pytest.raises(KeyboardInterrupt):
+        cluster.wait_for_end(_Slow(1000, interrupt_at=990), ["a"], shown)
+
+
 def test_no_wait_asks_a_clock_that_may_jump() -> None:
     for module in (admission, controller, pipeline, remote, cluster, rollout_workers, rollouts_ahead, stopping):
         source = Path(str(module.__file__)).read_text()

@@ -128,6 +128,23 @@ def test_a_stop_is_heard_at_every_moment_of_a_change(n_rounds: int) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("n_rounds", range(8))
+def test_nothing_begins_once_it_is_closed(n_rounds: int) -> None:
+    async def run() -> None:
+        player = Plays("a", nothing, nothing, places=1)
+        controller = opened(player)
+        await begin(controller)
+        for _ in range(n_rounds):
+            await asyncio.sleep(0)
+        await controller.close()
+        n = len(player.jobs)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(player.jobs) == n and not controller._playing
+
+    asyncio.run(run())
+
+
 def lost(times: int, make: Callable[[], GroupLostError]) -> Callable[[Job], Awaitable[None]]:
     """Work on one group that loses its player so many times."""
     left = [times]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
 import signal
+import threading
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -19,7 +21,10 @@ from rlhf.errors import EngineError, RlhfError, TrainingError
 from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.store import read_trajectories
 from rlhf.inference.embedded.copied import CopiedEngine
+from rlhf.recipe import load
+from rlhf.training.rollouts_ahead import Lookahead, RolloutsAhead
 from rlhf.training.run import Interrupted
+from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.asynchrony import counted_loss, slow_words
 from tests.test_resume import SUPERVISED, assert_equal
 from tests.training import children, runs, words
@@ -184,6 +189,29 @@ def test_a_stop_in_the_middle_changes_nothing_but_the_ledger_where_the_schedule_
     stopped = runs.run(path, tmp_path / "stopped", resume=True).folder
     assert runs.weights(runs.newest(stopped)) == runs.weights(runs.newest(whole))
     assert tasks(stopped) == tasks(whole)
+
+
+def test_a_step_is_incomplete_while_its_thread_is_at_work_whoever_stops_waiting(tmp_path: Path) -> None:
+    recipe_ = load(recipe(tmp_path, {"staleness": 1}))
+    stage = recipe_.stages[1]
+    assert isinstance(stage, PolicyGradient)
+    ahead = RolloutsAhead(Lookahead(recipe_.asynchrony, pack_groups, unpack_groups), stage, source=None)  # type: ignore[arg-type]
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        task = asyncio.create_task(ahead.work(lambda: (begun.set(), go_on.wait())))
+        await asyncio.to_thread(begun.wait)
+        for _ in range(2):  # two Ctrl-C
+            task.cancel()
+            await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ahead.is_incomplete
+        go_on.set()
+        while ahead.is_incomplete:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_an_engine_with_old_weights_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

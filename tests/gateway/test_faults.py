@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -15,7 +16,8 @@ import pytest
 from rlhf.data import Finish, Outcome, PolicyWeights, Trajectory
 from rlhf.gateway import session as sessions
 from rlhf.gateway.agent import ExternalAgent
-from rlhf.gateway.programs import KEY, programs_of
+from rlhf.gateway.program import Program
+from rlhf.gateway.programs import KEY, Programs, programs_of
 from rlhf.gateway.request import Refusal
 from rlhf.gateway.session import Session
 from rlhf.gateway.wires import chat
@@ -400,3 +402,25 @@ def test_a_program_of_each_attempt(how: str, outcome: Outcome, says: str, tmp_pa
     assert played.outcome is outcome and says in played.detail
     if how == "well":
         assert played.turns[-1].reward == 2.0 and played.task_id in played.opening
+
+
+def test_a_program_that_cannot_be_started_leaves_its_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = [OSError("Resource temporarily unavailable")]
+
+    async def start(self: Program) -> None:
+        if fails:
+            raise fails.pop()
+
+    monkeypatch.setattr(Program, "start", start)
+    limits: dict[str, Any] = {"variables": {}, "memory_mb": None, "cpu_s": None, "folder": None}
+    programs = Programs(SimpleNamespace(command=("python3", "agent.py"), n_programs=1, **limits))  # type: ignore[arg-type]
+    gateway: Any = SimpleNamespace(keys=set(), url="http://127.0.0.1:1")
+
+    async def run() -> None:
+        with pytest.raises(OSError, match="temporarily"):
+            await programs._start(gateway)
+        assert not programs._running and not gateway.keys
+        await programs._start(gateway)
+        assert len(programs._running) == len(gateway.keys) == 1
+
+    asyncio.run(run())

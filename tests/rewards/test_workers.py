@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from rewards.answers.maths import Maths
+from rewards.sandbox.run import Bounds, Ending, run_blocking
 from rewards.worker_pool import Pool, TooSlow
 from rlhf.errors import MissingPackageError, RewardError
 
@@ -61,3 +65,41 @@ def test_a_folder_with_modules_of_the_same_name_is_no_trouble(tmp_path: Path, mo
     made = Pool("builtins:eval", size=1)
     assert made.call("1 + 1", limit_s=1) == 2
     made.close()
+
+
+def test_a_process_that_died_while_it_was_idle_is_replaced(pool: Pool) -> None:
+    assert pool.call("1 + 1", limit_s=1) == 2
+    [process] = pool._all
+    process.popen.kill()
+    process.popen.wait()
+    assert pool.call("2 + 2", limit_s=1) == 4
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """More open files than `select` knows numbers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip("so many files may not be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    with ExitStack() as stack:
+        for _ in range(1030):
+            stack.enter_context(Path("/dev/null").open())
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_judges_and_programs_are_heard_where_many_files_are_open(many_files: None) -> None:
+    pool = Pool("builtins:eval", size=1)
+    try:
+        assert pool.call("1 + 1", limit_s=5) == 2
+    finally:
+        pool.close()
+    finished = run_blocking(("python", "main.py"), b"", {"main.py": b"print(6 * 7)"}, Bounds())
+    assert (finished.ending, finished.stdout) == (Ending.OK, b"42\n")
+
+
+def test_trouble_with_the_processes_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.answers.maths._pool", lambda: Pool("rewards.answers.no_such_module:judge"))
+    with pytest.raises(RewardError, match="does not start"):
+        Maths()(r"\boxed{(x+1)^2}", "x^2+2x+1")

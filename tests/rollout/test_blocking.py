@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,32 @@ def test_a_limit_of_a_parts_own_is_no_cancellation() -> None:
         return "done"
 
     assert asyncio.run(InlineLane().call(patient, timeout_s=20.0)) == "done"
+
+
+def test_limits_of_a_parts_own_one_after_the_other_are_no_cancellation() -> None:
+    # Whatever the moment at which one of them is over: the loop is busy, so that several things are due at once.
+    async def polls(offset_s: float) -> str:
+        await asyncio.sleep(offset_s)
+        for _ in range(60):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await asyncio.sleep(60)
+        return "done"
+
+    async def busy() -> None:
+        draw = random.Random(0)
+        while True:
+            time.sleep(draw.uniform(0.005, 0.04))
+            await asyncio.sleep(0)
+
+    async def main() -> list[str]:
+        beside = asyncio.create_task(busy())
+        calls = [InlineLane().call(polls, i / 1000, timeout_s=60.0) for i in range(30)]
+        found = await asyncio.gather(*calls)
+        beside.cancel()
+        return found
+
+    assert asyncio.run(main()) == ["done"] * 30
 
 
 def test_an_inline_call_that_comes_back_too_late_is_a_timeout() -> None:

@@ -92,6 +92,26 @@ def test_a_step_is_written_again_in_one_piece(tmp_path: Path, small: Policy) -> 
     assert store.load_state(folder).n_episodes == 5
 
 
+@pytest.mark.parametrize("after", ["the old one was moved", "the new one is in place"])
+def test_a_kill_while_a_step_is_written_again_leaves_it(
+    tmp_path: Path, small: Policy, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    folder = store.save(tmp_path, STATE, small, None)
+    renamed, to_be = Path.rename, 1 if after == "the old one was moved" else 2
+
+    def killed(self: Path, target: Path) -> Path:
+        nonlocal to_be
+        found, to_be = renamed(self, target), to_be - 1
+        if not to_be:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        store.save(tmp_path, STATE, small, None)
+    assert store.to_resume(tmp_path, lambda _: None) == folder and store.load_state(folder) == STATE
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path, small: Policy) -> None:
     root = tmp_path / "checkpoints"
     root.write_text("a file where a folder should be")

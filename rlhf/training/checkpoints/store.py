@@ -155,8 +155,7 @@ def save(
             if keep != KEPT:
                 (new / "keep").write_text(str(keep))
             snapshot.write(new, _text(state), logs)
-            _remove(target)
-            new.rename(target)
+            _replace(target, new)
         _prune(root, (*state.references, state.best))
 
     snapshot = Snapshot.take(policy, optimizer, kept, copy=writer is not None)
@@ -192,8 +191,7 @@ def restate(root: Path, state: State, logs: Mapping[str, Mark]) -> None:
                 except OSError:  # a file system without links
                     shutil.copy2(path, linked)
             seal(new, logs, last=STATE, text=_text(state), known=known)
-            _remove(target)
-            new.rename(target)
+            _replace(target, new)
         _prune(root, (*state.references, state.best))
     current().gather(None, f"the checkpoint {target.name}")
 
@@ -257,6 +255,16 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
+def _replace(folder: Path, new: Path) -> None:
+    """Put a complete checkpoint in the place of one, which goes only then."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def every(root: Path) -> list[Path]:
     """All complete checkpoints, oldest first."""
     return sorted((p for p in _folders(root) if (p / STATE).is_file()), key=_age)
@@ -293,6 +301,10 @@ def to_resume(root: Path, say: Callable[[str], None]) -> Path | None:
     Raises:
         CheckpointError: a file of it, or what the run logged before it, is not what was written.
     """
+    for old in root.glob(".*.old"):  # a kill came before the new one was in its place
+        place = root / old.name.removeprefix(".").removesuffix(".old")
+        if (old / STATE).is_file() and not place.exists():
+            old.rename(place)
     for folder in incomplete(root):
         say(f"left out, as it has no state.json: {folder}")
     for folder in reversed(every(root)):
