@@ -72,7 +72,7 @@ def _cpu_converts_bfloat16() -> bool:
 
 
 #: Signs of an allocation that failed: of CUDA, and of PyTorch on a CPU, which has no error of its own.
-_FAILED = ("out of memory", "can't allocate memory", "not enough memory")
+_FAILED = ("out of memory", "can't allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
 
 
 def allocation_failure(error: BaseException | None) -> str | None:

@@ -21,12 +21,13 @@ from rewards.models.reward_model import RewardModelScore
 from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.estimate.dry_run import Pass, peak_bytes
-from rlhf.estimate.figures import Estimate, Part
+from rlhf.estimate.figures import Estimate, Part, total
 from rlhf.estimate.memory import buffers, estimates, trainer_bytes
-from rlhf.estimate.memory_preflight import check, free_memory, refuse_too_large
+from rlhf.estimate.memory_preflight import check, free_memory, parts_on_gpu, refuse_too_large
 from rlhf.estimate.meta import Parameter, config_of, shaped
 from rlhf.recipe import Recipe, load
 from rlhf.rollout.scoring import Weighted
+from rlhf.training.backends.fused_head import held_bytes
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
@@ -349,3 +350,29 @@ def test_a_trial_that_fails_says_so(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", str(path), policy, "--trial", "1"])
     assert done.exit_code == 2 and "did not finish" in done.stderr
     assert config_of(Pretrained(path=str(tmp_path / "model"))).num_hidden_layers == 5
+
+
+# --- a GPU -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_sleeps_takes_no_memory_from_an_update(tmp_path: Path) -> None:
+    held = (Part("weights", 10), Part("engine", 5), Part("kv_cache", 5), Part("program", 99, on_host=True))
+    estimate = Estimate("stages[0]", 1, held, ((Part("activations", 30),),), 0)
+
+    def needed(*overrides: str) -> int:
+        engine = ["engine={kind: vllm, gpu_memory_share: 0.7}", *overrides]
+        return total(parts_on_gpu(recipe(tmp_path, SMALL, *engine), estimate, 100))
+
+    assert needed() == 10 + 30 + 70
+    assert needed("engine.sleep=true") == 10 + 70, "rollouts take most"
+    assert needed("engine.sleep=true", "engine.gpu_memory_share=0.1") == 10 + 30, "an update takes most"
+    assert needed("engine.kv_cache_gb=1") == 10 + 5 + 5 + 30, "the share is not looked at"
+
+
+def test_logits_that_a_gpu_keeps_for_the_backward_pass_are_counted() -> None:
+    row = 151_936 * 2
+    assert held_bytes(8192, row, 85 * 10**9) == 8192 * row
+    assert held_bytes(65_536, row, 85 * 10**9) == 2**30 // row * row, "too many to keep: a piece at a time"
+    parts = ((Part("activations", 5), Part("logits", 1)), (Part("update", 7),))
+    found = Estimate("stages[0]", 1, (), parts, 0, logits=(8192, row)).with_kept_logits(85 * 10**9)
+    assert total(found.parts) == 5 + 8192 * row

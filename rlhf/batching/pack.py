@@ -78,20 +78,24 @@ class PackedBatch:
     routing: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """Copy of the batch with its flat policy-token arrays on `device`; ids and row lengths stay.
+        """Copy of the batch with its flat policy-token arrays on `device`; ids, row lengths and `select` stay.
 
         To a GPU it goes by way of pinned memory and nobody waits; a batch that is there is returned as it is.
         """
         if torch.device(device).type == self.targets.device.type:
             return self
         pins = torch.device(device).type == "cuda"
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("token_ids", "lengths")}
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_HOST}
         moved: dict[str, Any] = {
             name: (values.pin_memory() if pins else values).to(device, non_blocking=True)
             for name, values in arrays.items()
             if isinstance(values, torch.Tensor)
         }
         return replace(self, **moved)
+
+
+#: What plans of passes are made of, on the CPU.
+_ON_HOST = ("token_ids", "lengths", "select")
 
 
 class MicroBatches(Sequence[PackedBatch]):

@@ -10,7 +10,7 @@ from rlhf.device import Device
 from rlhf.errors import ModelError, RecipeError
 from rlhf.estimate.figures import Estimate, total
 from rlhf.estimate.memory import estimates, largest, precision_of
-from rlhf.estimate.memory_preflight import size_of, with_engine_share
+from rlhf.estimate.memory_preflight import parts_on_gpu, size_of
 from rlhf.inference.settings import VllmSettings
 from rlhf.training.backends.settings import Torch
 
@@ -118,8 +118,7 @@ def budget_for(recipe: Recipe, device: Device, n_processes: int = 1) -> str | No
 
 
 def _on_gpu(recipe: Recipe, estimate: Estimate, device: Device) -> int:
-    parts = [part for part in estimate.parts if not part.on_host]
-    return total(with_engine_share(recipe, parts, device.memory_bytes))
+    return total(parts_on_gpu(recipe, estimate, device.memory_bytes))
 
 
 def _dtype(recipe: Recipe) -> str:

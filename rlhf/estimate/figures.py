@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 #: What to change about each part of a stage; `{stage}` is its path as an override has it.
@@ -56,6 +56,7 @@ class Estimate:
         held: throughout.
         passing: of these, whose parts are there together, one comes after the other.
         max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held`.
+        logits: tokens of a pass whose logits are read, and bytes of those of one token.
         is_whole: False where activations could not be found for this model, and are left out.
     """
 
@@ -65,6 +66,18 @@ class Estimate:
     passing: tuple[tuple[Part, ...], ...]
     max_kv_cache: int
     is_whole: bool = True
+    logits: tuple[int, int] = (0, 0)
+
+    def with_kept_logits(self, all_of_gpu: int) -> Estimate:
+        """The estimate of a GPU, whose output layer keeps logits for the backward pass where they are few."""
+        from rlhf.training.backends.fused_head import held_bytes
+
+        kept = held_bytes(*self.logits, all_of_gpu)
+        passing = tuple(
+            tuple(replace(p, n_bytes=max(p.n_bytes, kept)) if p.name == "logits" else p for p in parts)
+            for parts in self.passing
+        )
+        return replace(self, passing=passing)
 
     @property
     def parts(self) -> tuple[Part, ...]:

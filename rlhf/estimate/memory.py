@@ -85,7 +85,8 @@ def _estimate(
         (Part("update", kept["update"], "moments" in on_host),),
         (Part("loading", loading, on_host=True),),
     )
-    return Estimate(path, n_processes, tuple(held), passing, most, is_whole=None not in peaks)
+    logits = asked.n_sampled, _SIZES[dtype] * int(config.get_text_config().vocab_size)
+    return Estimate(path, n_processes, tuple(held), passing, most, None not in peaks, logits)
 
 
 def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) -> dict[str, int]:

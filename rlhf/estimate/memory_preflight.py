@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.errors import ModelError, RecipeError
+from rlhf.estimate.figures import total
 
 if TYPE_CHECKING:
     from rlhf.estimate.figures import Estimate, Part
@@ -42,8 +43,7 @@ def refuse_too_large(recipe: Recipe, n_processes: int = 1, n_here: int = 1, *, l
     gpu, host = free_gpu(in_passing=n_here > 1), free_memory()
     for estimate in found:
         if gpu is not None:
-            parts = with_engine_share(recipe, [part for part in estimate.parts if not part.on_host], gpu[1])
-            check(estimate, parts, gpu[0], "the GPU")
+            check(estimate, parts_on_gpu(recipe, estimate, gpu[1]), gpu[0], "the GPU")
         of_host = [part for part in estimate.parts if gpu is None or part.on_host]
         if not launches:  # interpreter and libraries of this process are there already
             of_host = [
@@ -68,12 +68,32 @@ def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> N
     )
 
 
+def parts_on_gpu(recipe: Recipe, estimate: Estimate, all_of_gpu: int) -> list[Part]:
+    """Parts of memory at the peak of a GPU; an engine that sleeps is not there during an update."""
+    found = estimate.with_kept_logits(all_of_gpu)
+    peak, held = ([part for part in parts if not part.on_host] for parts in (found.parts, found.held))
+    if not _sleeps(recipe, estimate):
+        return with_engine_share(recipe, peak, all_of_gpu)
+    updating = [part for part in peak if part.name not in ("engine", "kv_cache")]
+    return max(updating, with_engine_share(recipe, held, all_of_gpu), key=total)
+
+
+def _sleeps(recipe: Recipe, estimate: Estimate) -> bool:
+    """True if the engine sleeps during the updates of a stage: those of policy gradients."""
+    from rlhf.inference.settings import VllmSettings
+    from rlhf.training.stages.policy_gradient import PolicyGradient
+
+    engine, number = recipe.engine, int(estimate.path.removeprefix("stages[").rstrip("]"))
+    is_own = isinstance(engine, VllmSettings) and not engine.servers and engine.sleep
+    return is_own and isinstance(recipe.stages[number], PolicyGradient) and not recipe.asynchrony.is_on
+
+
 def with_engine_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> list[Part]:
     """Parts with a separate engine's weights and cache raised to its share of the GPU."""
     from rlhf.inference.settings import VllmSettings
 
-    if not isinstance(recipe.engine, VllmSettings) or recipe.engine.servers:
-        return parts
+    if not isinstance(recipe.engine, VllmSettings) or recipe.engine.servers or recipe.engine.kv_cache_gb is not None:
+        return parts  # with a size of its own the cache is counted, and vLLM ignores the share
     share = recipe.engine.gpu_memory_share
     others = [part for part in parts if part.name not in ("engine", "kv_cache")]
     [engine] = [part for part in parts if part.name == "engine"]

@@ -133,7 +133,7 @@ def test_a_batch_on_a_device_keeps_ids_and_lengths_of_rows_where_they_are():
     batch = collate([row(3), row(5, trained=2)], np.ones(2))
     there = batch.to("meta")
     assert there.targets.is_meta and there.weights.is_meta and there.old_logprobs is None
-    assert there.token_ids is batch.token_ids and there.lengths is batch.lengths
+    assert there.token_ids is batch.token_ids and there.lengths is batch.lengths and there.select is batch.select
     assert there.n_minibatch_tokens == batch.n_minibatch_tokens == 3
     assert batch.to("cpu") is batch and there.to("meta") is there
 

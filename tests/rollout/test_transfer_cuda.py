@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,21 +24,20 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 EXPORTED: dict[int, torch.Tensor] = {}
 
 
-@pytest.fixture(autouse=True, scope="module")
+@contextmanager
 def memory_of_a_cpu() -> Iterator[None]:
-    """Where there is no GPU, its part is played by this process's memory."""
+    """A GPU's part is played by this process's memory, as no process may open a handle of its own."""
 
     def export(memory: torch.Tensor) -> dict[str, Any]:
         EXPORTED[len(EXPORTED)] = memory
         return {"handle": len(EXPORTED) - 1}
 
     with pytest.MonkeyPatch.context() as patch:
-        if not torch.cuda.is_available():
-            patch.setattr(transfer_cuda, "_DEVICE", "cpu")
-            patch.setattr(transfer_cuda, "_exported", export)
-            patch.setattr(transfer_cuda, "_imported", lambda address, device: EXPORTED[address["handle"]])
-            patch.setattr(torch.cuda, "ipc_collect", lambda: None)
-            patch.setattr(DeviceOutbox, "_settle", lambda self: None)
+        patch.setattr(transfer_cuda, "_DEVICE", "cpu")
+        patch.setattr(transfer_cuda, "_exported", export)
+        patch.setattr(transfer_cuda, "_imported", lambda address, device: EXPORTED[address["handle"]])
+        patch.setattr(torch.cuda, "ipc_collect", lambda: None)
+        patch.setattr(DeviceOutbox, "_settle", lambda self: None)
         yield
 
 
@@ -56,6 +56,7 @@ def sent(outbox: DeviceOutbox, inbox: DeviceInbox, tensors: Any, dtype: Any = No
 @given(st.lists(st.tuples(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8]),
                           st.lists(st.integers(0, 7), max_size=3)), max_size=10), st.integers(1, 2000))  # fmt: skip
 @settings(max_examples=60)
+@memory_of_a_cpu()
 def test_what_is_sent_is_what_is_read(kinds: Any, max_bytes: int) -> None:
     tensors = [(f"p{i}", (torch.randn(shape) * 9).to(dtype)) for i, (dtype, shape) in enumerate(kinds)]
     found = sent(DeviceOutbox(max_bytes), DeviceInbox(torch.device(transfer_cuda._DEVICE)), tensors)
@@ -63,6 +64,7 @@ def test_what_is_sent_is_what_is_read(kinds: Any, max_bytes: int) -> None:
     assert all(a.dtype == b.dtype and torch.equal(a.cpu(), b) for (_, a), (_, b) in zip(found, tensors, strict=True))
 
 
+@memory_of_a_cpu()
 def test_the_handle_stays_until_a_tensor_needs_more_room() -> None:
     outbox, inbox = DeviceOutbox(1000), DeviceInbox(torch.device(transfer_cuda._DEVICE))
     addresses = []
@@ -79,6 +81,7 @@ def test_the_handle_stays_until_a_tensor_needs_more_room() -> None:
     assert outbox.address() == {}
 
 
+@memory_of_a_cpu()
 def test_floats_arrive_in_the_engines_number_format() -> None:
     value = torch.randn(5, 7)
     found = sent(DeviceOutbox(10), DeviceInbox(torch.device(transfer_cuda._DEVICE)), [("w", value)], torch.bfloat16)

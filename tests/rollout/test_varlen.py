@@ -93,6 +93,10 @@ def test_only_what_the_kernel_can_do_goes_to_it(monkeypatch: pytest.MonkeyPatch)
     assert not takes_varlen(model, torch.device("cpu"))
     gpu = torch.device("cuda")
     assert not takes_varlen(model, gpu), "float32"
+    first = next(model.parameters())
+    first.computed_in = torch.bfloat16  # type: ignore[attr-defined]
+    assert takes_varlen(model, gpu), "shards in float32 that FSDP gathers in 16 bits"
+    del first.computed_in
     model.to(torch.bfloat16)
     assert takes_varlen(model, gpu)
     model.config.attention_dropout = 0.1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
-from rlhf.training.backends.compiled import decoder_layers
+from rlhf.training.backends.compiled import CompiledLayers, decoder_layers
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.lora import Lora
@@ -56,3 +58,23 @@ def test_compiled_layers_make_the_same_update(
         assert all(layer._compiled_call_impl is None for layer in decoder_layers(policy.model))
         trainer.close()
     assert norms[True] == pytest.approx(norms[False], rel=1e-4)
+
+
+def test_what_dynamo_is_told_holds_in_every_thread_that_uses_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compiled(self: torch.nn.Module, **keys: Any) -> None:
+        asked.append(keys)
+        self._compiled_call_impl = self._call_impl
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    policy = FromScratch(hidden_size=32, n_layers=2, n_heads=2, head_dim=16, vocab_size=300).build(0, ["a few words"])
+    layers = CompiledLayers(policy.model)
+
+    def specializes() -> bool:
+        with layers.in_use():
+            return bool(torch._dynamo.config.specialize_float)
+
+    with ThreadPoolExecutor(1) as other:
+        assert specializes() and other.submit(specializes).result()
+    assert len(asked) == 2 and all(keys["recompile_limit"] > 8 and keys["dynamic"] for keys in asked)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from rlhf.training.backends.compiled import decoder_layers
 from rlhf.training.backends.optimizer import MAX_SKIPPED, AdamW
 from rlhf.training.backends.settings import DeepSpeed, Torch
 from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
 from rlhf.training.policy.model import Lora, Policy
 from tests.training.alike import assert_alike
 from tests.training.tiny import collect, credit, parameters, policy
@@ -320,3 +322,14 @@ def test_torch_recomputes_too(samples: list[Sample]) -> None:
         assert sum(layer.gradient_checkpointing for layer in decoder_layers(trainer.policy.model)) == n
     trainer.close()
     assert not any(getattr(m, "gradient_checkpointing", False) for m in trainer.policy.model.modules())
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
+def test_the_number_of_steps_of_a_fused_optimizer_lies_where_its_parameters_do(fused: bool | None, device: str) -> None:
+    module = torch.nn.Linear(2, 1, bias=False, device="meta")
+    optimizer = SimpleNamespace(param_groups=[{"params": [module.weight], "fused": fused}])
+    engine = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=SimpleNamespace(state={}))
+    state = GatheredOptimizerState(engine, 0, keeps=True, has_master_weights=False)
+    saved = {"weight": {"exp_avg": torch.zeros(1, 2), "exp_avg_sq": torch.zeros(1, 2)}}
+    state.load_state_dict({"n_steps": 3, "parameters": saved, "scaler": {}})
+    assert state.state[module.weight]["step"].device.type == device

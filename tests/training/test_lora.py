@@ -86,6 +86,24 @@ def test_a_row_keeps_the_length_that_was_learnt_for_it() -> None:
     torch.testing.assert_close(layer(torch.tensor([[2.0, 7.0]])), torch.tensor([[10.0]]))
 
 
+def test_an_update_below_half_a_spacing_of_bfloat16_arrives_when_it_is_merged() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(64, 128, bias=False, dtype=torch.bfloat16))
+    nn.init.normal_(made[0].weight, std=0.02)
+    model: Any = get_peft_model(made, LoraConfig(r=4, lora_alpha=4, target_modules=["0"]))
+    layer = model.get_base_model()[0]
+    nn.init.normal_(layer.lora_B["default"].weight, std=1e-4)
+    weight, delta = layer.base_layer.weight.detach(), layer.get_delta_weight("default").detach().float()
+    found = merged(layer, weight)
+    assert found.dtype == torch.bfloat16 and torch.equal(found, merged(layer, weight))
+    moved = found.float() - weight.float()
+    assert abs(float((moved * delta).sum() / delta.square().sum()) - 1) < 0.2
+    nearest = (weight + delta.to(torch.bfloat16)).float() - weight.float()
+    assert float((nearest * delta).sum() / delta.square().sum()) < 0.8, "which rounding to the nearest loses"
+
+
 def test_it_begins_as_its_base_and_trains_lengths_too() -> None:
     made = policy(lora=DORA)
     torch.testing.assert_close(logits(made.model), logits(policy().model), atol=1e-6, rtol=0)

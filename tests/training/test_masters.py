@@ -74,6 +74,26 @@ def test_state_goes_on_to_the_bit() -> None:
     assert torch.equal(weights, again)
 
 
+def test_masters_and_moments_are_not_put_on_the_device_of_the_parameters_to_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The memory of a GPU holds neither where they are offloaded.
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    made = MasterAdamW([parameter], lr=0.1, offloads=True)
+    parameter.grad = torch.ones(3)
+    made.step()
+    saved, names = copy.deepcopy(made.state_dict()), []
+    original = torch.optim.Optimizer._process_value_according_to_param_policy
+
+    def noted(parameter: Any, value: Any, number: int, groups: Any, key: Any = None) -> Any:
+        names.append(key)
+        return original(parameter, value, number, groups, key)
+
+    monkeypatch.setattr(torch.optim.Optimizer, "_process_value_according_to_param_policy", staticmethod(noted))
+    made.load_state_dict(saved)
+    assert set(names) == {"step"} and set(made.state[parameter]) == {"step", "exp_avg", "exp_avg_sq", "master"}
+
+
 def test_a_state_without_masters_begins_with_the_weights() -> None:
     """As other optimisers, and older checkpoints, save it."""
     weights, optimizer, _ = trained(torch.bfloat16)

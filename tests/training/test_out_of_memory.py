@@ -59,4 +59,6 @@ def test_a_failed_allocation_is_known_by_its_cause() -> None:
     wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     assert allocation_failure(wrapped) == "CUDA out of memory. Tried to allocate 2.00 GiB."
     assert allocation_failure(MemoryError()) == "no memory left"
+    cublas = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    assert allocation_failure(cublas) == str(cublas)
     assert allocation_failure(RuntimeError("another")) is None and allocation_failure(None) is None

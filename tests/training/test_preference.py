@@ -21,7 +21,7 @@ from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.preference_training import _rows, reference_logps
-from rlhf.training.stages.trl_trainers import load_trl, train_dpo
+from rlhf.training.stages.trl_trainers import _run, load_trl, train_dpo
 from tests import test_resume as resume
 from tests.tiers import tiered
 from tests.training import runs, tiny, words
@@ -352,3 +352,27 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="works in one process") as caught:
         check_processes(load(runs.write(tmp_path, [STAGE])), 2)
     assert caught.value.where == "stages[0].kind"
+
+
+def test_a_machine_with_several_gpus_trains_on_one() -> None:
+    seen = []
+
+    class Trainer:
+        def __init__(self, *, args: Any, **_: Any) -> None:
+            seen.append(args.n_gpu)
+
+        def remove_callback(self, _: Any) -> None: ...
+        def add_callback(self, _: Any) -> None: ...
+        def train(self) -> None: ...
+
+    class Arguments:
+        _n_gpu = 2
+
+        @property
+        def n_gpu(self) -> int:
+            return self._n_gpu
+
+    made = tiny.policy(n_layers=1)
+    rows = [{"chosen": "a", "rejected": "b"}]
+    _run(Trainer, made.model, made.tokenizer, rows, Preference(), lambda *_: None, args=Arguments())
+    assert seen == [1]

@@ -377,7 +377,7 @@ def plan_rows(
     plan = (VarlenPlan if takes_varlen(model, device) else RowPlan)(lengths, device, source)
     kept = source == np.arange(len(source))
     if select is not None:
-        select = select.to(device, non_blocking=True)
+        select = on_device(select.numpy(), device) if select.device.type == "cpu" else select.to(device)
         select = select if kept.all() else plan.token_of[select]
     elif not kept.all():
         select = plan.token_of

@@ -36,7 +36,8 @@ def takes_varlen(model: nn.Module, device: torch.device) -> bool:
     drops = own.inner.training and bool(config.attention_dropout)  # an engine around a module does not say
     fits = config.head_width % 8 == 0 and config.head_width <= _MAX_HEAD
     fits = fits and not config.attn_logit_softcapping and config.model_type != "gpt_oss"
-    fits = fits and parameter.dtype in (torch.bfloat16, torch.float16) and present().has_flash
+    dtype = getattr(parameter, "computed_in", None) or parameter.dtype  # FSDP's shards are rounded when gathered
+    fits = fits and dtype in (torch.bfloat16, torch.float16) and present().has_flash
     return fits and not drops
 
 

@@ -28,12 +28,12 @@ class CompiledLayers:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Context in which the layers are called as compiled; also where activations are computed again."""
+        # Factors such as an adapter's scale are constants of the program, not inputs computed with on the CPU. Dynamo
+        # keeps what is set by thread, and an update may run in another one than what came before.
+        torch._dynamo.config.specialize_float = True
         if not self._calls:
-            # Factors such as an adapter's scale are constants of the program, not inputs computed with on the CPU.
-            torch._dynamo.config.specialize_float = True
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
             for layer in self._layers:
-                layer.compile(dynamic=True)
+                layer.compile(dynamic=True, recompile_limit=_MOST_PROGRAMS)
                 self._calls.append(layer._compiled_call_impl)
         self._set(self._calls)
         try:

@@ -24,6 +24,18 @@ PIECE_BYTES = 2**30
 KEPT_SHARE = 0.05
 
 
+def held_bytes(n_tokens: int, row_bytes: int, all_of_gpu: int) -> int:
+    """Bytes of logits, `row_bytes` a token, that a pass over `n_tokens` holds at a time on a GPU with that memory."""
+    return min(n_tokens, rows_at_a_time(n_tokens, row_bytes, all_of_gpu)) * row_bytes
+
+
+def rows_at_a_time(n_tokens: int, row_bytes: int, all_of_gpu: int) -> int:
+    """Tokens whose logits exist at a time: all where they are few enough to keep, else those of a piece."""
+    if n_tokens * row_bytes <= KEPT_SHARE * all_of_gpu:
+        return max(n_tokens, 1)
+    return max(PIECE_BYTES // row_bytes, 1)
+
+
 def has_kernels(device: torch.device) -> bool:
     """True if a device has the kernels: CUDA with Triton."""
     return device.type == "cuda" and find_spec("triton") is not None and present().has_triton
@@ -44,9 +56,7 @@ class FusedHead(torch.autograd.Function):
         """Statistics `[N, 4]`, float32."""
         from rlhf.training.backends.logit_kernels import statistics
 
-        n_bytes = hidden.element_size() * len(weight)
-        kept_rows = int(KEPT_SHARE * _memory(hidden.device)) // n_bytes
-        ctx.size = len(hidden) if len(hidden) <= kept_rows else max(PIECE_BYTES // n_bytes, 1)
+        ctx.size = rows_at_a_time(len(hidden), hidden.element_size() * len(weight), _memory(hidden.device))
         ctx.temperature, ctx.has_entropy = temperature, "entropy" in wanted
         columns = hidden.new_zeros(len(hidden), 4, dtype=torch.float32)
         sums = bool({"entropy", "mean_logprobs"} & set(wanted))

@@ -124,7 +124,9 @@ class MasterAdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load a state, as torch does, without rounding it to the parameters' format."""
-        super().load_state_dict(state_dict)
+        state = state_dict["state"]
+        rest = {number: {k: v for k, v in of.items() if k not in _EXACT} for number, of in state.items()}
+        super().load_state_dict({**state_dict, "state": rest})  # which would put all of it on the parameters' device
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for number, p in zip(numbers, parameters, strict=True):

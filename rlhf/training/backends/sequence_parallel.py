@@ -91,7 +91,7 @@ class SequenceGroup:
     ) -> TokenStats:
         """Statistics of all policy tokens of a micro-batch that every process of the group gives alike."""
         rows = plan_rows(model, batch.token_ids, batch.lengths.tolist(), None, batch.adapters, device)
-        n_tokens, select = len(rows.token_ids), rows.plan.computed_at(batch.select.cpu().numpy())
+        n_tokens, select = len(rows.token_ids), rows.plan.computed_at(batch.select.numpy())
         own = np.minimum(np.arange(-(-n_tokens // self.n)) * self.n + self.rank, n_tokens - 1)
         owner, n_policy = select % self.n, np.bincount(select % self.n, minlength=self.n)
         mine = np.flatnonzero(owner == self.rank)

@@ -82,9 +82,10 @@ class GatheredOptimizerState:
         if shapes != theirs:
             differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
             raise ValueError(f"another model's state: {differing[0]} of shape {differing[1]}")
+        is_fused = any(group.get("fused") for group in self.param_groups)  # it wants the count beside its parameter
         for flat in self._flat():
-            state = {name: torch.zeros_like(flat) for name in _MOMENTS}
-            self.state[flat] = {"step": torch.tensor(float(saved["n_steps"])), **state}
+            step = torch.tensor(float(saved["n_steps"]), device=flat.device if is_fused else "cpu")
+            self.state[flat] = {"step": step, **{name: torch.zeros_like(flat) for name in _MOMENTS}}
         if self._zero in (1, 2):
             self._engine.optimizer._hp_optimizer_states_linked = False
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()

@@ -21,6 +21,7 @@ from rlhf.inference.model_config import ModelWrapper
 from rlhf.inference.role_adapters import SHARED, refuse_names, refuse_roles, route
 from rlhf.inference.settings import VllmSettings
 from rlhf.settings import STRICT
+from rlhf.training.backends.master_weights import rounded_at_random
 
 _SHARED_ONE = "plain actions have the adapter that is shared; remove the role"
 _UNSAID = "let the agent say in which roles it calls the policy, in an attribute `roles`, or remove the role"
@@ -329,18 +330,20 @@ def merged(layer: Any, weight: torch.Tensor) -> torch.Tensor:
     """Return a layer's weight `[M, N]` with its adapters in it.
 
     LoRA gives W' = W + s B A. DoRA gives each row of W' the length m that was learnt for it: m W' / ‖W'‖. A row (3, 4)
-    that an adapter adds (0, -4) to, with m = 5, becomes (3, 0) · 5 / 3 = (5, 0).
+    that an adapter adds (0, -4) to, with m = 5, becomes (3, 0) · 5 / 3 = (5, 0). Sums are float32; to bfloat16 they are
+    rounded stochastically, always the same way, as most of a small update is less than half a spacing of the weight.
 
     Args:
         layer: PEFT's, around the one that `weight` is of.
         weight: of the base.
     """
+    found = weight.float()
     for adapter in layer.active_adapters:
-        delta = layer.get_delta_weight(adapter).detach()
+        delta = layer.get_delta_weight(adapter).detach().float()
         if adapter not in layer.lora_magnitude_vector:
-            weight = weight + delta.to(weight.dtype)
+            found = found + delta
             continue
         magnitude = layer.lora_magnitude_vector[adapter]
-        length = magnitude.get_weight_norm(weight, delta, scaling=1)
-        weight = ((magnitude.weight / length)[:, None] * (weight + delta)).to(weight.dtype)
-    return weight
+        length = magnitude.get_weight_norm(found, delta, scaling=1)
+        found = (magnitude.weight.float() / length)[:, None] * (found + delta)
+    return rounded_at_random(found, found.numel()) if weight.dtype == torch.bfloat16 else found.to(weight.dtype)

@@ -321,6 +321,8 @@ def _run(
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = control.should_training_stop or _is_cancelled()
 
+    if settings["args"].n_gpu > 1:
+        settings["args"]._n_gpu = 1  # TRL refuses more in one process; the model is on one
     trainer = trainer_class(
         model=model,
         train_dataset=_dataset(rows),
