@@ -50,9 +50,9 @@ class Process:
     """
 
     def __init__(self, bounds: Bounds) -> None:
+        self._said = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  it lives as long as the process
         ours, theirs = socket.socketpair()
         self.bell, rings = os.pipe()
-        self._said = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115  it lives as long as the process
         try:
             self.popen = _started(theirs, rings, self._said.fileno(), bounds.max_memory_mb)
         except BaseException:

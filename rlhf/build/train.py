@@ -131,19 +131,16 @@ async def _train(
             return finish(state, folder, recipe)
         async with AsyncExitStack() as stack:
             actors = await stack.enter_async_context(aclosing(OnRay(recipe, folder))) if on_ray else None
-            run = await prepare(recipe, folder, is_resumed, progress, found, state, callbacks, actors)
+            run = await prepare(recipe, folder, is_resumed, progress, found, state, stack, callbacks, actors)
             run.profiler = profiler if processes.current().is_main else None
-            try:
-                await run_stages(run, shown_stages(recipe, run.demonstrations))
-                await callbacks.call(folder)
-                run.metrics.close()
-                return finish(run.state, folder, recipe)
-            finally:
-                run.writer.join()
-                run.metrics.close()
-                if run.store_keeper:
-                    run.store_keeper.close()
-                await run.runner.engine.close()
+            if run.store_keeper:
+                stack.callback(run.store_keeper.close)
+            stack.callback(run.metrics.close)
+            stack.callback(run.writer.join)
+            await run_stages(run, shown_stages(recipe, run.demonstrations))
+            await callbacks.call(folder)
+            run.metrics.close()
+            return finish(run.state, folder, recipe)
 
 
 async def prepare(
@@ -153,10 +150,11 @@ async def prepare(
     progress: RichProgress,
     found: Path | None,
     state: State,
+    stack: AsyncExitStack,
     callbacks: Callbacks | None = None,
     actors: OnRay | None = None,
 ) -> Run:
-    """Every live object of a run: new, or as checkpoint `found` has it."""
+    """Every live object of a run: new, or as checkpoint `found` has it; `stack` closes the engine."""
     here = processes.current()
     if is_resumed:
         check_environments(folder, recipe)
@@ -164,6 +162,7 @@ async def prepare(
     else:
         await _preflight(recipe, folder, progress)
     policy, runner, played = await _start(recipe, folder, found, state, progress, actors)
+    stack.push_async_callback(runner.engine.close)
     recipe = actors.recipe if actors else recipe
     keeper = make_store_keeper(recipe, folder, found)
     runner = replace(runner, agent=keeper.bound) if keeper else runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -118,19 +119,17 @@ async def _serve(
     recipe: Recipe, behind: Behind, out: Path, split: str, most: int | None, console: CleanConsole
 ) -> dict[str, Any]:
     with RichProgress(console) as progress, stopped_by_term():
-        runner = await behind(progress)
-        serving = Serving(runner, tasks_of(recipe.environment, split), out, most)
-        try:
-            gateway = await serving.start()
-            progress.say(f"gateway at {gateway.url}; {KEY}={gateway.key}; attempts go to {out}; Ctrl-C stops it")
-            await serving.ended.wait()
-            if serving.error is not None:
-                raise serving.error
-        except asyncio.CancelledError:
-            pass
-        finally:
-            await serving.close()
-            await runner.engine.close()
+        async with contextlib.AsyncExitStack() as stack:
+            runner = await behind(progress)
+            stack.push_async_callback(runner.engine.close)
+            serving = Serving(runner, tasks_of(recipe.environment, split), out, most)
+            stack.push_async_callback(serving.close)
+            with contextlib.suppress(asyncio.CancelledError):
+                gateway = await serving.start()
+                progress.say(f"gateway at {gateway.url}; {KEY}={gateway.key}; attempts go to {out}; Ctrl-C stops it")
+                await serving.ended.wait()
+                if serving.error is not None:
+                    raise serving.error
     return {"attempts": dict(serving.outcomes), "out": str(out)}
 
 

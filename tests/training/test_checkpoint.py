@@ -14,6 +14,7 @@ import torch
 
 from rlhf.build.train import train
 from rlhf.errors import CheckpointError, RlhfError
+from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.recipe import load
 from rlhf.terminal import CleanConsole
 from rlhf.training.backends.optimizer import AdamW
@@ -300,6 +301,25 @@ def test_a_finished_run_says_so_and_stays_as_it_is(folder: Path) -> None:
     assert "this run is finished: success" in again.said and f"rlhf export {newest} --out FOLDER" in again.said
     assert again.result == first.result and "resuming" not in again.said
     assert before == {p: p.read_bytes() for p in first.folder.rglob("*") if p.is_file() and p.name != "report.html"}
+
+
+@pytest.mark.parametrize("at", ["_sinks", "run_stages", "finish"])
+def test_an_engine_is_closed_wherever_a_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    closed, close = [], TransformersEngine.close
+
+    async def noted(self: TransformersEngine) -> None:
+        closed.append(self)
+        await close(self)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RlhfError("the disk is full")
+
+    monkeypatch.setattr(TransformersEngine, "close", noted)
+    monkeypatch.setattr(f"rlhf.build.train.{at}", fails)
+    monkeypatch.setattr("rlhf.sinks.Metrics.close", fails)
+    with pytest.raises(RlhfError, match="the disk is full"):
+        runs.run(runs.write(tmp_path, STAGES, evaluation={"n_tasks": 4}), tmp_path / "run")
+    assert len(closed) == 1
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_says_what_there_is(tmp_path: Path) -> None:
