@@ -45,6 +45,8 @@ from rlhf.training.rollouts_ahead import places_of, played
 #: Most seconds until a worker is there (again); a bit more than it waits for a server itself.
 _READY_S = RETURN_S + 30.0
 _POLL_S, _STOP_S = 0.2, 20.0
+#: Seconds that a server has to end, which gives vLLM twenty of its own.
+_SERVER_STOP_S = 45.0
 #: Ends of a server without an answer between them after which it is given up.
 _MAX_ENDED = 5
 
@@ -191,7 +193,7 @@ class Server:
         if (process := self._process) is not None:
             process.terminate()
             try:
-                process.wait(_STOP_S)
+                process.wait(_SERVER_STOP_S)
             finally:
                 kill_group(process, _STOP_S)
 
@@ -356,7 +358,7 @@ class OnRay:
 
         async def end(server: Any) -> None:
             try:
-                async with asyncio.timeout(_STOP_S + 5):
+                async with asyncio.timeout(_SERVER_STOP_S + 5):
                     await server.stop.remote()
             except Exception:  # it has ended already
                 return

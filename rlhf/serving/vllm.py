@@ -56,34 +56,44 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
         )
     refuse_used_port(host, port)
     policy = policy_of(recipe, checkpoint)
-    folder = memory_folder()
     try:
-        options = start_options(recipe, settings, policy, str(folder), is_server=True)
-        _write(policy, folder, as_adapter=bool(options.lora_rank))
-        name, adapters = recipe.name, []
-        if options.lora_rank:  # who asks for the recipe by name gets the adapter too
-            name, adapters = f"{recipe.name}-base", ["--lora-modules", *_modules(recipe.name, policy, folder)]
-        del policy
-        console.print("starting the server", highlight=False)
-        # `vllm serve` itself is missing from the CPU build, which goes by another package name; this module is in both.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += [*server_arguments(options, host=host, port=port, name=name), *adapters]
-        url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-        handle, path = tempfile.mkstemp(prefix=f"rlhf-serve-{port}-", suffix=".log")
-        log = Path(path)
-        variables = server_environment(compile=options.compile) | {FOLDER: str(folder)}
-        with _running(command, handle, variables) as process:
-            if not _answers(url, process):
-                raise start_error(log.read_text(errors="replace"), options, log)
-            console.print(
-                f"serving {recipe.name} at {url}; log {log}; Ctrl-C stops it", highlight=False, soft_wrap=True
-            )
-            code = process.wait()
-            raise EngineError("the server ended", where=url, got=f"exit status {code}", hint=f"see {log}")
+        with _model_folder() as folder:
+            options = start_options(recipe, settings, policy, str(folder), is_server=True)
+            _write(policy, folder, as_adapter=bool(options.lora_rank))
+            name, adapters = recipe.name, []
+            if options.lora_rank:  # who asks for the recipe by name gets the adapter too
+                name, adapters = f"{recipe.name}-base", ["--lora-modules", *_modules(recipe.name, policy, folder)]
+            del policy
+            console.print("starting the server", highlight=False)
+            # The CPU build, of another package name, lacks `vllm serve` itself; this module is in both.
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+            command += [*server_arguments(options, host=host, port=port, name=name), *adapters]
+            url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+            handle, path = tempfile.mkstemp(prefix=f"rlhf-serve-{port}-", suffix=".log")
+            log = Path(path)
+            variables = server_environment(compile=options.compile) | {FOLDER: str(folder)}
+            with _running(command, handle, variables) as process:
+                if not _answers(url, process):
+                    raise start_error(log.read_text(errors="replace"), options, log)
+                console.print(
+                    f"serving {recipe.name} at {url}; log {log}; Ctrl-C stops it", highlight=False, soft_wrap=True
+                )
+                code = process.wait()
+                raise EngineError("the server ended", where=url, got=f"exit status {code}", hint=f"see {log}")
     except KeyboardInterrupt:
         console.print("stopped", highlight=False)
+
+
+@contextmanager
+def _model_folder() -> Iterator[Path]:
+    """Context of a folder in memory that goes at its end, also by SIGTERM, which is a KeyboardInterrupt inside."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder = memory_folder()
+    try:
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _write(policy: Policy, folder: Path, *, as_adapter: bool) -> None:
@@ -101,11 +111,7 @@ def _modules(name: str, policy: Policy, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Context of a process that logs to an open file; it ends with its children.
-
-    SIGTERM is a KeyboardInterrupt inside.
-    """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Context of a process that logs to an open file; it ends with its children."""
     try:
         # A group of its own: Ctrl-C goes to this process alone, which lets the server finish in order; and whatever is
         # left of the group can be ended, for an engine process outlives a server that was killed.
@@ -128,7 +134,6 @@ def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterato
             finally:
                 kill_group(process)
     finally:
-        signal.signal(signal.SIGTERM, before)
         os.close(log)
 
 
