@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.data import Finish, Outcome
+from rlhf.data import Finish, Generation, Outcome
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import commonest_failure
@@ -21,14 +21,30 @@ def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, s
     """
     found = {
         "truncated": _truncated(collected, limits, where),
+        "mostly truncated": _mostly_truncated(collected, where),
         "silent": _silent(collected, where),
         "failures": _failures(collected, where),
     }
     return {name: f"caution: {text}" for name, text in found.items() if text}
 
 
+def _generations(collected: RolloutBatch) -> list[Generation]:
+    return [g for group in collected.groups for t in group.trajectories for g in t.generations]
+
+
+def _mostly_truncated(collected: RolloutBatch, where: str) -> str:
+    generations = _generations(collected)
+    n_cut = sum(g.finish is Finish.LENGTH for g in generations)
+    if 2 * n_cut <= len(generations):
+        return ""
+    return (
+        f"{n_cut} of {len(generations)} generations in {where} end at a limit and not by themselves: add a reward "
+        "{kind: overlong} where replies grow longer and longer, or raise the limit if they are to be that long"
+    )
+
+
 def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> str:
-    generations = [g for group in collected.groups for t in group.trajectories for g in t.generations]
+    generations = _generations(collected)
     cut = [g for g in generations if g.finish is Finish.LENGTH]
     if len(cut) <= TRUNCATED_SHARE * len(generations):
         return ""
