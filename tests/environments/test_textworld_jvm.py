@@ -77,7 +77,6 @@ def rises(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 
 
 def test_episodes_leave_nothing_open_and_closing_ends_the_process() -> None:
-    gc.collect()  # what other tests have left open
     before = held_open()
     asyncio.run(one_episode())
     pid, first = sessions.jvm_pid(), held_open()
