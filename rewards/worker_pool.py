@@ -98,10 +98,11 @@ class Pool:
                 process = self._idle.get_nowait()
             except queue.Empty:
                 process = self._started() or self._idle.get()
-            if process is not None and process.popen.poll() is None:
+            if process is None:
+                continue
+            if process.popen.poll() is None:
                 return process
-            if process is not None:  # it has died while it had nothing to do
-                self._end(process)
+            self._end(process)  # it has died while it had nothing to do
 
     def _started(self) -> _Process | None:
         with self._lock:

@@ -25,6 +25,9 @@ from rlhf.inference.embedded import attention
 from rlhf.losses.reduction import Floats, Reduction
 from rlhf.losses.trajectories import Whole
 
+#: What plans of passes are made of, on the CPU.
+_ON_HOST = ("token_ids", "lengths", "select")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
@@ -92,10 +95,6 @@ class PackedBatch:
             if isinstance(values, torch.Tensor)
         }
         return replace(self, **moved)
-
-
-#: What plans of passes are made of, on the CPU.
-_ON_HOST = ("token_ids", "lengths", "select")
 
 
 class MicroBatches(Sequence[PackedBatch]):

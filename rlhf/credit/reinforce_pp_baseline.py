@@ -16,7 +16,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ReinforcePPBaseline:
-    """REINFORCE++ with a group baseline: A_t = (a_i − mean a) / (std a + ε), a_i = R_i − mean R of its group.
+    """REINFORCE++ with a group-mean baseline, normalised over the batch.
+
+    A_t = (a_i − mean a) / (std a + ε), a_i = R_i − mean R of its group.
 
     Mean and deviation of a run over all tokens of the step.
 

@@ -102,7 +102,7 @@ def budget_for(recipe: Recipe, device: Device, n_processes: int = 1) -> str | No
     needed = _on_gpu(recipe, found, device)
     if needed <= device.memory_bytes:
         return f"{size_of(needed)} of {size_of(device.memory_bytes)} at the highest"
-    number = int(found.path.removeprefix("stages[").rstrip("]"))
+    number = found.number
     stage: Any = recipe.stages[number]
     said = f"{size_of(needed)}, more than the {size_of(device.memory_bytes)} there are"
     has_budget = any(key.name == "max_tokens_per_microbatch" for key in fields(stage))

@@ -68,6 +68,11 @@ class Estimate:
     is_whole: bool = True
     logits: tuple[int, int] = (0, 0)
 
+    @property
+    def number(self) -> int:
+        """Number of the stage, from 0."""
+        return int(self.path.removeprefix("stages[").removesuffix("]"))
+
     def with_kept_logits(self, all_of_gpu: int) -> Estimate:
         """The estimate of a GPU, whose output layer keeps logits for the backward pass where they are few."""
         from rlhf.training.backends.fused_head import held_bytes

@@ -83,9 +83,8 @@ def _sleeps(recipe: Recipe, estimate: Estimate) -> bool:
     from rlhf.inference.settings import VllmSettings
     from rlhf.training.stages.policy_gradient import PolicyGradient
 
-    engine, number = recipe.engine, int(estimate.path.removeprefix("stages[").rstrip("]"))
-    is_own = isinstance(engine, VllmSettings) and not engine.servers and engine.sleep
-    return is_own and isinstance(recipe.stages[number], PolicyGradient) and not recipe.asynchrony.is_on
+    engine, stage = recipe.engine, recipe.stages[estimate.number]
+    return isinstance(engine, VllmSettings) and engine.sleep and isinstance(stage, PolicyGradient)
 
 
 def with_engine_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> list[Part]:

@@ -155,7 +155,7 @@ def save(
             if keep != KEPT:
                 (new / "keep").write_text(str(keep))
             snapshot.write(new, _text(state), logs)
-            _replace(target, new)
+            _remove(target, new)
         _prune(root, (*state.references, state.best))
 
     snapshot = Snapshot.take(policy, optimizer, kept, copy=writer is not None)
@@ -191,7 +191,7 @@ def restate(root: Path, state: State, logs: Mapping[str, Mark]) -> None:
                 except OSError:  # a file system without links
                     shutil.copy2(path, linked)
             seal(new, logs, last=STATE, text=_text(state), known=known)
-            _replace(target, new)
+            _remove(target, new)
         _prune(root, (*state.references, state.best))
     current().gather(None, f"the checkpoint {target.name}")
 
@@ -246,22 +246,14 @@ def _label(folder: Path) -> str:
     return folder.name.rpartition("-")[0]
 
 
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint; it stops being one before its first file goes."""
-    if folder.exists():
-        doomed = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(doomed, ignore_errors=True)
-        folder.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _replace(folder: Path, new: Path) -> None:
-    """Put a complete checkpoint in the place of one, which goes only then."""
+def _remove(folder: Path, new: Path | None = None) -> None:
+    """Remove a checkpoint; it stops being one, and `new` takes its place, before its first file goes."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
-    new.rename(folder)
+    if new is not None:
+        new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
