@@ -49,6 +49,16 @@ MAX_CONTEXT, KV_BYTES = 2048, 512 * 2**20
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Episodes, and tokens of the first prompt, of what is sampled in a turn and of an observation."""
+
+    episodes: int = N_EPISODES
+    prompt: int = N_PROMPT
+    new: int = N_NEW
+    observation: int = N_OBSERVATION
+
+
+@dataclass(frozen=True)
 class Load:
     """Load of episodes: observations `[E][turns][tokens]`, new tokens and environment seconds `[E, turns]`."""
 
@@ -62,14 +72,16 @@ class Load:
         return int(self.n_new.sum())
 
 
-def make_load(turns: int, varied: bool) -> Load:
+def make_load(turns: int, varied: bool, sizes: Sizes = Sizes()) -> Load:
+    """A load; the varied one has from a third to ten thirds of the tokens."""
     random = np.random.default_rng(0)
-    sizes = [N_PROMPT] + [N_OBSERVATION] * (turns - 1)
-    said = [[random.integers(1, N_VOCAB, size).tolist() for size in sizes] for _ in range(N_EPISODES)]
-    shape = (N_EPISODES, turns)
+    lengths = [sizes.prompt] + [sizes.observation] * (turns - 1)
+    said = [[random.integers(1, N_VOCAB, length).tolist() for length in lengths] for _ in range(sizes.episodes)]
+    shape = (sizes.episodes, turns)
     if not varied:
-        return Load(said, np.full(shape, N_NEW), np.zeros(shape))
-    return Load(said, random.integers(8, 81, shape), random.uniform(0.05, 0.5, shape))
+        return Load(said, np.full(shape, sizes.new), np.zeros(shape))
+    n_new = random.integers(sizes.new // 3, 10 * sizes.new // 3 + 1, shape)
+    return Load(said, n_new, random.uniform(0.05, 0.5, shape))
 
 
 async def play(engine: RolloutEngine, load: Load) -> None:
@@ -85,7 +97,7 @@ async def play(engine: RolloutEngine, load: Load) -> None:
                 await asyncio.sleep(load.latency_s[number, turn])
         await engine.release(str(number))
 
-    await asyncio.gather(*(episode(i) for i in range(N_EPISODES)))
+    await asyncio.gather(*(episode(i) for i in range(len(load.said))))
 
 
 def start_options(folder: str, dtype: str) -> StartOptions:
@@ -97,7 +109,7 @@ def start_options(folder: str, dtype: str) -> StartOptions:
 def raw_vllm(pipe: Any, folder: str, dtype: str) -> None:
     """Process of (b): an offline engine that plays a load whenever one arrives, and answers with the seconds."""
     os.environ.update(engine_environment())
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import LLM
 
     arguments = start_options(folder, dtype).arguments()
     for ours in ("worker_extension_cls", "weight_transfer_config"):
@@ -106,21 +118,28 @@ def raw_vllm(pipe: Any, folder: str, dtype: str) -> None:
     pipe.send(0.0)
     while (load := pipe.recv()) is not None:
         llm.reset_prefix_cache()
-        begin = time.perf_counter()
-        contexts: list[list[int]] = [[] for _ in load.said]
-        for turn in range(len(load.said[0])):
-            for context, episode in zip(contexts, load.said, strict=True):
-                context.extend(episode[turn])
-            params = [
-                SamplingParams(max_tokens=int(n), seed=1000 * i + turn, logprobs=0, detokenize=False, ignore_eos=True)
-                for i, n in enumerate(load.n_new[:, turn])
-            ]
-            prompts = [TokensPrompt(prompt_token_ids=list(context)) for context in contexts]
-            for context, output in zip(contexts, llm.generate(prompts, params, use_tqdm=False), strict=True):
-                context.extend(output.outputs[0].token_ids)
-            # A batch is one turn of all: the next begins when the slowest environment has answered.
-            time.sleep(float(load.latency_s[:, turn].max()))
-        pipe.send(time.perf_counter() - begin)
+        pipe.send(play_raw(llm, load))
+
+
+def play_raw(llm: Any, load: Load) -> float:
+    """Seconds that an offline engine takes for a load, in batches of one turn of all episodes."""
+    from vllm import SamplingParams, TokensPrompt
+
+    begin = time.perf_counter()
+    contexts: list[list[int]] = [[] for _ in load.said]
+    for turn in range(len(load.said[0])):
+        for context, episode in zip(contexts, load.said, strict=True):
+            context.extend(episode[turn])
+        params = [
+            SamplingParams(max_tokens=int(n), seed=1000 * i + turn, logprobs=0, detokenize=False, ignore_eos=True)
+            for i, n in enumerate(load.n_new[:, turn])
+        ]
+        prompts = [TokensPrompt(prompt_token_ids=list(context)) for context in contexts]
+        for context, output in zip(contexts, llm.generate(prompts, params, use_tqdm=False), strict=True):
+            context.extend(output.outputs[0].token_ids)
+        # A batch is one turn of all: the next begins when the slowest environment has answered.
+        time.sleep(float(load.latency_s[:, turn].max()))
+    return time.perf_counter() - begin
 
 
 class Instant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,3 +37,16 @@ def make_model(name: str, device: str) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         return Qwen3ForCausalLM(config).to(torch.bfloat16 if device == "cuda" else torch.float32)
+
+
+def save(name: str, folder: Path, device: str) -> None:
+    """Write the model to a folder, with a tokenizer of bytes and made-up words that knows all its ids."""
+    from rlhf.training.policy.tokenizer import train_tokenizer
+
+    model = make_model(name, device)
+    n_vocab = int(model.config.vocab_size)
+    tokenizer = train_tokenizer(["a b c"], vocab_size=300, max_context=4096)
+    tokenizer.add_tokens([f" w{i}" for i in range(n_vocab - len(tokenizer))])
+    model.config.update({"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id})
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

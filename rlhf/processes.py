@@ -11,6 +11,7 @@ matter of the process: `current()`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import random
@@ -218,6 +219,7 @@ def join(timeout_s: float) -> ProcessGroup:
         return _current
     n, rank = n_wanted(), _number("RANK", 0)
     if n == 1:
+        atexit.register(leave)  # which NCCL wants
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
         os.environ["MASTER_PORT"] = str(free_port())
     elif "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:

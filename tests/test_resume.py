@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from rlhf.evaluation.store import read_trajectories
+from rlhf.training import loop
 from rlhf.training.run import Interrupted
+from rlhf.training.update import update
 from tests.training import children, runs, words
 
 LORA = {"rank": 2, "dropout": 0.2}
@@ -175,6 +177,34 @@ def test_ctrl_c_loses_no_finished_step(tmp_path: Path) -> None:
     again = runs.run(path, out, resume=True)
     assert f"resuming from {out / 'checkpoints' / '1-policy_gradient-000003'}" in again.said
     assert finished() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_in_an_update_lets_its_step_end(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = recipe(tmp_path, "grpo", None)
+    path.write_text(path.read_text().replace("checkpoint_every: 1", "checkpoint_every: 0"))
+    runs.run(path, tmp_path / "whole")
+    n_updates = 0
+
+    def pressed(*args: Any) -> Any:
+        nonlocal n_updates
+        n_updates += 1
+        if n_updates == 3 and when == "before":
+            signal.raise_signal(signal.SIGINT)
+        found = update(*args)
+        if n_updates == 3 and when == "after":
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(loop, "update", pressed)
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted) as stopped:
+        runs.run(path, out)
+    assert stopped.value.where == "step 3" and runs.newest(out).name == "1-policy_gradient-000003"
+    runs.run(path, out, resume=True)
+    assert n_updates == 5, "no step is made twice"
+    assert runs.lines(out) == runs.lines(tmp_path / "whole")
+    assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(tmp_path / "whole"))
 
 
 # --- SIGKILL ---------------------------------------------------------------------------------------------------------

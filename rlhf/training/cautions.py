@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.data import Finish, Generation, Outcome
+from rlhf.data import Finish, Outcome
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import commonest_failure
@@ -20,38 +20,26 @@ def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, s
         where: what was done, for the reader.
     """
     found = {
-        "truncated": _truncated(collected, limits, where),
-        "mostly truncated": _mostly_truncated(collected, where),
+        **_truncated(collected, limits, where),
         "silent": _silent(collected, where),
         "failures": _failures(collected, where),
     }
     return {name: f"caution: {text}" for name, text in found.items() if text}
 
 
-def _generations(collected: RolloutBatch) -> list[Generation]:
-    return [g for group in collected.groups for t in group.trajectories for g in t.generations]
-
-
-def _mostly_truncated(collected: RolloutBatch, where: str) -> str:
-    generations = _generations(collected)
-    n_cut = sum(g.finish is Finish.LENGTH for g in generations)
-    if 2 * n_cut <= len(generations):
-        return ""
-    return (
-        f"{n_cut} of {len(generations)} generations in {where} end at a limit and not by themselves: add a reward "
-        "{kind: overlong} where replies grow longer and longer, or raise the limit if they are to be that long"
-    )
-
-
-def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> str:
-    generations = _generations(collected)
+def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, str]:
+    generations = [g for group in collected.groups for t in group.trajectories for g in t.generations]
     cut = [g for g in generations if g.finish is Finish.LENGTH]
     if len(cut) <= TRUNCATED_SHARE * len(generations):
-        return ""
+        return {}
     n_full = sum(g.n_tokens < limits.max_tokens for g in cut)
     by = [f"{len(cut) - n_full} by limits.max_tokens: {limits.max_tokens}"] * (n_full < len(cut))
     by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
-    return f"{len(cut)} of {len(generations)} generations in {where} were cut before they ended, {' and '.join(by)}"
+    text = f"{len(cut)} of {len(generations)} generations in {where} were cut before they ended, {' and '.join(by)}"
+    if 2 * len(cut) <= len(generations):
+        return {"truncated": text}
+    advice = "add a reward {kind: overlong} where replies grow ever longer, or raise the limit if they need the room"
+    return {"mostly truncated": f"{text}: {advice}"}
 
 
 def _silent(collected: RolloutBatch, where: str) -> str:

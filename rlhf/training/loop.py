@@ -5,6 +5,7 @@ Task -> Trajectory -> ScoredGroup -> Credit -> Sample -> Batch -> update -> Poli
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +21,9 @@ from rlhf.training.between_steps import between, restore_refreshed_rewards, taki
 from rlhf.training.context import is_due
 from rlhf.training.hooks.base import Step
 from rlhf.training.out_of_memory import naming_keys
-from rlhf.training.rollout_phase import sample_groups
+from rlhf.training.rollout_phase import TrainingGroups, sample_groups
 from rlhf.training.run import Run
+from rlhf.training.shield import shielded
 from rlhf.training.stage_rewards import StageRewards
 from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.base import is_played, other_stage
@@ -90,14 +92,22 @@ async def make_steps(run: Run, parts: StageComponents) -> None:
 
 
 async def one_step(run: Run, parts: StageComponents, number: int) -> None:
-    """Sample, score, credit, batch, update, deliver."""
-    stage, label = parts.stage_at(run, number), run.state.label
+    """Sample and score, then train. A cancellation that comes while rollouts wait for the update lets it end."""
     rng = np.random.default_rng([run.seed, run.state.stage, number])
-    step = Step(number, f"step {number + 1} of {label}", stage, rng)
+    step = Step(number, f"step {number + 1} of {run.state.label}", parts.stage_at(run, number), rng)
     gathered = await sample_groups(run, parts, step)
+    if parts.ahead is not None:
+        return await train_on(run, parts, step, gathered)
+    await run.release_engine_memory()
+    await asyncio.sleep(0)  # a cancellation until here is heard before anything is trained
+    return await shielded(train_on(run, parts, step, gathered))
+
+
+async def train_on(run: Run, parts: StageComponents, step: Step, gathered: TrainingGroups) -> None:
+    """Credit, batch, update, deliver, log."""
+    number, label = step.number, run.state.label
+    stage = parts.stage_at(run, number)
     step.all_groups, step.groups = gathered.collected.groups, gathered.groups
-    if parts.ahead is None:
-        await run.release_engine_memory()
     start = time.perf_counter()
     expected = parts.expected(step)
     with span("credit"):
@@ -110,7 +120,7 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     for hook in parts.hooks:
         step.samples = hook.transform_samples(parts, step, step.samples)
     shares, hooks = run.runner.engine.shares_policy, parts.hooks if step.trains_policy else ()
-    step.values = await parts.work(update, stage, parts.trainer, step.samples, rng, shares, hooks)
+    step.values = await parts.work(update, stage, parts.trainer, step.samples, step.rng, shares, hooks)
     for hook in parts.hooks:
         await hook.after_update(run, parts, step)
     train_s = time.perf_counter() - start

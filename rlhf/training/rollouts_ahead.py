@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -38,6 +38,7 @@ from rlhf.rollout.scoring import check_failures
 from rlhf.tasks.sampler import TaskSource
 from rlhf.training.context import LiveStage, RunContext, is_due
 from rlhf.training.hooks.base import StageHook, Step
+from rlhf.training.shield import shielded
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 T = TypeVar("T")
@@ -209,12 +210,7 @@ class RolloutsAhead(StageHook):
         """Return what `function` returns in the thread of the update; cancelled, wait until that has ended."""
         running = asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
         self._working = running
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            with suppress(Exception):
-                await asyncio.wait([running])
-            raise
+        return await shielded(running)
 
     async def publish(self, run: RunContext) -> None:
         """Note that the step is trained, and deliver it when the schedule says so."""

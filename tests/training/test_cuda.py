@@ -36,7 +36,7 @@ def test_varlen_attention_equals_padded_attention(shares: bool) -> None:
     inputs = [torch.randn(n, heads, 128, device="cuda").bfloat16() for heads in (16, 8, 8)]
     weights, found = torch.randn(n, 16, 128, device="cuda"), []
     for plan, dtype in zip(plans, (torch.bfloat16, torch.float32), strict=True):
-        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
         out = plan.attend(0, *leaves, 128**-0.5, 0.0)
         (out.float() * weights).sum().backward()
         found.append([out.detach(), *(x.grad for x in leaves)])

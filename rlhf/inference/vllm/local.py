@@ -26,7 +26,7 @@ from rlhf.inference.vllm.instance import (
     sampling_options,
     update_rows,
 )
-from rlhf.inference.vllm.process import detached
+from rlhf.inference.vllm.process import detached, without_main
 from rlhf.inference.vllm.start import (
     StartOptions,
     engine_environment,
@@ -67,6 +67,7 @@ class LocalInstance:
             environment(engine_environment(compile=options.compile) | variables),
             output_into(log) as said,
             tailing(said, tell),
+            without_main(),
         ):
             try:
                 from vllm.config.weight_transfer import WeightTransferConfig

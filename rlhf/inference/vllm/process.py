@@ -1,4 +1,4 @@
-"""Signal isolation of engine processes from the run that started them.
+"""Isolation of engine processes from the run that started them: its signals, and its main module.
 
 Ctrl-C in a terminal, and most batch systems, send a signal to all processes of a group. A run that is told to stop
 writes a checkpoint first, and may need its engine until then; an engine that stops looks like one that has crashed.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import ModuleType
 
 #: Set, where an engine is started, for its processes.
 _VARIABLE = "RLHF_ENGINE_DETACHES"
@@ -36,6 +38,20 @@ def detached() -> Iterator[dict[str, str]]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done.set()
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that are spawned inside do not import this one's main module.
+
+    They would run a script again that trains at its top level, without `if __name__ == "__main__"`.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def detach() -> None:

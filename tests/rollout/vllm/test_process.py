@@ -275,3 +275,22 @@ def test_a_start_is_told_whatever_a_library_made_of_the_level(monkeypatch, found
     if found:
         monkeypatch.setenv("VLLM_LOGGING_LEVEL", found)
     assert engine_environment()["VLLM_LOGGING_LEVEL"] == level
+
+
+#: A script that starts a process at its top level, as `rlhf.train` does with an engine.
+UNGUARDED = """\
+from multiprocessing import get_context
+from rlhf.inference.vllm.process import without_main
+print("begun", flush=True)
+with without_main():
+    child = get_context("spawn").Process(target=print, args=("started",))
+    child.start()
+    child.join()
+print(__name__, child.exitcode)
+"""
+
+
+def test_a_script_without_a_main_guard_starts_an_engine_once(tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["begun", "started", "__main__", "0"], done.stderr
