@@ -10,8 +10,9 @@ import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from rlhf.errors import EngineError
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal
@@ -30,6 +31,7 @@ _CLAIM_S = 5.0
 _MAX_BODY = 64 * 2**20
 #: Makes a session for whoever asks for one by name: task, attempt.
 Opens = Callable[[Any, int], Awaitable[Session]]
+T = TypeVar("T")
 
 
 class Gateway:
@@ -147,11 +149,22 @@ class Gateway:
         deadline = asyncio.get_running_loop().time() + _CLAIM_S
         while asyncio.get_running_loop().time() < deadline and not self._server.should_exit:
             with contextlib.suppress(IndexError):
-                session = self.waiting.popleft()
-                self.claimed(session, key)
-                return session
+                return self.waiting.popleft()
             await asyncio.sleep(0.02)
         raise Refusal(429, "no attempt waits for an agent now. Do: ask again.", "nothing_waits", after_s=1.0)
+
+    def put_back(self, session: Session) -> None:
+        """Take back a session whose client went away before it heard of it: another gets it, or it ends."""
+
+        def end() -> None:
+            if not session.is_over:
+                session.end(failure="the client went away before the session began")
+
+        if self._opens is None and session.id in self._sessions:
+            self.waiting.appendleft(session)
+        elif self._opens is not None:
+            with contextlib.suppress(RuntimeError):  # the run is over
+                session.loop.call_soon_threadsafe(end)
 
     @contextlib.contextmanager
     def room(self) -> Any:
@@ -215,7 +228,9 @@ class _Routes:
 
     async def open(self, request: Any) -> dict[str, Any]:
         """Give a session to a program that asks for one."""
-        session = await self._gateway.claim(_key(request), await _body(request, empty={}))
+        key, body = _key(request), await _body(request, empty={})
+        session = await _unless_gone(request, self._gateway.claim(key, body), self._gateway.put_back)
+        self._gateway.claimed(session, key)
         url = self._gateway.url_of(session)
         return {"id": session.id, "key": session.key, "url": url, "base_url": f"{url}/v1", "task": session.task}
 
@@ -258,7 +273,8 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
         named, retries = request.headers.get("idempotency-key", ""), request.headers.get("x-stainless-retry-count")
         repeats = None if retries is None else retries not in ("", "0")
         with gateway.room():
-            answered = await _unless_gone(request, session, session.ask(asked, named, repeats=repeats))
+            asking = _on_run(session, session.ask(asked, named, repeats=repeats))
+            answered = await _unless_gone(request, asking)
     except Refusal as refusal:
         body = messages.error(refusal) if wire is messages else _error(refusal)
         return JSONResponse(body, refusal.status, _headers(refusal))
@@ -288,18 +304,26 @@ async def _on_run(session: Session, work: Coroutine[Any, Any, Any]) -> Any:
         raise Refusal(409, "the request was given up: the session is over.", "session_over") from None
 
 
-async def _unless_gone(request: Any, session: Session, work: Coroutine[Any, Any, ChatReply]) -> ChatReply:
-    """As `_on_run`, and where the client goes away, no longer wait for it."""
-    doing: asyncio.Task[ChatReply] = asyncio.ensure_future(_on_run(session, work))
+async def _unless_gone(request: Any, work: Coroutine[Any, Any, T], put_back: Callable[[T], object] | None = None) -> T:
+    """Return what `work` returns. Where the client goes away first, it is cancelled, or `put_back` gets its result."""
+    doing = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        if gone.done() and put_back is not None:
+            doing.add_done_callback(partial(_hand_over, put_back))
+        if gone.done() and (put_back is not None or not doing.done()):
             raise Refusal(499, "the client has gone.", "client_gone")
         return doing.result()
     finally:
-        doing.cancel()
+        if put_back is None:
+            doing.cancel()
         gone.cancel()
+
+
+def _hand_over(to: Callable[[T], object], done: asyncio.Future[T]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        to(done.result())
 
 
 async def _gone(request: Any) -> None:

@@ -192,13 +192,13 @@ class Serving:
         return await asyncio.wrap_future(future)
 
     async def _open(self, wanted: Any, attempt: int) -> Session:
-        if self._most is not None and self._n >= self._most:
-            raise Refusal(410, f"there are no more than {self._most} attempts. Do: stop.", "no_more")
-        if len(self._running) >= self._runner.limits.max_concurrent:
-            raise Refusal(429, f"{len(self._running)} sessions are open. Do: ask again.", "busy", after_s=1.0)
-        task = self._task(wanted)
-        self._n, number = self._n + 1, self._first + self._n + 1
         async with self._opening:
+            if self._most is not None and self._n >= self._most:
+                raise Refusal(410, f"there are no more than {self._most} attempts. Do: stop.", "no_more")
+            if len(self._running) >= self._runner.limits.max_concurrent:
+                raise Refusal(429, f"{len(self._running)} sessions are open. Do: ask again.", "busy", after_s=1.0)
+            task = self._task(wanted)
+            self._n, number = self._n + 1, self._first + self._n + 1
             running = asyncio.create_task(self._attempt(task, attempt, number))
             self._running.add(running)
             running.add_done_callback(self._over)

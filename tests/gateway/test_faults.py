@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.program import Program
 from rlhf.gateway.programs import KEY, Programs, programs_of
 from rlhf.gateway.request import Refusal
+from rlhf.gateway.server import Gateway
 from rlhf.gateway.session import Session
 from rlhf.gateway.wires import chat
 from rlhf.rollout.limits import Limits
@@ -424,3 +426,19 @@ def test_a_program_that_cannot_be_started_leaves_its_place_to_another(monkeypatc
         assert len(programs._running) == len(gateway.keys) == 1
 
     asyncio.run(run())
+
+
+def test_an_attempt_is_not_given_to_a_client_that_has_gone() -> None:
+    gateway = Gateway(key="known")
+    gateway.start()
+    try:
+        with socket.create_connection(("127.0.0.1", gateway.port)) as gone:
+            asks = "POST /sessions HTTP/1.1", "Host: here", "Authorization: Bearer known", "Content-Length: 0"
+            gone.sendall("".join(f"{line}\r\n" for line in (*asks, "")).encode())
+            time.sleep(0.3)
+        session: Any = SimpleNamespace(id="one", key="its own", task={})
+        gateway.add(session, waits=True)
+        time.sleep(0.3)
+        assert post(f"{gateway.url}/sessions", gateway.key)["id"] == "one"
+    finally:
+        gateway.close()
