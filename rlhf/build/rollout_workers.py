@@ -167,7 +167,7 @@ class Server:
         self.url, self._log = f"http://{host}:{port}", place.with_suffix(".log")
         self._command = [*command, "--host", host, "--port", str(port)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended: list[int] = []  # exit codes since it last answered
+        self._ended: list[str] = []  # how, since it last answered
         self._is_closed = threading.Event()
         # The thread that starts a process must live as long as it: what ends it is bound to its thread.
         threading.Thread(target=self._keep, name="server", daemon=True).start()
@@ -180,8 +180,8 @@ class Server:
                 return self.url
             time.sleep(_POLL_S)
             if len(self._ended) >= _MAX_ENDED:
-                said = self._log.read_text(errors="replace")[-2000:].strip()
-                got = f"exit {self._ended[-1]}: {said}"
+                said = self._log.read_text(errors="replace")[-2000:].strip() if self._log.is_file() else ""
+                got = f"{self._ended[-1]}: {said}"
                 raise EngineError("a server ends as it starts", where=self.url, got=got, hint=f"see {self._log}")
         raise EngineError(
             "a server does not start", where=self.url, got=f"nothing in {RETURN_S:g} s", hint=f"see {self._log}"
@@ -207,18 +207,29 @@ class Server:
     def _keep(self) -> None:
         """Start it again and again, until it has ended several times without an answer in between."""
         while not self._is_closed.is_set() and len(self._ended) < _MAX_ENDED:
-            with self._log.open("ab") as log:
-                process = self._process = subprocess.Popen(
-                    self._command, env=python_environment(), start_new_session=True, preexec_fn=end_with_parent,
-                    stdout=log, stderr=subprocess.STDOUT,
-                )  # fmt: skip
+            try:
+                process = self._process = self._begun()
+            except OSError as error:  # no room for its log, or for a process
+                self._ended.append(str(error))
+                self._is_closed.wait(self._pause_s())
+                continue
             while process.poll() is None and not self._answers():
                 self._is_closed.wait(_POLL_S)
             if process.poll() is None:
                 self._ended.clear()
-            self._ended.append(process.wait())
+            self._ended.append(f"exit {process.wait()}")
             kill_group(process, _STOP_S)
-            self._is_closed.wait(min(_POLL_S * 2 ** min(len(self._ended), 8), 30.0))
+            self._is_closed.wait(self._pause_s())
+
+    def _begun(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                self._command, env=python_environment(), start_new_session=True, preexec_fn=end_with_parent,
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def _pause_s(self) -> float:
+        return float(min(_POLL_S * 2 ** min(len(self._ended), 8), 30.0))
 
 
 def learner_log(folder: Path, rank: int) -> Path:

@@ -24,8 +24,15 @@ _POLL_S = 0.2
 
 @contextmanager
 def heard(folder: Path) -> Iterator[None]:
-    """Context in which this process runs what is in a folder on Ray, and may be asked to stop."""
+    """Context in which this process runs what is in a folder on Ray, and may be asked to stop.
+
+    Raises:
+        UsageError: another process of this machine does.
+    """
     file = folder / _RUNS
+    owner = read_path(file)
+    if owner is not None and owner.is_of_here and owner.pid != os.getpid() and life(owner, file, by_kernel=False)[0]:
+        raise UsageError("the run is under way on Ray", where=str(folder), got=str(owner), hint=f"rlhf stop {folder}")
     (folder / _STOPS).unlink(missing_ok=True)
     with disk("the owner of the run", file):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)

@@ -11,6 +11,7 @@ import hashlib
 import mmap
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from rlhf.inference.fingerprint import Digest
+from rlhf.lock_owner import Owner, started_at
 
 #: Tensors begin at multiples of this many bytes.
 _ALIGNMENT = 64
@@ -46,8 +48,19 @@ class Slice:
 
 
 def memory_folder() -> Path:
-    """New folder in shared memory where the system has it, else a temporary one."""
-    return Path(tempfile.mkdtemp(prefix="rlhf-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
+    """New folder in shared memory where the system has it, else a temporary one.
+
+    Removes what processes that were killed have left in shared memory: the name tells whose a folder is.
+    """
+    if not os.access(_MEMORY, os.W_OK):
+        return Path(tempfile.mkdtemp(prefix="rlhf-"))
+    here = Owner.here("weights")
+    prefix = f"rlhf-{here.namespace}-"
+    for old in _MEMORY.glob(f"{prefix}*"):
+        pid, started = map(int, old.name.removeprefix(prefix).split("-")[:2])
+        if started_at(pid) != started:
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{here.pid}-{here.started}-", dir=_MEMORY))
 
 
 def write_token(path: Path) -> str:

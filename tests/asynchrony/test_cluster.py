@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from rlhf.asynchrony import admission, controller, pipeline, remote
 from rlhf.build import cluster, rollout_workers, stopping
 from rlhf.cli import app
-from rlhf.errors import EngineError, RecipeError, RlhfError, TrainingError
+from rlhf.errors import EngineError, RecipeError, RlhfError, TrainingError, UsageError
 from rlhf.lock_owner import LOCK
 from rlhf.processes import ProcessError
 from rlhf.recipe import load
@@ -171,6 +171,27 @@ def test_stop_waits_for_the_end_of_a_run_on_ray_and_says_where_nothing_runs(tmp_
     stopping.stop(tmp_path, 20)
     running.join()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_on_ray_that_is_begun_twice_keeps_what_it_was_asked(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, rlhf.build.stopping as stopping\n"
+        "with stopping.heard(pathlib.Path(sys.argv[1])):\n"
+        "    print('heard', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"heard\n"
+        with pytest.raises(TrainingError, match="has not ended yet"):
+            stopping.stop(tmp_path, 0.1)
+        with pytest.raises(UsageError, match="under way on Ray"), stopping.heard(tmp_path):
+            raise AssertionError("two runs in one folder")
+        assert stopping.is_asked(tmp_path)
+        process.communicate()
+    with stopping.heard(tmp_path):
+        assert not stopping.is_asked(tmp_path)
 
 
 def test_stop_ends_a_run_of_this_machine_by_a_signal(tmp_path: Path) -> None:

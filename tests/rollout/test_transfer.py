@@ -266,3 +266,22 @@ def test_memory_folders_are_new_and_private():
     assert os.access("/dev/shm", os.W_OK) is (first.parent == Path("/dev/shm"))
     first.rmdir()
     second.rmdir()
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs shared memory")
+def test_a_memory_folder_of_a_killed_process_is_removed_and_of_others_stays():
+    make = "import os, sys, time; from rlhf.inference.transfer import memory_folder; print(memory_folder(), flush=True)"
+    killed, living = (
+        subprocess.Popen([sys.executable, "-c", f"{make}; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    )
+    folders = [Path(process.stdout.readline().strip()) for process in (killed, living)]
+    killed.kill()
+    killed.wait()
+    own = memory_folder()
+    assert [folder.is_dir() for folder in (*folders, own)] == [False, True, True]
+    own.rmdir()
+    living.kill()
+    living.wait()
+    memory_folder().rmdir()
+    assert not folders[1].exists()
