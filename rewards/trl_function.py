@@ -77,7 +77,8 @@ class TrlFunction:
         }
         parameters = inspect.signature(self.function).parameters.values()
         for parameter in parameters:
-            needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+            is_rest = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            needed = parameter.default is parameter.empty and not is_rest
             if needed and parameter.name not in given:
                 raise self._lacking(parameter.name, task, columns)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

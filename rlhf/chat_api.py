@@ -150,7 +150,8 @@ class ChatServer:
             key = os.environ.get(KEY)
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             timeout = aiohttp.ClientTimeout(total=self.patience.request_s)
-            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+            connector = aiohttp.TCPConnector(limit=0)  # waiting for a connection would count as waiting for a reply
+            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
         try:
             async with self._session.post(self.url, json=body) as response:
                 text = await response.text(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -21,6 +22,8 @@ import rlhf
 from environments.base import Properties, StepResult
 from environments.games.countdown import Countdown
 from rlhf.api import frames
+from rlhf.api.train import overrides_of
+from rlhf.api.values import Arguments
 from rlhf.data import Task
 from rlhf.errors import CheckpointError, RecipeError, TrainingError
 from rlhf.recipe.model import values_of
@@ -226,6 +229,15 @@ def test_tasks_may_be_rows_a_file_or_a_frame(given: Any, folder: Path) -> None:
     }
     made = rlhf.load(rest, environment=rows)
     assert sum(len(made.environment.tasks(split)) for split in ("train", "dev", "test")) == len(ROWS)
+
+
+def test_overrides_from_python_may_be_infinite_and_name_rewards(tmp_path: Path) -> None:
+    changed = rlhf.load("quickstart", **{"stages.1.loss": {"kind": "ppo_clip", "clip_high": math.inf}})
+    assert changed.stages[1].loss.clip_high == math.inf
+    given = overrides_of(
+        Arguments(tmp_path), {"rewards": {"x": "exact_match", "y": {"kind": "outcome"}}}, joins_rewards=True
+    )
+    assert given == ['rewards.x="exact_match"', 'rewards.y.kind="outcome"']
 
 
 # --- the same strictness ---------------------------------------------------------------------------------------------

@@ -44,8 +44,9 @@ class ExactMatch:
         return max(said, answer, key=lambda verdict: verdict.value)
 
     def judge(self, answer: str, reference: str) -> Verdict:
-        """Compare two texts; never raises."""
-        same = self.normal(answer) == self.normal(reference)
+        """Compare two texts, an empty one of which equals nothing; never raises."""
+        said = self.normal(answer)
+        same = bool(said) and said == self.normal(reference)
         return Verdict(float(same), why="equal" if same else f"{answer[:80]!r} is not {reference[:80]!r}")
 
     def normal(self, text: str) -> str:

@@ -35,7 +35,7 @@ def references(reference: str) -> list[str]:
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Exact match with one of the references after normalisation; empty equals empty."""
+    """Exact match with one of the references after normalisation; an empty answer equals none."""
     said = normal(answer)
     return bool(said) and any(said == normal(text) for text in references(reference))
 

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.answers.calls import ANSWERS, answer_in, calls_in
 from rewards.answers.extract import MAX_TEXT, tagged
-from rewards.answers.qa import exact
+from rewards.answers.qa import exact, references
 from rewards.answers.text import reference_of
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Task, Trajectory, Verdict
@@ -229,7 +229,8 @@ class FormatOutcome:
         answer = answer_of(trajectory)
         right = exact(answer, reference)
         wrong = self.form.wrong(trajectory)
-        hit = any(reference.strip() and reference.casefold() in turn.reply.casefold() for turn in trajectory.turns)
+        wanted = [text.casefold() for text in references(reference) if text.strip()]
+        hit = any(text in turn.reply.casefold() for text in wanted for turn in trajectory.turns)
         value = self.value(right, not wrong, hit, bool(answer))
         return Verdict(value, why=f"{'right' if right else 'wrong'}, {wrong or 'well-formed'}")
 

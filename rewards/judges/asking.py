@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 from rewards.models.local_model import LocalChat, load_chat
 from rlhf.chat_api import ChatServer, RetryableError, RetryPolicy, first_choice, load_aiohttp
 from rlhf.data import Task, Trajectory
+from rlhf.data.clock import waiting_for_turn
 from rlhf.errors import EngineError, MissingPackageError, ModelError, RewardError
 from rlhf.settings import STRICT
 
@@ -102,8 +103,12 @@ class AsksModel:
         asker, limit = Asker(self), self._limit()
 
         async def one(call: Callable[[Asker], Awaitable[Found]]) -> Found:
-            async with limit:
+            with waiting_for_turn():
+                await limit.acquire()
+            try:
                 return await call(asker)
+            finally:
+                limit.release()
 
         tasks = [asyncio.ensure_future(one(call)) for call in calls]
         try:
@@ -137,9 +142,10 @@ class AsksModel:
             ) from error
 
     def _limit(self) -> asyncio.Semaphore:
-        """Semaphore of an event loop for `concurrent` calls at a time."""
+        """Semaphore of an event loop for `concurrent` calls at a time, or one of a local model."""
         limits = _LIMITS.setdefault(asyncio.get_running_loop(), {})
-        return limits.setdefault((self.url, self.path, self.concurrent), asyncio.Semaphore(self.concurrent))
+        n = self.concurrent if self.path is None else 1
+        return limits.setdefault((self.url, self.path, n), asyncio.Semaphore(n))
 
 
 #: Of each event loop, by address or folder.

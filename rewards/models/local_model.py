@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +27,11 @@ class LocalChat:
         """Reply of the model, the same for the same seed."""
         import torch
 
-        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), torch.inference_mode():
+        with ExitStack() as stack:
+            stack.enter_context(_ONE_AT_A_TIME)
             model, tokenizer = load_chat(self.path)
+            stack.enter_context(torch.random.fork_rng([model.device] if model.device.type == "cuda" else []))
+            stack.enter_context(torch.inference_mode())
             torch.manual_seed(seed)
             ids = _ids(model, tokenizer, messages)
             sampled = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}

@@ -15,6 +15,7 @@ from rlhf.api.train import TrainResult, overrides_of
 from rlhf.api.values import Arguments
 from rlhf.commands.evaluate import measured
 from rlhf.commands.output import Stopped, errors
+from rlhf.finite import finite
 from rlhf.given_parts import given
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.terminal import CleanConsole
@@ -128,7 +129,7 @@ def evaluate(
             return measured(asked, None if checkpoint is None else Path(checkpoint), folder, console=console)[1]
 
     try:
-        summary = outside_of_loops(work)
+        summary: Any = finite(outside_of_loops(work))
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         hint = f"the same call with out={str(out)!r} resumes it" if out else "give out=FOLDER to keep finished attempts"
         raise Stopped("stopped", where="rlhf.evaluate", got="interrupted", hint=hint) from error

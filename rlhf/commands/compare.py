@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from enum import StrEnum
@@ -205,7 +206,9 @@ def _flips(row: dict[str, Any], write: Any, limit: int, width: int) -> Table:
 
 
 def _signed(value: float | None, write: Any) -> str:
-    return ("+" if value is not None and value > 0 else "") + str(write(value))
+    if value is None or not math.isfinite(value):
+        return "unbounded"
+    return ("+" if value > 0 else "") + str(write(value))
 
 
 def _p(value: float) -> str:

@@ -39,16 +39,17 @@ def launch(arguments: Sequence[str], n: int, folder: Path, *, quiet: bool = Fals
         old.unlink()
     shared = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", max(1, (os.cpu_count() or 1) // n))
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "rlhf.cli", *arguments],
-            env=os.environ | {name: str(value) for name, value in {**shared, "RANK": r, "LOCAL_RANK": r}.items()},
-            stdout=subprocess.DEVNULL if quiet else None,
-            start_new_session=True,  # the terminal's Ctrl-C comes here, and is handed on once
-        )
-        for r in range(n)
-    ]
+    children: list[subprocess.Popen[bytes]] = []
     with _handing_on(children):
+        for r in range(n):
+            own = {name: str(value) for name, value in {**shared, "RANK": r, "LOCAL_RANK": r}.items()}
+            child = subprocess.Popen(
+                [sys.executable, "-m", "rlhf.cli", *arguments],
+                env=os.environ | own,
+                stdout=subprocess.DEVNULL if quiet else None,
+                start_new_session=True,  # the terminal's Ctrl-C comes here, and is handed on once
+            )
+            children.append(child)
         first = _watched(children)
     codes = [child.returncode for child in children]
     if first is None or (codes[0] > 0 and codes[first] >= 0):

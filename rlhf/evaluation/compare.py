@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class Side:
 
     def look(self, task: str) -> str:
         """The command that shows the attempts at a task."""
-        return f"rlhf trajectories {self.folder} --task {task}"
+        return shlex.join(["rlhf", "trajectories", str(self.folder), "--task", task])
 
 
 def read_sides(folders: Sequence[Path]) -> list[Side]:

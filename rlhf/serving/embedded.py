@@ -153,7 +153,7 @@ class Served:
         return {}
 
     async def pause(self, body: Any, query: Mapping[str, str]) -> Any:
-        """Schedule nothing more."""
+        """Pause generation: keep what runs, let it end, or abort it."""
         await self.engine.pause(query["mode"])  # type: ignore[arg-type]
         return {}
 
@@ -163,7 +163,7 @@ class Served:
         return {}
 
     async def call(self, body: Any, query: Mapping[str, str]) -> Any:
-        """Call of all workers, as vLLM's own."""
+        """Worker methods that a trainer calls, as vLLM's `/collective_rpc`."""
         method, args = body["method"], body.get("args", [])
         if method == "rlhf_describe":
             return {"results": [self._described(Path(args[0]))]}
@@ -186,7 +186,7 @@ class Served:
         }
 
     async def connect(self, body: Any, query: Mapping[str, str]) -> Any:
-        """Hear how weights will arrive; who announces a broadcast would wait for this engine in vain."""
+        """Choose how weights arrive, by shared memory or HTTP; a broadcast is refused."""
         path = body["init_info"]["path"]
         if body["init_info"].get("group"):
             raise ValueError("the embedded engine joins no process group: set engine.delivery: auto")
@@ -208,7 +208,7 @@ class Served:
         return {}
 
     async def finish(self, body: Any, query: Mapping[str, str]) -> Any:
-        """All have arrived."""
+        """End an update: what is sampled from now on is of the new weights."""
         self.engine.finish_update()
         return {}
 

@@ -161,7 +161,7 @@ class Serving:
         self.error: BaseException | None = None
         self._by_id = {task.id: task for task in self._tasks}
         self._writer = TrajectoryWriter(out / "trajectories")
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[ScoredGroup]] = set()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._opening = asyncio.Lock()
@@ -206,12 +206,12 @@ class Serving:
             assert gateway is not None
             while not gateway.waiting:
                 if running.done():
-                    raise Refusal(500, f"the attempt could not begin: {running.exception()}", "failed")
+                    raise Refusal(500, f"the attempt ended before it began: {self._end_of(running)}.", "failed")
                 await asyncio.sleep(0.001)
             session: Session = gateway.waiting.popleft()
             return session
 
-    def _over(self, running: asyncio.Task[None]) -> None:
+    def _over(self, running: asyncio.Task[ScoredGroup]) -> None:
         self._running.discard(running)
         if not running.cancelled() and (error := running.exception()) is not None:
             self.error = error
@@ -227,7 +227,16 @@ class Serving:
             404, f"no task is called {str(wanted)[:80]!r}. Expected: such as {self._tasks[0].id!r}.", "no_task"
         )
 
-    async def _attempt(self, task: Task, attempt: int, number: int) -> None:
+    @staticmethod
+    def _end_of(running: asyncio.Task[ScoredGroup]) -> str:
+        if running.cancelled():
+            return "cancelled"
+        if (error := running.exception()) is not None:
+            return str(error)
+        group = running.result()
+        return "; ".join(f"{f.outcome.value}: {f.message}" for f in group.failures) or group.trajectories[0].detail
+
+    async def _attempt(self, task: Task, attempt: int, number: int) -> ScoredGroup:
         found: Any = self._runner
         limits = found.limits
         parts = (found.environment, found.agent, found.engine, found.renderer, limits, limits.sampling(1.0))
@@ -237,6 +246,7 @@ class Serving:
         self.outcomes[(group.failures[0].outcome if group.failures else group.trajectories[0].outcome).value] += 1
         if self.outcomes.total() == self._most:
             self.ended.set()
+        return group
 
     def _keep(self, number: int, task: Task, group: ScoredGroup) -> None:
         """Write an attempt, and its chats where it is solved; one thread at a time."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from pathlib import Path
@@ -247,8 +248,12 @@ class TrackerSink:
     def close(self) -> None:
         """Send what is left."""
         live, self._live = self._live, None
-        if live is not None:
-            self._guarded(live.end)
+        if live is None:
+            return
+        if self._has_failed:  # it may end all the same
+            with suppress(Exception):
+                live.end()
+        self._guarded(live.end)
 
     def _begun(self) -> LiveRun:
         if self._live is None:

@@ -41,7 +41,7 @@ class Library:
 
     def get(self, wanted: str) -> ShownRun | None:
         """The run of an id, or None."""
-        known = next((run for run in self._runs.values() if run.id == wanted), None)
+        known = next((run for run in list(self._runs.values()) if run.id == wanted), None)
         return known or next((run for run in self.runs() if run.id == wanted), None)
 
     def _id(self, folder: Path) -> str:

@@ -84,8 +84,11 @@ def _points(data: RunData, lines: Sequence[LogLine]) -> dict[str, dict[str, Any]
         return data.results
     names = ("success", "low", "high", "n", "n_errors")
     keys = ("eval/success", "eval/success_low", "eval/success_high", "eval/n_episodes", "eval/n_errors")
+    of_stage = {line.stage: f"{line.stage}, " for line in lines}
+    if len(of_stage) == 1:
+        of_stage = dict.fromkeys(of_stage, "")
     return {
-        "before" if line.step == 0 else f"step {line.step}": {
+        "before" if line.step == 0 else f"{of_stage[line.stage]}step {line.step}": {
             name: line.values.get(key) for name, key in zip(names, keys, strict=True)
         }
         for line in lines

@@ -75,8 +75,8 @@ def _rows(told: dict[str, Any], data: RunData) -> list[tuple[str, str, str]]:
     for name, choices in (("loss", LOSSES), ("KL", _KLS), ("tokens/s", ("rollout/tokens_per_s",))):
         last = data.lines[-1].stage if data.lines else ""
         found = next((c for c in choices if any(curve.stage == last for curve in data.curves(c))), None)
-        if found is not None:
-            rows.append((name, number_text(data.values(found)[-1]), _curve(data, found)))
+        if found is not None and (values := data.values(found)):
+            rows.append((name, number_text(values[-1]), _curve(data, found)))
     rows += [
         (f"on unseen tasks, {clean(e['name'])}", f"{percent_text(e['success'])}", "")
         for e in told["evaluations"][-2:]

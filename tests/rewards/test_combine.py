@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from rewards.answers.maths import Maths
 from rewards.answers.tags import Format
 from rewards.check import check_reward
 from rewards.combinators.ask import ask
-from rewards.combinators.combine import Combine, Part, Schedule
+from rewards.combinators.combine import Combine, Part, Schedule, step_of
 from rewards.contrib.ranked import Factor, Ranked, decided_at
 from rewards.shaping.outcome import Outcome
 from rewards.shaping.penalties import InvalidActionPenalty, TurnCost
@@ -85,6 +85,13 @@ def test_a_weight_follows_the_steps_of_the_policy(shape, step, number):
     assert schedule.at(step) == pytest.approx(number)
     assert value(part, played("x", version=step)) == pytest.approx(2 * number)
     assert value(part, played()) == 2  # nothing was sampled: step 0
+
+
+def test_the_step_of_an_attempt_is_that_of_its_newest_token():
+    [turn] = played("x", n_tokens=[4], version=3).turns
+    newer = replace(turn.action.generations[0], version_spans=((3, 1), (7, 3)))
+    attempt = replace(played("x"), turns=(replace(turn, action=replace(turn.action, generations=(newer,))),))
+    assert step_of(attempt) == 7
 
 
 def test_values_of_turns_stay_on_their_turns():

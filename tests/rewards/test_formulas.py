@@ -186,6 +186,7 @@ def test_what_was_retrieved_counts_where_the_answer_is_wrong():
     shown = played(SEARCH, "<think>no</think><answer>Rome</answer>")
     assert FormatOutcome(retrieval=0.1)(PARIS, shown).value == pytest.approx(0.3)  # .2 + .1
     assert FormatOutcome(retrieval=0.1)(task("Oslo"), shown).value == pytest.approx(0.2)
+    assert FormatOutcome(retrieval=0.1)(task('["Oslo", "Paris"]'), shown).value == pytest.approx(0.3)
     with pytest.raises(RewardError, match="no reference"):
         FormatOutcome()(task(), shown)
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rewards.judges.asking import RULES, Unreadable, asked, marked, record_of
+from rewards.judges.asking import RULES, Asker, Unreadable, asked, marked, record_of
 from rewards.judges.judge import Grade, Judge, Principles, elo, preferred, yes_over_no
 from rewards.models.local_model import LocalChat
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
@@ -320,6 +320,21 @@ def test_no_more_requests_at_a_time_than_allowed() -> None:
 
     found = asyncio.run(go())
     assert len(found) == 6 and most == 2
+
+
+def test_waiting_for_the_judge_is_no_time_of_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(self: Any, question: Any, number: int) -> str:
+        await asyncio.sleep(0.2)
+        return f"VERDICT {question.mark}: 7"
+
+    monkeypatch.setattr(Asker, "reply", slow)
+    rewards = {"judge": Weighted("judge", 1.0, Grade(url="http://127.0.0.1:1", model="m", concurrent=1))}
+
+    async def go() -> list[ScoredGroup]:
+        groups = (score_group(TASK, attempts("a", "b"), rewards, timeout_s=1.0) for _ in range(5))
+        return list(await asyncio.gather(*groups))
+
+    assert not [f.message for group in asyncio.run(go()) for f in group.failures], "two seconds in all"
 
 
 # --- a local model ---------------------------------------------------------------------------------------------------

@@ -49,6 +49,14 @@ def test_a_function_is_given_texts_and_columns(tmp_path: Path) -> None:
     assert seen.columns["level"] == [2, 2] and seen.columns["answer"] == ["7", "7"] == seen.columns["solution"]
 
 
+def test_a_function_may_take_what_there_is(tmp_path: Path) -> None:
+    def every(completions: Sequence[Any], *rest: Any, **columns: Any) -> list[float]:
+        return [float(not rest and columns["level"][0])] * len(completions)
+
+    task = task_of(tmp_path, {"prompt": "What is 3 + 4?", "level": 2})
+    assert as_reward(every).over_group(task, [attempt(task, "7")])[0].value == 2.0
+
+
 def test_chat_prompts_have_chat_completions(tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "What is 3 + 4?"}]
     task, seen = task_of(tmp_path, {"prompt": chat, "answer": "7"}), Seen()

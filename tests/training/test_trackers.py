@@ -90,6 +90,27 @@ def test_a_tracker_that_fails_is_said_once_and_left(tmp_path: Path) -> None:
     assert said == ["caution: the tracker Bad failed, and the run continues without it: ConnectionError: no network"]
 
 
+def test_a_tracker_that_failed_is_ended_all_the_same(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Live:
+        def write(self, line: Any) -> None:
+            raise ConnectionError("no network")
+
+        def end(self) -> None:
+            calls.append("end")
+            raise ConnectionError("no network either")
+
+    class Bad:
+        def begin(self, run: TrackedRun) -> Any:
+            return Live()
+
+    sink = TrackerSink(Bad(), TrackedRun("run", tmp_path, {}, "1"), calls.append)
+    sink.write(LINES[0])
+    sink.close()
+    assert len(calls) == 2 and "no network" in calls[0] and calls[1] == "end"
+
+
 def test_trackers_are_keys_of_a_recipe(tmp_path: Path) -> None:
     values = {
         "policy": {"kind": "from_scratch"},

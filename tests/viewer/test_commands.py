@@ -101,6 +101,14 @@ def test_top_shows_where_a_run_is(tmp_path: Path) -> None:
     assert "not begun" in console.export_text()
 
 
+def test_top_shows_a_run_whose_figures_are_not_finite(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: x\nstages: [{kind: policy_gradient, steps: 5}]\n")
+    line = {"step": 1, "stage": "0-policy_gradient", "time": 1.0, "loss/total": None, "rollout/success": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = invoke("top", str(tmp_path), "--once")
+    assert found.exit_code == 0 and "50" in found.output and "loss" not in found.output
+
+
 def test_a_step_in_one_line() -> None:
     values = {"rollout/success": 0.5, "rollout/n_episodes": 22.0, "rollout/n_failures": 2.0, "rollout/return_mean": 0.4}
     values |= {"rollout/tokens_per_s": 99.5, "loss/total": 0.0312, "loss/approx_kl": 0.00123, "loss/kl_ref": 0.5}

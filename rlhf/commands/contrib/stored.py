@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -108,8 +109,8 @@ class Stored:
 
 def look(folder: Path, record: TrajectoryRecord) -> str:
     """The command that shows one attempt."""
-    of_task = f"--step {record.step} --task {record.task_id} --attempt {record.trajectory.attempt}"
-    return f"rlhf trajectories {folder} {of_task}"
+    of_task = ["--step", record.step, "--task", record.task_id, "--attempt", record.trajectory.attempt]
+    return shlex.join(map(str, ["rlhf", "trajectories", folder, *of_task]))
 
 
 def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
@@ -131,6 +132,10 @@ def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
     splits = [stage.get("split") for stage in values["stages"]] + [asked.get("split"), asked.get("watch_split")]
     made = build_environment(values["environment"], "environment", base=folder)
     yield made, list(dict.fromkeys(split for split in splits if split))
+    for i, stage in enumerate(values["stages"]):
+        if stage.get("environment"):
+            made = build_environment(stage["environment"], f"stages[{i}].environment", base=folder)
+            yield made, [stage["split"]] if stage.get("split") else []
 
 
 def _by_id(environment: Any, split: str) -> dict[str, Task]:

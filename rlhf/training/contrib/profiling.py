@@ -129,7 +129,7 @@ class Profiler:
 
     @contextmanager
     def at(self, stage: int, label: str, step: int, say: Callable[[str], None]) -> Iterator[None]:
-        """Context of a step, profiled if it is a wanted one. One that fails is not kept.
+        """Context that profiles a step if it is selected; the profile of one that fails is discarded.
 
         Args:
             stage: its index.

@@ -161,6 +161,6 @@ class Reference(StageHook):
 
 
 def take_reference(run: RunContext) -> None:
-    """Load the reference that the stage has where it stands."""
+    """Load the reference model of the run's present state."""
     name = run.state.reference
     run.policy.keep_reference(run.checkpoints / name, adapter=name in run.state.references)

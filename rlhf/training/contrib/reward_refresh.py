@@ -38,7 +38,7 @@ Estimate = Callable[[Sequence[bool], Sequence[str]], Any]
 
 @dataclass(frozen=True)
 class LiveReward:
-    """A reward of the recipe, asked of its model as it stands."""
+    """Reward that scores with the reward model as it is trained so far."""
 
     reward: ModelReward
     model: Any
