@@ -123,8 +123,15 @@ def how_to_call(style: Style) -> str:
 
 
 def _of_json(text: str) -> Iterator[Call]:
-    fenced = _FENCE.search(text)
-    yield from _objects(fenced[1] if fenced else text)
+    fenced = None if text.lstrip().startswith(("{", "[")) else _FENCE.search(text)
+    if fenced is None:
+        yield from _objects(text)
+        return
+    try:
+        found = list(_objects(fenced[1]))
+    except Unreadable:
+        found = list(_objects(text[fenced.start(1) :]))  # the fence may have closed within an argument
+    yield from found
 
 
 def _of_hermes(text: str) -> Iterator[Call]:
@@ -160,7 +167,7 @@ def _unwrapped(value: str) -> str:
 
 
 def _of_python(text: str) -> Iterator[Call]:
-    fenced = _FENCE.search(text)
+    fenced = None if text.lstrip().startswith("[") else _FENCE.search(text)
     source = (fenced[1] if fenced else text).strip()
     begin = source.find("[")
     source = source[begin:] if begin > 0 and source.endswith("]") else source
@@ -180,7 +187,7 @@ def _of_node(node: ast.Call) -> Call:
         raise Unreadable("arguments have to be named, as in f(x=1)")
     try:
         arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        json.dumps(arguments)
+        json.dumps(arguments, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError):
         raise Unreadable("an argument is no plain value, such as a number, a text or a list of them") from None
     return Call(ast.unparse(node.func), arguments)
@@ -213,7 +220,9 @@ def _of_object(value: Any) -> Call:
     name = value.get("name", value.get("tool")) if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         raise Unreadable("your call has no `name`")
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None:
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")

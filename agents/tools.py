@@ -131,7 +131,7 @@ class ToolAgent(ChatAgent):
                 raise Unreadable(f"there is no tool '{call.name[:80]}'; there are {', '.join(map(str, known))}")
             if len(call.text) > self.max_action_chars:
                 raise Unreadable(f"a call has {len(call.text)} characters, at most {self.max_action_chars} are allowed")
-            needed = _function(known.get(call.name, {})).get("parameters", {}).get("required", ())
+            needed = (_function(known.get(call.name, {})).get("parameters") or {}).get("required") or ()
             if missing := [name for name in needed if name not in call.arguments]:
                 raise Unreadable(f"the call of '{call.name}' lacks {', '.join(missing)}")
             most = self.max_uses.get(call.name)

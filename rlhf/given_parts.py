@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
-from rlhf.errors import RecipeError, nearest
+from rlhf.errors import RecipeError
 
 PREFIX = "python:"
 _PARTS: ContextVar[Mapping[str, Any] | None] = ContextVar("given_parts", default=None)
@@ -37,7 +38,7 @@ def find(kind: str, where: str) -> Any:
             where=where,
             got=kind,
             expected="a program that gives it again",
-            hint=nearest(name, parts)
+            hint=_renamed(name, parts)
             or f"from Python: rlhf.train(resume=RUN, {_argument(name)}), or rlhf.evaluate(RUN, {_argument(name)})",
         )
     return parts[name]
@@ -54,6 +55,15 @@ def is_given(part: object) -> bool:
     return any(one is part for one in (_PARTS.get() or {}).values())
 
 
+def _renamed(name: str, parts: Mapping[str, Any]) -> str:
+    """What to write where a program gives a part of the same section by another name."""
+    section, _, own = name.partition(".")
+    others = [part.partition(".")[2] for part in parts if part.startswith(f"{section}.")]
+    if not own or not others:
+        return ""
+    return f"this run knows it as {own}, and you gave {', '.join(others)}: write {section}={{'{own}': {others[0]}}}"
+
+
 def _argument(name: str) -> str:
     section, _, rest = name.partition(".")
     return f"rewards={{'{rest}': ...}}" if section == "rewards" else f"{section}=..."
@@ -61,8 +71,23 @@ def _argument(name: str) -> str:
 
 def note(text: str) -> str:
     """Recipe text headed by a list of the parts that a program has to supply again."""
-    kinds = dict.fromkeys(re.findall(rf"(?<![\w.]){PREFIX}[\w.-]+", text))
-    if not kinds:
+    if not (arguments := _arguments(text)):
         return text
-    arguments = ", ".join(_argument(kind.removeprefix(PREFIX)) for kind in kinds)
-    return f"# Has parts of a Python program: goes on with rlhf.train(resume=THIS_FOLDER, {arguments})\n{text}"
+    return f"# Has parts of a Python program: goes on with rlhf.train(resume=THIS_FOLDER{arguments})\n{text}"
+
+
+def how_to_resume(folder: Path, *, in_python: bool = False) -> str:
+    """Command that resumes the run in a folder, or the call where a program has to supply parts of it again."""
+    try:
+        arguments = _arguments((folder / "recipe.yaml").read_text("utf-8"))
+    except OSError:
+        arguments = ""
+    in_python = in_python or bool(arguments)
+    return f"rlhf.train(resume={str(folder)!r}{arguments})" if in_python else f"rlhf train --resume {folder}"
+
+
+def _arguments(text: str) -> str:
+    names = dict.fromkeys(kind.removeprefix(PREFIX) for kind in re.findall(rf"(?<![\w.]){PREFIX}[\w.-]+", text))
+    rewards = ", ".join(f"'{name.removeprefix('rewards.')}': ..." for name in names if name.startswith("rewards."))
+    others = [_argument(name) for name in names if not name.startswith("rewards.")]
+    return "".join(f", {one}" for one in ([f"rewards={{{rewards}}}"] if rewards else []) + others)

@@ -19,6 +19,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from environments.packages import how_to_install
 from rewards.base import GroupReward
 from rlhf import given_parts, plugins
 from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA
-from rlhf.errors import MissingPackageError, RecipeError, boundary, nearest
+from rlhf.errors import MissingPackageError, RecipeError, UsageError, boundary, nearest
 from rlhf.sections import REQUIRED_MEMBERS, SECTION_OF_TYPE
 
 
@@ -158,6 +159,7 @@ def _imported(name: str, where: str) -> ModuleType:
 @contextmanager
 def _explained(name: str, where: str, hint: str) -> Iterator[None]:
     """Context that turns an import error of `name` into a message on a missing package or broken module."""
+    token = _IMPORTED.set(name)
     try:
         with boundary(RecipeError, f"{where}, importing {name}", hint):
             yield
@@ -180,9 +182,24 @@ def _explained(name: str, where: str, hint: str) -> Iterator[None]:
             expected="a Python with that package",
             hint=f"pip install the package that provides {cause.name}",
         ) from cause
+    finally:
+        _IMPORTED.reset(token)
+
+
+def refuse_import(call: str) -> None:
+    """Raise UsageError where `call` is made by a module that is imported for a part of a recipe."""
+    if name := _IMPORTED.get():
+        raise UsageError(
+            f"this module calls {call} when it is imported",
+            where=name,
+            expected="a module that can be imported without training",
+            hint=f"put {call} under `if __name__ == '__main__':`, or the part in a file of its own",
+        )
 
 
 _FILE_PREFIX = "recipe_file_"
+#: Module that is being imported for a part of a recipe.
+_IMPORTED: ContextVar[str] = ContextVar("imported", default="")
 
 
 def _file_module(source: str, base: Path, where: str) -> ModuleType:
@@ -261,6 +278,6 @@ def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
             "a reward takes (task, trajectory), a verifier (answer, reference)",
             where=where,
             got=f"{kind}, which takes ({', '.join(map(str, own))})",
-            expected="two parameters",
+            expected="(answer, reference), (task, trajectory), or (completions, ...) as TRL's functions",
             hint="write (answer, reference) for its parameters, or (task, trajectory); others need a default",
         ) from error

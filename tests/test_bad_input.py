@@ -81,7 +81,9 @@ MISTAKES = {
         ("rewards.right.kind=./parts.py:Forgetful",), "rewards.right.at_least", ("make it a dataclass",)
     ),
     "an override without a value": Mistake(("seed",), "command line", ("seed", "key=value", "quotes")),
-    "an override past the end of a list": Mistake(("stages.7.steps=1",), "override stages.7.steps", ("from 0",)),
+    "an override past the end of a list": Mistake(
+        ("stages.7.steps=1",), "override stages.7.steps", ("stages.1 (policy_gradient)",)
+    ),
     "an interpolation that leads nowhere": Mistake(("seed=${sed}",), "seed", ("'sed' not found", "${key}")),
     "an override that is no YAML": Mistake(("stages.1.loss={kind: ",), "override stages.1.loss", ("brackets",)),
     "a model folder without a model": Mistake(

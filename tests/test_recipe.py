@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,10 +22,13 @@ from rlhf.losses.mismatch import CorrectionInputs
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
 from rlhf.recipe import dump, find, list_recipes, load
-from rlhf.recipe.builder import build, build_part, plain_part
+from rlhf.recipe.builder import build, build_part, keys_of, plain_part
 from rlhf.recipe.checks import cautions
+from rlhf.recipe.model import KEYS, OF_STAGES
 from rlhf.recipe.text import parse, parse_fields, to_text
 from rlhf.settings import STRICT
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stages.supervised import Supervised
 from tests import recipe_parts
 
 HERE = Path()
@@ -543,3 +547,10 @@ def test_a_missing_package_names_the_way_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(MissingPackageError) as caught:
         load(path)
     assert "a_package_that_nobody_has" in caught.value.hint and caught.value.where == "environment.kind"
+
+
+def test_keys_of_stages_are_told_from_those_of_a_recipe() -> None:
+    stages = {key for kind in (PolicyGradient, Supervised) for key in keys_of(kind)}
+    assert stages >= OF_STAGES and not OF_STAGES & set(KEYS)
+    with pytest.raises(RecipeError, match=re.escape("it is a key of a stage: stages.N.steps")):
+        load("quickstart", ["steps=3"])

@@ -45,7 +45,7 @@ def best_attempts(groups: Sequence[ScoredGroup]) -> list[Trajectory]:
 
 
 def news(groups: Sequence[ScoredGroup], known: Mapping[str, bool]) -> list[Trajectory]:
-    """The best attempt at each task of which there is something new to tell.
+    """The best attempt at each task that is new, or solved for the first time.
 
     Args:
         groups: of a finished step.

@@ -75,7 +75,7 @@ class Follows(Protocol):
 
 @runtime_checkable
 class Hears(Protocol):
-    """A kind that reads in the replies which of the entries it had shown were used."""
+    """Store that reads in the replies which of the entries it showed were used."""
 
     def heard(self, text: str, entries: Sequence[int]) -> tuple[str, Mapping[str, str]]:
         """Read one reply. Never raises.

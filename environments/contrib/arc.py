@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -71,6 +71,8 @@ class Arc(Drawn):
     """Edits, `submit` among them; a grid that is not submitted counts for nothing."""
 
     name: ClassVar[str] = "arc"
+    #: A grid of 30 x 30 is written in 950 characters.
+    agent_defaults: ClassVar[Mapping[str, Any]] = {"max_action_chars": 1000}
 
     @property
     def level(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +146,15 @@ class Chain:
 
     def _begun(self, i: int) -> str:
         task = self._tasks[i]
-        episode = self._environment.start(task)
+        episode: Any = self._environment.start(task)
+        if inspect.isawaitable(episode):
+            episode.close()  # type: ignore[attr-defined]
+            raise EnvError(
+                "an environment whose start is asynchronous cannot be one of several objectives",
+                where="environment.environment",
+                got=type(self._environment).__name__,
+                expected="one whose `start` is a plain function",
+            )
         self.episodes.append(episode)
         self.last.append(episode.opening)
         return "\n".join([*(message.content for message in task.messages), episode.opening.reply])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -46,6 +47,25 @@ class InstancePool(Generic[Key, Thing]):
             if self._any_will_do and self._idle:
                 return self._idle.pop(0)
         return self._make(key)
+
+    @contextmanager
+    def lent(self, key: Key) -> Iterator[Thing]:
+        """Context with one, which comes back at the end, whatever happens."""
+        thing = self.take(key)
+        try:
+            yield thing
+        finally:
+            self.give_back(thing)
+
+    @contextmanager
+    def kept(self, key: Key) -> Iterator[Thing]:
+        """Context with one that stays taken, unless what happens inside raises."""
+        thing = self.take(key)
+        try:
+            yield thing
+        except BaseException:
+            self.give_back(thing)
+            raise
 
     def give_back(self, thing: Thing) -> None:
         """Keep one for the next attempt; the longest unused one goes when there are too many."""

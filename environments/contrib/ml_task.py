@@ -87,8 +87,8 @@ class MlTask(Drawn):
 
     @property
     def properties(self) -> Properties:
-        """Properties: steps start a process, so they run in threads."""
-        return replace(super().properties, inline=False)
+        """Properties: steps start a process, so they run in threads; a program may draw numbers or depend on time."""
+        return replace(super().properties, inline=False, deterministic=False, replayable=False)
 
     @property
     def level(self) -> str:

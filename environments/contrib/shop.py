@@ -267,6 +267,9 @@ class ShopEpisode(Attempt):
         """Return the clicks of this page, or two searches on the page without any."""
         clicks = self._clickable()
         if not clicks:
-            query, attributes = self._wanted.query, " ".join(self._goal.attributes)
-            return tuple(sorted({f"search[{query}]", f"search[{attributes} {query}]"}))
+            told = self._goal.instruction.casefold()  # what it does not say is not to be given away
+            query = [words for words in [self._wanted.query] if words.casefold() in told]
+            attributes = [words for words in self._goal.attributes if words.casefold() in told]
+            searches = (query, [*attributes, *query])
+            return tuple(sorted({f"search[{' '.join(words)}]" for words in searches if words}))
         return tuple(sorted({f"click[{words}]" for words in clicks}))

@@ -210,14 +210,18 @@ class Dataset:
             MissingPackageError: a data set without the package `datasets`.
         """
         refuse_unknown(split, self.splits, "Dataset.tasks")
-        found = _tasks(self, self._state())[split]
+        by_split = _tasks(self, self._state())
+        found = by_split[split]
         if not found:
+            counts = ", ".join(f"{len(own)} in {name}" for name, own in by_split.items() if name in self.splits)
             raise EnvError(
                 "this split has no rows",
                 where=f"environment, split {split!r}",
-                got=str(self.path or getattr(self, split)),
+                got=f"{self.path or getattr(self, split)}: {counts}",
                 expected="rows of it",
-                hint=f"see the column {self.split_column}" if self.split_column else "more rows, or a larger ratio",
+                hint=f"see the column {self.split_column}"
+                if self.split_column
+                else f"add rows, change environment.split_ratios, or give it a file: environment.{split}=FILE",
             )
         return found
 
@@ -415,7 +419,8 @@ def _kept_apart(settings: Dataset, index: Index, names: Sequence[str]) -> npt.ND
     pairs = index.shared(rows)
     if settings.overlap == "drop":
         dropped = [row for row, _ in pairs if SPLITS[index.split[row]] == "train"]
-        rows, pairs = np.setdiff1d(rows, dropped), [pair for pair in pairs if pair[0] not in set(dropped)]
+        gone = set(dropped)
+        rows, pairs = np.setdiff1d(rows, dropped), [pair for pair in pairs if pair[0] not in gone]
     if pairs:
         told = [[f"{names[index.source[i]]}:{index.number[i]}" for i in pair] for pair in pairs[:3]]
         raise EnvError(

@@ -15,7 +15,7 @@ from environments.tasks.dataset_files import Row
 from rewards.answers.extract import boxed
 from rlhf.data import Message, Role, Task
 from rlhf.data.untrusted import MAX_TEXT_BYTES
-from rlhf.errors import EnvError, nearest
+from rlhf.errors import EnvError, closest, nearest
 
 SPLITS = ("train", "dev", "test")
 #: Other names of splits in columns.
@@ -186,9 +186,14 @@ class Columns:
                 where=where,
                 got=", ".join(row)[:200],
                 expected=name,
-                hint=nearest(name, row) or "take the row out, or give it this column",
+                hint=self._misspelt(name, row) or "take the row out, or give it this column",
             )
         return value
+
+    @staticmethod
+    def _misspelt(name: str, row: Row) -> str:
+        found = closest(name, row)
+        return "" if found is None else f"rename '{found}' to '{name}' in this row"
 
     def _answer(self, value: Any, where: str) -> str | None:
         if value is None or not str(value).strip():

@@ -66,7 +66,7 @@ class Processes:
     def __post_init__(self) -> None:
         if isinstance(self.environment, Processes):
             raise EnvError(
-                "workers of workers",
+                "kind processes within kind processes",
                 where="environment",
                 got="processes in processes",
                 expected="an environment that is not served by workers",

@@ -13,8 +13,9 @@ A task's id begins with the name of its part, and `Task.info["part"]` holds it: 
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Capabilities, Environment, Episode, StepResult
+from environments.base import Capabilities, Environment, StepResult
 from environments.core.composite_properties import CompositeEnvironment, largest
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -85,11 +86,13 @@ class Mixed(CompositeEnvironment):
             found.append(self._named(listed[name][taken[name]], name))
             taken[name] += 1
 
-    def start(self, task: Task) -> Episode:
-        """Begin one attempt."""
-        episode = super().start(task)
+    def start(self, task: Task) -> Any:
+        """Begin one attempt; awaitable where the part's own `start` is."""
+        episode: Any = super().start(task)
         limit = self.parts[task.info[PART]].max_steps
-        return episode if limit is None else _Cut(episode, limit)
+        if limit is None:
+            return episode
+        return _cut_later(episode, limit) if inspect.isawaitable(episode) else _Cut(episode, limit)
 
     def own(self, task: Task) -> tuple[Environment, Task]:
         """Return the environment of a task, and the task as that one made it. Raises EnvError for a task of another."""
@@ -110,6 +113,10 @@ class Mixed(CompositeEnvironment):
                 hint="list the environments of an inner mixture among the parts of the outer one",
             )
         return replace(task, id=f"{name}/{task.id}", info={**task.info, PART: name})
+
+
+async def _cut_later(episode: Awaitable[Any], limit: int) -> _Cut:
+    return _Cut(await episode, limit)
 
 
 class _Cut:

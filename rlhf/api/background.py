@@ -64,7 +64,7 @@ class Background(Generic[T]):
 def outside_of_loops(work: Callable[[], T]) -> T:
     """Call `work`, which runs an event loop: here, or in a thread where one is running here."""
     try:
-        asyncio.get_running_loop()
+        is_running = bool(asyncio.get_running_loop())
     except RuntimeError:
-        return work()
-    return Background(work).result()
+        is_running = False
+    return Background(work).result() if is_running else work()

@@ -130,9 +130,9 @@ def evaluate(
 
     try:
         summary: Any = finite(outside_of_loops(work))
-    except (asyncio.CancelledError, KeyboardInterrupt) as error:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         hint = f"the same call with out={str(out)!r} resumes it" if out else "give out=FOLDER to keep finished attempts"
-        raise Stopped("stopped", where="rlhf.evaluate", got="interrupted", hint=hint) from error
+        raise Stopped("stopped", where="rlhf.evaluate", got="interrupted", hint=hint) from None
     found = summary["success"]
     return Evaluation(
         policy=summary["policy"],

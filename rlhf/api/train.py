@@ -16,10 +16,11 @@ from rlhf.api.values import PARTS, Arguments
 from rlhf.commands.output import Stopped, errors, quiet_libraries
 from rlhf.commands.train import recipe_of_run, refuse_before
 from rlhf.errors import RecipeError
-from rlhf.given_parts import given
+from rlhf.given_parts import given, how_to_resume
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe import load as load_recipe
 from rlhf.recipe.model import named_parts, values_of
+from rlhf.registry import refuse_import
 from rlhf.sinks import read_metrics
 from rlhf.terminal import CleanConsole
 
@@ -102,6 +103,7 @@ def train(
         Stopped: the user stopped it.
         RlhfError: any other problem; finished work is saved.
     """
+    refuse_import("rlhf.train")
     work = _Work(recipe, rewards, environment, agent, callbacks, out, resume, progress, memory_check, overrides)
     return outside_of_loops(work.run)
 
@@ -211,13 +213,13 @@ class _Work:
             except (Interrupted, asyncio.CancelledError, KeyboardInterrupt) as error:
                 if self._callbacks.is_stopped and self.folder is not None:
                     return TrainResult(self.folder, is_finished=False)
-                raise self.stopped(error.got if isinstance(error, Interrupted) else "interrupted") from error
+                raise self.stopped(error.got if isinstance(error, Interrupted) else "interrupted") from None
         return _result(values)
 
     def stopped(self, got: str) -> Stopped:
         """Say that the run was stopped, and how to go on with it."""
         folder = str(self.folder) if self.folder and (self.folder / "recipe.yaml").is_file() else ""
-        hint = f"rlhf.train(resume={folder!r})" if folder else ""
+        hint = how_to_resume(Path(folder), in_python=True) if folder else ""
         return Stopped("stopped", where=str(self.folder or "rlhf.train"), got=got, hint=hint)
 
     def _refuse_recipe(self) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from rlhf.catalog import CATALOG
 from rlhf.data.untrusted import name_of
 from rlhf.errors import RecipeError, RlhfError, disk
 from rlhf.given_parts import PREFIX
+from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.describe import given as told
 
@@ -71,6 +73,14 @@ class Arguments:
 
     def rewards(self, given: Any) -> dict[str, Any]:
         """Rewards by name, from a mapping, a list, or a single function, which keeps its name."""
+        if isinstance(given, str | numbers.Number):
+            raise RecipeError(
+                "these are no rewards",
+                where="rewards",
+                got=repr(given),
+                expected="a function, a list of functions, or a mapping of names to rewards",
+                hint=f"rewards={{'{given}': {{'kind': '{given}'}}}}" if isinstance(given, str) else "",
+            )
         if not isinstance(given, Mapping):
             listed = list(given) if isinstance(given, list | tuple) else [given]
             given = {_name_of(one): one for one in listed}
@@ -89,6 +99,8 @@ class Arguments:
         if isinstance(given, Mapping):
             files = {name: self._file(given[name]) for name in _FILES if name in given}
             return self.plain({**given, **files}, "environment")
+        if isinstance(given, str) and given in CATALOG["environment"] and not Path(given).exists():
+            return {"kind": given}
         if isinstance(given, str | PurePath) or _are_rows(given):
             return {"kind": "dataset", "path": self._file(given)}
         return self.plain(given, "environment")
@@ -107,6 +119,8 @@ class Arguments:
         section = (
             _SECTIONS.get(head) if rest.count(".") == 0 and bool(rest) == (head in ("rewards", "stages")) else None
         )
+        if section is None and "." not in path and (hint := ours(path)):
+            raise RecipeError(f"a recipe has no key '{path}'", where=path, got=told(part), hint=hint)
         if section is None:
             raise RecipeError(
                 "an object cannot stand here",

@@ -92,7 +92,8 @@ def _lacking(weighted: Weighted, path: str, tasks: Sequence[Task], split: str, l
         got=f"tasks without reference: {len(without)} of the first {len(tasks)} of the split {split!r}, "
         f"such as {task.id}",
         expected="Task.reference",
-        hint="use an environment whose tasks have references, or a reward of (task, trajectory)",
+        hint="use an environment whose tasks have references (environment.reference names the column of a data set), "
+        "or a reward of (task, trajectory)",
     )
 
 
@@ -143,7 +144,7 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
             where=f"{path}rewards.{name}, {task.id}",
             got=message,
             expected="a number or a verdict for every attempt, a bad one too",
-            hint="fix it, and test it alone: `rlhf check reward`",
+            hint="fix it, and try it alone, from a file of its own: `rlhf check reward ./FILE.py:NAME`",
         )
 
 

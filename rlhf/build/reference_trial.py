@@ -153,7 +153,7 @@ def _refuse_failing(path: str, tried: Sequence[_Tried], limits: Limits) -> None:
             where=f"{path}, {failed[0].task.id}",
             got=failed[0].shown,
             expected="from 0 for wrong to 1 for right, or a verdict of that, for every answer",
-            hint="fix it, and try it alone: `rlhf check reward`",
+            hint="fix it, and try it alone, from a file of its own: `rlhf check reward ./FILE.py:NAME`",
         )
 
 

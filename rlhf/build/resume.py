@@ -16,6 +16,7 @@ from environments.base import Capabilities, properties_of
 from rlhf import locks, processes
 from rlhf.digests import MANIFEST, Manifest
 from rlhf.errors import CheckpointError, RecipeError, RlhfError, StoreError, disk
+from rlhf.given_parts import how_to_resume
 from rlhf.recipe import Recipe
 from rlhf.training.checkpoints import store as checkpoint
 from rlhf.training.checkpoints.store import State
@@ -99,7 +100,7 @@ def _not_empty(out: Path) -> RecipeError:
         where=f"--out {out}",
         got="a run" if is_run else "other files",
         expected="a new folder",
-        hint="give another" + (f", or resume that run: rlhf train --resume {out}" if is_run else ""),
+        hint="give another" + (f", or resume that run: {how_to_resume(out)}" if is_run else ""),
     )
 
 
@@ -236,7 +237,7 @@ def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterat
             names = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
             say(f"there is no checkpoint yet; {folder} holds {', '.join(names) or 'nothing'}")
             if "recipe.yaml" in names:
-                say(f"to begin training again with what is there: rlhf train --resume {folder}")
+                say(f"to begin training again with what is there: {how_to_resume(folder)}")
         raise
 
 

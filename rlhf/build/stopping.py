@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rlhf import locks
 from rlhf.errors import TrainingError, UsageError, disk
+from rlhf.given_parts import how_to_resume
 from rlhf.lock_owner import LOCK, Owner, life, read_path, write
 
 #: Files of the process that waits for learners on Ray, and of whoever wants it to end; a folder is empty with them.
@@ -88,7 +89,9 @@ def _asked_by_signal(folder: Path) -> tuple[Callable[[], bool], str]:
     owner = locks.owner_of(folder)
     if owner is None:
         raise UsageError(
-            "nothing trains in this folder", where=str(folder), hint=f"to resume it: rlhf train --resume {folder}"
+            "nothing trains in this folder",
+            where=str(folder),
+            hint=f"to resume it, unless it is finished: {how_to_resume(folder)}",
         )
     if not owner.is_of_here:
         raise UsageError(

@@ -23,6 +23,7 @@ from rlhf.commands.output import (
 )
 from rlhf.commands.tables import show_summary
 from rlhf.errors import CheckpointError, RecipeError, nearest
+from rlhf.given_parts import how_to_resume
 from rlhf.terminal import CleanConsole
 
 if TYPE_CHECKING:
@@ -356,7 +357,7 @@ def newest(run: Path) -> Path | None:
             where=str(run),
             got="no complete folder in checkpoints/",
             expected="a run that has finished a stage",
-            hint=f"resume it: rlhf train --resume {run}",
+            hint=f"resume it: {how_to_resume(run)}",
         )
     return found
 

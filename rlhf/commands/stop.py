@@ -9,6 +9,7 @@ import typer
 
 from rlhf.commands.output import command, errors
 from rlhf.evaluation.folder import no_run
+from rlhf.given_parts import how_to_resume
 
 
 @command
@@ -31,7 +32,7 @@ def stop(
     ask(run, timeout)
     newest = latest(run / "checkpoints")
     errors().print(
-        f"stopped at {newest}; to resume: rlhf train --resume {run}" if newest else "stopped before a checkpoint",
+        f"stopped at {newest}; to resume: {how_to_resume(run)}" if newest else "stopped before a checkpoint",
         highlight=False,
         soft_wrap=True,
     )

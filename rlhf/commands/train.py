@@ -36,6 +36,7 @@ from rlhf.commands.output import (
 from rlhf.errors import RecipeError, UsageError
 from rlhf.estimate.memory_preflight import refuse_too_large
 from rlhf.evaluation.folder import no_run
+from rlhf.given_parts import how_to_resume
 from rlhf.processes import n_here, n_wanted, take_one_gpu
 
 if TYPE_CHECKING:
@@ -183,7 +184,9 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
             return result | pushed(recipe, folder, errors().print)
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
         where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
-        hint = f"rlhf train --resume {folder}" if (folder / "recipe.yaml").is_file() else ""
+        hint = "start it again with the same command"
+        if (folder / "recipe.yaml").is_file():
+            hint = how_to_resume(folder)
         raise Stopped("stopped", where=where, got=got, hint=hint) from error
 
 

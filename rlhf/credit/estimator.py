@@ -91,10 +91,10 @@ def needs_branches(estimator: object) -> bool:
 def without(estimator: object, context: CheckContext, why: str, do: str) -> Problem:
     """The problem of an estimator without the part that it compares by."""
     return Problem(
-        "this estimator needs a component that is missing",
+        "the advantage estimator needs something that the recipe lacks",
         where=context.at("kind"),
         got=f"{context.kind_of('advantage', estimator)}, and {why}",
-        expected="the component",
+        expected="a recipe that has it",
         do=do,
     )
 

@@ -15,6 +15,7 @@ from rlhf.evaluation.folder import SUMMARY, is_evaluation, kept_in, nearest_besi
 from rlhf.evaluation.paired import Paired, compare, holm, n_tasks_needed
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import list_steps
+from rlhf.given_parts import how_to_resume
 
 Metric = Literal["success", "score"]
 
@@ -103,7 +104,7 @@ def caution_of(side: Side) -> str:
     stands = _standing(side.folder)
     return (
         f"{side.name} was measured {when(side.stage)}, and its run is not finished{stands and f', it is {stands}'}; "
-        f"resume it: rlhf train --resume {side.folder}"
+        f"resume it: {how_to_resume(side.folder)}"
     )
 
 

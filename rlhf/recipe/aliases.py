@@ -83,7 +83,8 @@ ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("save_steps", "save_freq", "save_interval"), "stages.N.checkpoint_every"),
     **dict.fromkeys(("save_total_limit", "max_ckpt_num"), "stages.N.keep_checkpoints"),
     **dict.fromkeys(("reward_fn", "reward_funcs", "reward_function", "reward"), "rewards"),
-    **dict.fromkeys(("env", "env_name", "env_id"), "environment"),
+    **dict.fromkeys(("env", "env_name", "env_id", "train_dataset", "dataset", "data"), "environment"),
+    "model": "policy",
 }
 
 #: Theirs that count something else, or have no key here: what to know.

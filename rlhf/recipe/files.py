@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rlhf
-from rlhf.errors import RecipeError, closest, meant
+from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.evaluation.folder import nearest_beside, same_name
 
 
@@ -75,6 +75,15 @@ def find(path_or_name: str | Path) -> Path:
             got=str(path_or_name),
             expected=" or ".join(r.name for r in matches),
             hint="give the whole name or the path",
+        )
+    if path.parent.name == "checkpoints" and path.parent.is_dir():
+        there = sorted(one.name for one in path.parent.iterdir() if one.is_dir())
+        raise RecipeError(
+            "no such checkpoint",
+            where=str(path_or_name),
+            got=path.name,
+            expected=", ".join(there[-8:]) or "one of those of the run, which has none",
+            hint=nearest(path.name, there) or "name one of them",
         )
     run = nearest_beside(path) if not path.suffix else ""
     names, beside = {name: name for name in _names(listed)}, files_beside(path)

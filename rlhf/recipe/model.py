@@ -115,6 +115,30 @@ KEYS = (
 _REQUIRED = ("policy", "environment", "stages")
 
 
+#: Keys of stages that are most often taken for those of a recipe; the stages themselves would have to load torch.
+OF_STAGES = frozenset(
+    [
+        "steps",
+        "tasks_per_step",
+        "group_size",
+        "minibatches",
+        "epochs",
+        "batch_size",
+        "n_demonstrations",
+        "advantage",
+        "loss",
+        "optimizer",
+        "sampler",
+        "filters",
+        "critic",
+        "trainer",
+        "evaluate_every",
+        "checkpoint_every",
+        "max_tokens_per_microbatch",
+    ]
+)
+
+
 def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     """Build a recipe from plain values, strictly; pairs of parts are not looked at yet.
 
@@ -126,6 +150,8 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     for key in values:
         if key not in KEYS:
             hint = ours(key) or nearest(key, KEYS) or "remove the key"
+            if key in OF_STAGES:
+                hint = f"it is a key of a stage: stages.N.{key}, counted from 0"
             raise RecipeError(
                 f"a recipe has no key '{key}'", where=key, got=given(values[key]), expected=", ".join(KEYS), hint=hint
             )

@@ -170,9 +170,16 @@ def _apply(config: DictConfig, override: str) -> None:
             "the override has no place in the recipe",
             where=f"override {key}",
             got=override,
-            expected="the path of a key; a list is counted from 0: stages.0.epochs=1",
+            expected=_places(config),
             hint="`rlhf show` prints the recipe with all that may be changed",
         ) from error
+
+
+def _places(config: DictConfig) -> str:
+    """What an override may name, with the stages that there are."""
+    stages = config.get("stages") if "stages" in config else None
+    kinds = [f"stages.{i} ({one.get('kind', '?')})" for i, one in enumerate(stages or []) if hasattr(one, "get")]
+    return f"the path of a key, such as seed{' or one of ' if kinds else ''}{', '.join(kinds)}"
 
 
 def _of_omegaconf(error: OmegaConfBaseException, where: str) -> RecipeError:

@@ -238,7 +238,7 @@ def _check_generation(generation: object, prompt: Prompt, limit: int) -> None:
     if not isinstance(generation, Generation):
         problem = f"returned {type(generation).__name__}, expected Generation"
     elif generation.finish is Finish.ABORT:
-        problem = "gave the call up"
+        problem = "aborted the generation"
     elif generation.prompt != prompt:
         problem = "answered for another prompt"
     elif generation.n_tokens > limit:

@@ -33,6 +33,8 @@ _PROBE = (Message(Role.USER, "x"), Message(Role.ASSISTANT, _MARKER))
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _DEFUSED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _THINK, _THINK_END = "<think>", "</think>"
+#: Control tokens that a reply is parsed by; the last is that of Mistral's calls.
+_KEPT = (_THINK, _THINK_END, "[TOOL_CALLS]")
 #: Texts up to so many characters for each token that there is room for are tokenised without a look before.
 _TOLD_AT_ONCE = 4
 #: Characters of which the tokens are counted at a time, and tokens forgiven for the cut.
@@ -75,7 +77,7 @@ class Renderer:
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self._check_template()
         self._special = _special_ids(tokenizer)
-        self._hidden = frozenset(i for text, i in self._special.items() if text not in (_THINK, _THINK_END))
+        self._hidden = frozenset(i for text, i in self._special.items() if text not in _KEPT)
         longest_first = sorted(self._special, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._first = lru_cache(cache_size)(self._make_first)
@@ -132,7 +134,7 @@ class Renderer:
         return False
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids` for reading and parsing: control tokens are left out, `<think>` and `</think>` are kept."""
+        """Text of `ids` for reading and parsing, without control tokens other than those that replies are parsed by."""
         kept = [i for i in ids if i not in self._hidden]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 

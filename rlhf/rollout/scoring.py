@@ -271,7 +271,7 @@ def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
     if weighted.max_value is None or verdict.value <= weighted.max_value + 1e-6:
         return verdict
     raise RewardError(
-        "more than the reward of a correct answer, which solved_at would set",
+        "the value exceeds what a correct answer is worth, as far as is known; solved_at sets that",
         where=f"reward {weighted.name}",
         got=f"{verdict.value:g}",
         expected=f"from 0 for wrong to {weighted.max_value:g} for right",

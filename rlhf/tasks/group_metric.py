@@ -39,7 +39,7 @@ def check_metric(metric: str, rewards: Sequence[str], where: str) -> None:
     names = ["success", "score", *(REWARD + name for name in rewards)]
     if metric not in names:
         raise RecipeError(
-            "the attempts at a task cannot be compared by this",
+            "unknown metric",
             where=where,
             got=metric,
             expected=", ".join(names),
@@ -56,7 +56,7 @@ def alone(section: str, part: object, context: CheckContext) -> Iterator[Problem
     """Yield a problem where a sampler or selection needs attempts to differ, and there is one per task."""
     if context.stage.group_size < 2:
         yield Problem(
-            f"this {section} looks at how the attempts at a task differ, and there is one of each",
+            f"this {section} compares the attempts within a group, and a group has one",
             where=f"{context.stage_path}.group_size",
             got=str(context.stage.group_size),
             expected=f"at least 2 for {context.kind_of(section, part)}",

@@ -27,6 +27,7 @@ from rlhf.asynchrony.remote import RemoteController
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.asynchrony.shares import merged
 from rlhf.data import ScoredGroup, Task
+from rlhf.given_parts import how_to_resume
 from rlhf.inference.engine import RestartableEngine
 from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.mapped_gather import gather_mapped
@@ -222,7 +223,7 @@ class RolloutsAhead(StageHook):
                 raise NoInstanceError(
                     "no server has the weights any more that groups are to be finished with, nor has the trainer",
                     where=f"version {run.policy.version}",
-                    hint=f"rlhf train --resume {run.folder}",
+                    hint=how_to_resume(run.folder),
                 )
         await self._together(run, None, "the groups before a delivery")
         if self.controller is not None:

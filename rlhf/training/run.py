@@ -15,6 +15,7 @@ import torch
 
 from rlhf import locks
 from rlhf.errors import CheckpointError, DeliveryError, RlhfError
+from rlhf.given_parts import how_to_resume
 from rlhf.inference.engine import SleepableEngine
 from rlhf.processes import ProcessError, current
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
@@ -262,7 +263,7 @@ class Run:
             raise
         except Exception:
             last = self._save_whole(parts)
-            self.progress.say(f"the last checkpoint is {last}; to resume: rlhf train --resume {self.folder}")
+            self.progress.say(f"the last checkpoint is {last}; to resume: {how_to_resume(self.folder)}")
             raise
 
     def _save_whole(self, parts: LiveStage) -> Path | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agents.base import History
 from agents.chat import ChatAgent
-from agents.check import check_agent
+from agents.check import ScriptedPolicy, check_agent
 from agents.memory.base import Exchange, Read, Shown
 from agents.memory.budget import TokenBudget
 from agents.memory.contrib.constant import ConstantMemory
@@ -21,6 +21,7 @@ from agents.memory.contrib.diff import DiffHistory, difference
 from agents.memory.subgoals import Subgoals
 from agents.memory.summary import Summary
 from agents.memory.window import Window
+from agents.tools import ToolAgent
 from rlhf.catalog import CATALOG
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
 from rlhf.recipe.builder import build_part
@@ -67,6 +68,18 @@ def test_what_was_sampled_keeps_its_ids_and_is_never_words_of_a_prompt(kind: str
         for message in messages:
             assert (message.role is Role.ASSISTANT) == (message.token_ids is not None)
             assert message.token_ids is None or message.token_ids in sampled
+
+
+@pytest.mark.parametrize("memory", [Summary(every=2, keep=1), Window(turns=1)], ids=["summary", "window"])
+def test_what_begins_a_prompt_is_said_by_the_user_with_tools_too(memory: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": None}}]
+    task, turns = Task("t", info={"tools": tools}), tuple[Turn, ...]()
+    agent, policy = ToolAgent(through="template", memory=memory), ScriptedPolicy(('{"name": "f", "arguments": {}}',))
+    for i in range(6):
+        action = asyncio.run(agent.act(History(task, "OPENING", turns, (), ((),) * i), policy))
+        turns = (*turns, Turn(action, f"reply {i}", valid=True))
+    roles = [message.role for message in policy.prompts[-1] if message.role is not Role.SYSTEM]
+    assert roles[0] is Role.USER
 
 
 def test_a_summary_is_asked_for_when_it_is_time_and_kept_with_the_turn() -> None:

@@ -17,6 +17,8 @@ from agents.memory.base import Shown
 from agents.tool_calls import Call, Style, Unreadable, read_calls, write_calls
 from agents.tools import ToolAgent
 from rlhf.data import Action, Finish, Generation, Prompt, Role, Task, Turn
+from rlhf.rollout.renderer import Renderer
+from rlhf.training.policy.tokenizer import train_tokenizer
 from tests.agents.spoken import Says
 
 STYLES = get_args(Style)
@@ -172,3 +174,28 @@ def test_without_definitions_any_name_is_passed_on() -> None:
 
 def _generation() -> Generation:
     return Generation(Prompt((1,)), (5, 7), (0.0, 0.0), Finish.STOP, 0)
+
+
+def test_a_fence_within_an_argument_ends_nothing() -> None:
+    said = "Run:\n```\nls\n```"
+    call = json.dumps({"name": "write", "arguments": {"text": said}})
+    for text in (call, f"```json\n{call}\n```", f"Well:\n```json\n{call}\n```"):
+        [found] = read_calls(text, "json")
+        assert found.arguments == {"text": said}
+    [found] = read_calls(f"[write(text={said!r})]", "python")
+    assert found.arguments == {"text": said}
+
+
+def test_a_call_without_arguments_may_say_null_and_no_number_is_infinite() -> None:
+    [found] = read_calls('{"name": "look", "arguments": null}', "json")
+    assert found == Call("look", {})
+    with pytest.raises(Unreadable, match="no plain value"):
+        read_calls("[move(x=1e999)]", "python")
+
+
+def test_the_mark_of_a_call_that_is_a_control_token_is_read() -> None:
+    tokenizer = train_tokenizer(["a"], vocab_size=300, max_context=64)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    ids = tokenizer.encode('[TOOL_CALLS][{"name": "look", "arguments": {}}]', add_special_tokens=False)
+    [found] = read_calls(Renderer(tokenizer).reply_text(ids), "mistral")
+    assert found == Call("look", {})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.hrpo import HRPO
 from rlhf.credit.contrib.two_level import PLAN, TwoLevel, options_of
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import credit_of
@@ -204,3 +205,12 @@ def test_a_level_without_a_critic_does_not_draw_the_values_of_its_tokens_to_zero
 def test_its_smallest_group_is_that_of_the_level_that_needs_more() -> None:
     assert TwoLevel().min_group == 2
     assert TwoLevel(high=None, low=TurnGAE()).min_group == TurnGAE().min_group
+
+
+@pytest.mark.parametrize("level", ["high", "low"])
+def test_an_estimator_may_read_the_turns_of_a_reward(level: str) -> None:
+    turns = [turn_of([call((5,), PLAN), call((6, 7))], f"k{t}", subgoal=f"s{t}") for t in range(2)]
+    group = group_of([turns, turns], [[0.0, 0.0], [0.0, 1.0]])
+    settings: Any = {"high": None, "low": None, level: HRPO(reward="steps")}
+    found = credit_of(TwoLevel(**settings), [group])[0].tokens_GNT
+    assert len(found) == 2 and found[0] != found[1]

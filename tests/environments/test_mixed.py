@@ -101,3 +101,26 @@ def test_a_reward_of_one_part_is_nothing_to_the_others() -> None:
     lost = Trajectory("t", 0, "", (), Outcome.FAILED)
     said = [asyncio.run(reward(Task("t", info={"part": part}), lost)) for part in ("rooms", "story")]
     assert [verdict.value for verdict in said] == [-1.0, 0.0]
+
+
+def test_a_part_may_start_asynchronously_and_be_cut() -> None:
+    class Slow:
+        properties = properties_of(Keyhole())
+
+        def __init__(self) -> None:
+            self.inner = Keyhole()
+
+        def tasks(self, split: str) -> Any:
+            return self.inner.tasks(split)
+
+        async def start(self, task: Task) -> Any:
+            return self.inner.start(task)
+
+    mixed = Mixed(parts={"slow": Share(environment=Slow(), max_steps=1), "b": Share(environment=LongMemory())})
+    [task] = [task for task in mixed.tasks("train")[:2] if task.id.startswith("slow/")]
+
+    async def play() -> Any:
+        episode = await mixed.start(task)
+        return await episode.step("look")
+
+    assert asyncio.run(play()).truncated

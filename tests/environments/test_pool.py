@@ -546,7 +546,7 @@ def test_environments_that_ask_for_it_are_served_by_workers() -> None:
     levels = {"kind": "graded", "levels": [{"kind": kind}, {"kind": kind, "isolated": True}]}
     whole = build_environment(levels, "environment", base=ROOT)
     assert isinstance(whole, Processes) and isinstance(whole.environment, Graded), "the whole, and not each level"
-    with pytest.raises(EnvError, match="workers of workers") as caught:
+    with pytest.raises(EnvError, match="processes within kind processes") as caught:
         build_environment({"kind": "processes", "environment": off}, "environment", base=ROOT)
     assert caught.value.where == "environment.environment"
     with pytest.raises(RecipeError, match="n_workers"):

@@ -399,7 +399,7 @@ class Odd(ScriptedEngine):
     [
         (north(fails_on={0}), "scripted to fail"),
         (Odd(lambda prompt: None), "returned NoneType, expected Generation"),
-        (Odd(lambda prompt: Generation(prompt, (), (), Finish.ABORT, 0)), "gave the call up"),
+        (Odd(lambda prompt: Generation(prompt, (), (), Finish.ABORT, 0)), "aborted the generation"),
         (Odd(lambda prompt: Generation(Prompt((1,)), (5,), (0.0,), Finish.STOP, 0)), "another prompt"),
         (Odd(lambda prompt: Generation(prompt, (5,) * 99, (0.0,) * 99, Finish.STOP, 0)), "at most 64"),
         (Odd(lambda prompt: 1 // 0), "ZeroDivisionError"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
+from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import RecipeError
 from rlhf.tasks.contrib.start_states.base import is_due
 from rlhf.tasks.contrib.start_states.exit import ExIt, ExItTasks, variance
@@ -263,3 +263,14 @@ def test_a_buffer_of_other_tasks_is_refused() -> None:
     with pytest.raises(KeyError):
         ExIt().start([Task("other")], 0).load_state_dict(source.state_dict())
     assert math.isfinite(sum(stored(source).values())) and stored(source)
+
+
+def test_a_start_state_stays_where_every_attempt_failed_for_no_fault_of_the_policy() -> None:
+    tasks = [Task(f"t{i}") for i in range(4)]
+    source: Any = ExIt(p_new=1e-9).start(tasks, 0)
+    state = tasks[0].started_after([Turn(Action("a"), "r", 0.0, "k")], mark="x")
+    source.stored = {state.id: (state, 0.25)}
+    drawn = source.draw(2)
+    assert {task.id for task in drawn} == {state.id}
+    source.learn([ScoredGroup(task.id, (), (), (Failure(0, Outcome.ENV_ERROR, "gone"),)) for task in drawn])
+    assert source.stored == {state.id: (state, 0.25)}

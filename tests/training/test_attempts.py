@@ -59,6 +59,7 @@ def test_best_is_above_the_mean_of_the_group_solved_or_not() -> None:
     found = [((5, 6), 1.0, True), ((5,), 1.5, False), ((5, 6), 1.0, True), ((7,), 1.0, True), ((8, 8, 8), 2.0, True)]
     assert kept(found, keep="best", max_per_task=9) == [4, 1]
     assert kept([((5,), 1.0, True), ((6,), 1.0, True)], keep="best") == []
+    assert kept([((n,), 0.7, False) for n in range(3)], keep="best") == [], "0.7 three times is no more than its mean"
 
 
 def test_an_attempt_that_sampled_nothing_is_not_kept() -> None:

@@ -162,11 +162,11 @@ class MiniHack(Seeded):
             MissingPackageError: minihack, nle, or minigrid for the MultiRoom levels, is not installed.
         """
         split_in(task, self._prefix, "MiniHack")
-        world = POOL.take(self.level)
         goal = FAMILIES[self._family][0]
         if self.shown == "words":
             goal = goal.replace(_ON_MAP, "")
-        return MiniHackEpisode(world, world.begin(task.seed), goal, self._limit, self.reward, self.shown)
+        with POOL.kept(self.level) as world:
+            return MiniHackEpisode(world, world.begin(task.seed), goal, self._limit, self.reward, self.shown)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that solve `task` after `taken` within the step limit, tried out first; or None.
@@ -174,16 +174,14 @@ class MiniHack(Seeded):
         See `environments.contrib.minihack.oracle` for what it cannot do.
         """
         split_in(task, self._prefix, "MiniHack")
-        world = POOL.take(self.level)
-        explorer = oracle.Explorer(world, world.begin(task.seed))
-        for text in taken:
-            known = {} if explorer.view.over else world.numbers(explorer.view)
-            number = read_action(text, known)
-            if number is not None:
-                explorer.do(next(name for name, one in known.items() if one == number))
-        found = explorer.solve(self._limit - len(taken))
-        POOL.give_back(world)
-        return found
+        with POOL.lent(self.level) as world:
+            explorer = oracle.Explorer(world, world.begin(task.seed))
+            for text in taken:
+                known = {} if explorer.view.over else world.numbers(explorer.view)
+                number = read_action(text, known)
+                if number is not None:
+                    explorer.do(next(name for name, one in known.items() if one == number))
+            return explorer.solve(self._limit - len(taken))
 
     @property
     def _family(self) -> str:

@@ -86,21 +86,20 @@ class MiniWoB(Seeded):
             MissingPackageError: miniwob, Chromium or its driver is not installed.
         """
         split_in(task, self._prefix, "MiniWoB")
-        browser = POOL.take(self.task)
-        return MiniWoBEpisode(browser, browser.begin(task.seed), self.max_steps)
+        with POOL.kept(self.task) as browser:
+            return MiniWoBEpisode(browser, browser.begin(task.seed), self.max_steps)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that solve `task` after `taken` within the step limit, tried out first; or None."""
         split_in(task, self._prefix, "MiniWoB")
-        browser = POOL.take(self.task)
-        view, found = browser.begin(task.seed), list[str]()
-        for text in taken:
-            view = view if view.over else done(browser, view, text) or view
-        if not view.over and self.demonstrates:
-            for text in scripted(view)[: self.max_steps - len(taken)]:
-                found.append(text)
-                view = done(browser, view, text) or view
-        POOL.give_back(browser)
+        with POOL.lent(self.task) as browser:
+            view, found = browser.begin(task.seed), list[str]()
+            for text in taken:
+                view = view if view.over else done(browser, view, text) or view
+            if not view.over and self.demonstrates:
+                for text in scripted(view)[: self.max_steps - len(taken)]:
+                    found.append(text)
+                    view = done(browser, view, text) or view
         return found if view.over and view.reward > 0 else None
 
     @property

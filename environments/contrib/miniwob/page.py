@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +148,17 @@ class Browser:
         return View(asked, tuple(_elements(self._dom(self._run("return core.getDOMInfo();")), options)))
 
     def close(self) -> None:
-        """End the browser."""
-        self._instance.driver.quit()
+        """End the browser, one that has crashed too."""
+        with suppress(Exception):  # Selenium's own, and those of a broken connection
+            self._instance.driver.quit()
+
+    @property
+    def answers(self) -> bool:
+        """True if it runs scripts, as one that has crashed does not."""
+        try:
+            return bool(self._run("return true;"))
+        except Exception:
+            return False
 
     def _run(self, script: str) -> Any:
         return self._instance.driver.execute_script(script)
@@ -185,5 +195,7 @@ def _elements(root: Any, options: Iterator[tuple[str, ...]]) -> Iterator[Element
 
 
 #: Browsers that are not in use: two at most, as each takes some 800 MB.
-POOL: InstancePool[str, Browser] = InstancePool(Browser, lambda b: b.task, most=2, close=Browser.close)
+POOL: InstancePool[str, Browser] = InstancePool(
+    Browser, lambda b: b.task, most=2, close=Browser.close, is_usable=lambda b: b.answers
+)
 atexit.register(POOL.clear)

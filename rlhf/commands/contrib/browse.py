@@ -15,6 +15,7 @@ from rich.table import Table
 from rlhf.commands.output import AsJson, command, one_of, print_json, results
 from rlhf.errors import RecipeError, nearest
 from rlhf.evaluation.folder import no_run
+from rlhf.given_parts import how_to_resume
 
 if TYPE_CHECKING:
     from rlhf.evaluation.contrib.index import Index, Query
@@ -254,7 +255,7 @@ def _trajectories_of(run: Path) -> Path:
         where=str(run),
         got="no folder trajectories/",
         expected="a run that has reached its first evaluation",
-        hint=f"resume it: rlhf train --resume {run}",
+        hint=f"resume it: {how_to_resume(run)}",
     )
 
 

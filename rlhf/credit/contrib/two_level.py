@@ -152,10 +152,7 @@ class TwoLevel:
             planned = [o for o in own if o.plan is not None]
             if not planned:
                 continue
-            worth = [math.fsum(self.gamma**t * rewards_GK[i][t] for t in o.turns) for o in own]
-            early = math.fsum(w for o, w in zip(own, worth, strict=True) if o.plan is None)
-            earned = [w for o, w in zip(own, worth, strict=True) if o.plan is not None]
-            earned[0] += early
+            earned = self._of_plans(rewards_GK[i], own)
             calls = trajectory.generations
             turns = tuple(
                 Turn(Action(o.subgoal, (calls[o.plan],)), "", x, o.state_key)
@@ -163,10 +160,22 @@ class TwoLevel:
                 if o.plan is not None
             )
             trajectories.append(replace(trajectory, turns=turns, n_given=0, n_shared=0, parent=None))
-            scores.append(Score(group.scores[i].parts, tuple(earned), math.fsum(earned)))
+            parts = {
+                name: verdict
+                if verdict.per_turn is None
+                else replace(verdict, per_turn=self._of_plans(verdict.per_turn, own))
+                for name, verdict in group.scores[i].parts.items()
+            }
+            scores.append(Score(parts, tuple(earned), math.fsum(earned)))
             places.append([(i, o.plan) for o in planned if o.plan is not None])
         made = ScoredGroup(group.task_id, tuple(trajectories), tuple(scores), group.failures)
         return _Level([made], [places])
+
+    def _of_plans(self, rewards_K: Sequence[float], own: Sequence[Option]) -> tuple[float, ...]:
+        """Discounted reward of each option with a plan; turns before the first plan count for that one."""
+        worth = [(o, math.fsum(self.gamma**t * rewards_K[t] for t in o.turns)) for o in own]
+        first, *others = [w for o, w in worth if o.plan is not None]
+        return (first + math.fsum(w for o, w in worth if o.plan is None), *others)
 
     def _low(self, group: ScoredGroup, options: Sequence[Option]) -> _Level:
         """Groups whose trajectories are options, those that are compared with each other together."""
@@ -201,7 +210,8 @@ class TwoLevel:
         calls = whole.generations
         of_turn = _turn_numbers(whole)
         turns, earned = [], []
-        for t in sorted({of_turn[n] for n in option.own} | set(option.turns)):
+        numbers = sorted({of_turn[n] for n in option.own} | set(option.turns))
+        for t in numbers:
             turn = whole.turns[t]
             own = tuple(calls[n] for n in option.own if of_turn[n] == t)
             worth = rewards_K[t] if t in option.turns else 0.0
@@ -214,7 +224,13 @@ class TwoLevel:
         outcome = whole.outcome if is_last else Outcome.TURN_LIMIT
         # Attempts are told apart by number: there may be several options of one attempt.
         trajectory = replace(whole, turns=tuple(turns), outcome=outcome, n_given=0, n_shared=0, parent=None)
-        return trajectory, Score(group.scores[option.owner].parts, tuple(earned), math.fsum(earned))
+        parts = {
+            name: verdict
+            if verdict.per_turn is None
+            else replace(verdict, per_turn=tuple(verdict.per_turn[t] if t in option.turns else 0.0 for t in numbers))
+            for name, verdict in group.scores[option.owner].parts.items()
+        }
+        return trajectory, Score(parts, tuple(earned), math.fsum(earned))
 
 
 def options_of(group: ScoredGroup) -> list[Option]:

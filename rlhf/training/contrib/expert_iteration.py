@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from agents.base import Capabilities
 from environments.base import can_demonstrate
 from rlhf.checking import CheckContext, Problem
+from rlhf.credit.groups import normalise
 from rlhf.data import ScoredGroup, Task, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.rollout.group_structure import GroupStructure, Independent, unreplayable
@@ -111,9 +112,9 @@ class Attempts:
         return [trajectory for group in groups for trajectory in self._kept_of(group)]
 
     def _kept_of(self, group: ScoredGroup) -> list[Trajectory]:
-        scored = [(s.total, t) for t, s in zip(group.trajectories, group.scores, strict=True)]
-        mean = sum(total for total, _ in scored) / max(len(scored), 1)
-        found = [(x, t) for x, t in scored if t.n_tokens and (t.solved if self.keep == "solved" else x > mean)]
+        above = normalise([score.total for score in group.scores], by_std=False)  # exactly 0 where all are equal
+        scored = zip(above, group.trajectories, strict=True)
+        found = [(x, t) for x, t in scored if t.n_tokens and (t.solved if self.keep == "solved" else x > 0)]
         found.sort(key=lambda pair: (-pair[0], pair[1].n_tokens, pair[1].attempt))
         different: dict[tuple[tuple[int, ...], ...], Trajectory] = {}
         for _, trajectory in found:

@@ -51,7 +51,7 @@ def load_trl(where: str = "stages") -> Any:
 
 @contextmanager
 def borrowed(model: Any) -> Iterator[None]:
-    """Context in which a trainer may change `model`; outside, its weights are all that has changed."""
+    """Context that restores configuration, dropout and forward of `model` after a TRL trainer, not its weights."""
     dropouts = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
     configs = [c for c in (model.config, getattr(model, "generation_config", None)) if c is not None]
     before = [
@@ -311,7 +311,9 @@ def _run(
     class Watcher(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.max_steps != total:
-                raise TrainingError("updates are counted otherwise", got=str(state.max_steps), expected=str(total))
+                raise TrainingError(
+                    "TRL plans another number of updates than this stage", got=str(state.max_steps), expected=str(total)
+                )
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if logs and "loss" in logs:

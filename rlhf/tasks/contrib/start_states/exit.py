@@ -81,6 +81,8 @@ class ExItTasks:
         """Judge the start states that were drawn, and store new ones."""
         drawn = list(islice(self._drawn(), len(groups)))
         for i, (task, group) in enumerate(zip(drawn, groups, strict=True)):
+            if not group.scores:  # every attempt failed for no fault of the policy
+                continue
             priority = variance([score.total for score in group.scores])
             if task.id in self.stored:
                 self.stored[task.id] = (task, priority)
