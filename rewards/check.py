@@ -175,7 +175,9 @@ async def _check_verifier(judge: _Judge, pairs: Sequence[tuple[str, str]]) -> No
             got = f"{during}: {verdict.value!r}"
             note(0 <= verdict.value <= 1, "verifier: between 0 and 1", got)
             if text == answer:
-                note(math.isclose(verdict.value, 1), "verifier: full marks for the right answer", got)
+                hint = "; give it pairs of another kind as an attribute `examples` where answers look otherwise"
+                is_full = math.isclose(verdict.value, 1)
+                note(is_full, "verifier: full marks for the right answer", got if is_full else got + hint)
             elif not text.strip() and reference.strip():
                 note(verdict.value == 0, "verifier: nothing for an empty answer", got)
     judge.speed()
