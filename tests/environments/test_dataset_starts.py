@@ -69,7 +69,7 @@ def renderer_length(renderer: Renderer, text: str) -> int:
 @pytest.mark.parametrize(
     ("says", "told_of"),
     [
-        ("100.0", "more than the reward of a correct answer"),
+        ("100.0", "the value exceeds what a correct answer is worth"),
         ("float('nan')", "no finite number"),
         ("None", "no finite number"),
         ("1 / 0", "ZeroDivisionError"),
