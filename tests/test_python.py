@@ -375,7 +375,7 @@ def test_control_c_stops_a_run_in_this_thread() -> None:
 
     with pytest.raises(rlhf.Stopped) as caught:
         small(500, callbacks=[press], out="run")
-    assert caught.value.hint == "rlhf.train(resume='run')"
+    assert caught.value.hint == "rlhf.train(resume='run', rewards={'local': ...})"
     assert not small(resume="run", callbacks=[lambda step: step.stop()]).is_finished
 
 
