@@ -494,4 +494,7 @@ def test_the_job_of_the_page_trains_stops_and_goes_on_in_a_notebook(folder: Path
     job = files_of_page(folder, small=True)
     told = executed([job, *NOTEBOOK], folder)
     assert "rollout/success" in told and "evaluated: 2" in told
-    assert "stopped: rlhf.train(resume='runs/stopped')" in told and "again: False runs/stopped" in told
+    assert (
+        "stopped: rlhf.train(resume='runs/stopped', rewards={'right': ...})" in told
+        and "again: False runs/stopped" in told
+    )

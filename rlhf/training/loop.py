@@ -94,19 +94,21 @@ async def make_steps(run: Run, parts: StageComponents) -> None:
 async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     """Sample and score, then train. A cancellation that comes while rollouts wait for the update lets it end."""
     rng = np.random.default_rng([run.seed, run.state.stage, number])
-    step = Step(number, f"step {number + 1} of {run.state.label}", parts.stage_at(run, number), rng)
+    stage = parts.stage_at(run, number)
+    step = Step(number, f"step {number + 1} of {run.state.label}", stage, rng)
     gathered = await sample_groups(run, parts, step)
     if parts.ahead is not None:
-        return await train_on(run, parts, step, gathered)
+        return await train_on(run, parts, stage, step, gathered)
     await run.release_engine_memory()
     await asyncio.sleep(0)  # a cancellation until here is heard before anything is trained
-    return await shielded(train_on(run, parts, step, gathered))
+    return await shielded(train_on(run, parts, stage, step, gathered))
 
 
-async def train_on(run: Run, parts: StageComponents, step: Step, gathered: TrainingGroups) -> None:
+async def train_on(
+    run: Run, parts: StageComponents, stage: PolicyGradient, step: Step, gathered: TrainingGroups
+) -> None:
     """Credit, batch, update, deliver, log."""
     number, label = step.number, run.state.label
-    stage = parts.stage_at(run, number)
     step.all_groups, step.groups = gathered.collected.groups, gathered.groups
     start = time.perf_counter()
     expected = parts.expected(step)

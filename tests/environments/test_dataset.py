@@ -117,7 +117,7 @@ def test_chat_messages_come_before_the_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "keys", "where", "says"),
     [
-        ('{"question": "a", "answer": 1}\n{"qestion": "b", "answer": 1}', {}, "a.jsonl:2", "rename 'qestion' to 'question'"),
+        ('{"question": "a", "answer": 1}\n{"qestion": "b", "answer": 1}', {}, "a.jsonl:2", "rename 'qestion' to"),
         ('{"question": "a"}\n\n[1]', {}, "a.jsonl:3", "no mapping"),
         ('{"question": "a"}\n{"question"', {}, "a.jsonl:2", "no JSON"),
         ('{"question": ""}', {}, "a.jsonl:1", "no question"),
