@@ -56,7 +56,7 @@ def is_given(part: object) -> bool:
 
 
 def _renamed(name: str, parts: Mapping[str, Any]) -> str:
-    """What to write where a program gives a part of the same section by another name."""
+    """Hint for a part that a program gives under another name; empty where it gives none of the section."""
     section, _, own = name.partition(".")
     others = [part.partition(".")[2] for part in parts if part.startswith(f"{section}.")]
     if not own or not others:

@@ -52,6 +52,10 @@ class Exchange:
         """The exchange with an observation that another says."""
         return replace(self, role=role)
 
+    def opening_with(self, text: str) -> tuple[Message, ...]:
+        """`with_observation` for the first exchange of a prompt, which is the user's as many templates require."""
+        return self.as_from(Role.USER).with_observation(text)
+
     def with_observation(self, text: str) -> tuple[Message, ...]:
         """The exchange with another text in the place of the observation."""
         return (Message(self.role, text), *self.messages[1:])

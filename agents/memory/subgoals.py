@@ -77,10 +77,7 @@ class Subgoals(Plain):
                 new[name] = " ".join(split_thoughts(reply.text).answer.split())[: self.max_chars]
         wanted = {int(number) for number in notes.get(RETRIEVED, "").split()}
         text = "\n".join(self._lines(past, finished, present, wanted, known | new))
-        shown = (
-            *past[present.first].as_from(Role.USER).with_observation(text),
-            *conversation(past[present.first + 1 :]),
-        )
+        shown = (*past[present.first].opening_with(text), *conversation(past[present.first + 1 :]))
         return Recalled(shown, tuple(generations), new)
 
     def read(self, text: str, past: Sequence[Exchange], notes: Mapping[str, str]) -> Read:

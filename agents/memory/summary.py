@@ -59,11 +59,7 @@ class Summary(Plain):
         if not first:
             return Recalled(conversation(past))
         text = "\n".join(filter(None, [past[0].said, summary, past[first].observation]))
-        return Recalled(
-            (*past[first].as_from(Role.USER).with_observation(text), *conversation(past[first + 1 :])),
-            generations,
-            kept,
-        )
+        return Recalled((*past[first].opening_with(text), *conversation(past[first + 1 :])), generations, kept)
 
 
 def _latest(past: Sequence[Exchange]) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Things that take long to make, kept for the next attempt: loaded games, worlds, engines."""
+"""Pool of instances that are slow to make, kept between attempts: loaded games, browsers, engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Thing = TypeVar("Thing")
 
 
 class InstancePool(Generic[Key, Thing]):
-    """Things that are made and not in use; may be shared by threads.
+    """Pool of idle instances by key, safe for threads.
 
     Args:
         make: makes one for a key.

@@ -116,27 +116,11 @@ _REQUIRED = ("policy", "environment", "stages")
 
 
 #: Keys of stages that are most often taken for those of a recipe; the stages themselves would have to load torch.
-OF_STAGES = frozenset(
-    [
-        "steps",
-        "tasks_per_step",
-        "group_size",
-        "minibatches",
-        "epochs",
-        "batch_size",
-        "n_demonstrations",
-        "advantage",
-        "loss",
-        "optimizer",
-        "sampler",
-        "filters",
-        "critic",
-        "trainer",
-        "evaluate_every",
-        "checkpoint_every",
-        "max_tokens_per_microbatch",
-    ]
-)
+OF_STAGES = frozenset((
+    "steps", "tasks_per_step", "group_size", "minibatches", "epochs", "batch_size", "n_demonstrations", "advantage",
+    "loss", "optimizer", "sampler", "filters", "critic", "trainer", "evaluate_every", "checkpoint_every",
+    "max_tokens_per_microbatch",
+))  # fmt: skip
 
 
 def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:

@@ -176,7 +176,7 @@ def _apply(config: DictConfig, override: str) -> None:
 
 
 def _places(config: DictConfig) -> str:
-    """What an override may name, with the stages that there are."""
+    """Description of the keys that an override can set, with the stages of the recipe."""
     stages = config.get("stages") if "stages" in config else None
     kinds = [f"stages.{i} ({one.get('kind', '?')})" for i, one in enumerate(stages or []) if hasattr(one, "get")]
     return f"the path of a key, such as seed{' or one of ' if kinds else ''}{', '.join(kinds)}"

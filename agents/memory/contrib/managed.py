@@ -99,9 +99,7 @@ class Managed(Plain):
         now = past[-1]
         opening = [past[0].said] if self.show_opening and len(past) > 1 else []
         lines = [text for _, text in _nearest(bank, now.said, self.n_shown)]
-        return now.as_from(Role.USER).with_observation(
-            "\n".join([*opening, "Memories:", *(lines or [_NONE]), now.observation])
-        )
+        return now.opening_with("\n".join([*opening, "Memories:", *(lines or [_NONE]), now.observation]))
 
 
 def bank_of(past: Sequence[Exchange]) -> Bank:

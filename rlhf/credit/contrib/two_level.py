@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import AdvantageEstimator, credit_of, names_no_reward, without
 from rlhf.credit.groups import per_turn, turn_rewards
 from rlhf.credit.grpo import GRPO
-from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values
+from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values, Verdict
 from rlhf.data.scoring import TokensGNT
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
@@ -152,7 +153,7 @@ class TwoLevel:
             planned = [o for o in own if o.plan is not None]
             if not planned:
                 continue
-            earned = self._of_plans(rewards_GK[i], own)
+            earned = self._of_plans(own, rewards_GK[i])
             calls = trajectory.generations
             turns = tuple(
                 Turn(Action(o.subgoal, (calls[o.plan],)), "", x, o.state_key)
@@ -160,18 +161,13 @@ class TwoLevel:
                 if o.plan is not None
             )
             trajectories.append(replace(trajectory, turns=turns, n_given=0, n_shared=0, parent=None))
-            parts = {
-                name: verdict
-                if verdict.per_turn is None
-                else replace(verdict, per_turn=self._of_plans(verdict.per_turn, own))
-                for name, verdict in group.scores[i].parts.items()
-            }
-            scores.append(Score(parts, tuple(earned), math.fsum(earned)))
+            parts = _with_turns(group.scores[i], partial(self._of_plans, own))
+            scores.append(Score(parts, earned, math.fsum(earned)))
             places.append([(i, o.plan) for o in planned if o.plan is not None])
         made = ScoredGroup(group.task_id, tuple(trajectories), tuple(scores), group.failures)
         return _Level([made], [places])
 
-    def _of_plans(self, rewards_K: Sequence[float], own: Sequence[Option]) -> tuple[float, ...]:
+    def _of_plans(self, own: Sequence[Option], rewards_K: Sequence[float]) -> tuple[float, ...]:
         """Discounted reward of each option with a plan; turns before the first plan count for that one."""
         worth = [(o, math.fsum(self.gamma**t * rewards_K[t] for t in o.turns)) for o in own]
         first, *others = [w for o, w in worth if o.plan is not None]
@@ -224,13 +220,18 @@ class TwoLevel:
         outcome = whole.outcome if is_last else Outcome.TURN_LIMIT
         # Attempts are told apart by number: there may be several options of one attempt.
         trajectory = replace(whole, turns=tuple(turns), outcome=outcome, n_given=0, n_shared=0, parent=None)
-        parts = {
-            name: verdict
-            if verdict.per_turn is None
-            else replace(verdict, per_turn=tuple(verdict.per_turn[t] if t in option.turns else 0.0 for t in numbers))
-            for name, verdict in group.scores[option.owner].parts.items()
-        }
+        parts = _with_turns(
+            group.scores[option.owner], lambda per_turn: [per_turn[t] if t in option.turns else 0.0 for t in numbers]
+        )
         return trajectory, Score(parts, tuple(earned), math.fsum(earned))
+
+
+def _with_turns(score: Score, cut: Callable[[Sequence[float]], Sequence[float]]) -> dict[str, Verdict]:
+    """The parts of a score, with `cut` applied to the numbers of turns where there are some."""
+    return {
+        name: verdict if verdict.per_turn is None else replace(verdict, per_turn=tuple(cut(verdict.per_turn)))
+        for name, verdict in score.parts.items()
+    }
 
 
 def options_of(group: ScoredGroup) -> list[Option]:
