@@ -17,6 +17,7 @@ from environments.contrib.bfcl.environment import BFCL, CATEGORIES, Category, _e
 from environments.workers.pool import Processes
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError
+from rlhf.recipe.suites import load_suite
 from tests.environments.play import play, total
 
 pytest.importorskip("bfcl_eval")
@@ -149,6 +150,15 @@ def test_functions_that_come_late_are_described_when_they_come() -> None:
     results = play(environment, task, ["-", "-", "-"])
     assert '"name": "sort"' not in results[0].reply and "'name': 'sort'" in results[3].reply
     assert results[3].reply.endswith("What about now?")
+
+
+def test_the_suite_reads_a_reply_of_several_lines_and_ignores_thoughts() -> None:
+    agent: Any = load_suite("bfcl").parts[0].agent
+    calls = "[cd(folder='document'),\n " + ",\n ".join(f"mkdir(dir_name='folder {i}')" for i in range(20)) + "]"
+
+    parsed = agent.read(f"<think>\nOne after another.\n</think>\n\n{calls}")
+
+    assert parsed.error is None and len(decode(parsed.text)) == 21
 
 
 def test_too_many_steps_in_a_turn_fail() -> None:
