@@ -299,7 +299,7 @@ eval/n_errors                   | attempts   | evaluation attempts lost to infra
 eval/return_mean                | 1          | mean return of the evaluation episodes
 eval/n_turns_mean               | turns      | mean number of turns per evaluation episode
 eval/version                    | 1          | evaluated policy version: the number of weight deliveries so far
-time/rollout_s                  | s          | generating and scoring trajectories
+time/rollout_s                  | s          | generating and scoring trajectories; asynchronous: the wait for them
 time/trainer_idle_s             | s          | trainer idle, waiting for groups (asynchronous only)
 time/rollout_idle_s             | s          | rollout idle, no group in progress (asynchronous only)
 time/train_s                    | s          | loss, backward pass and updates
@@ -308,7 +308,7 @@ time/audit_s                    | s          | auditing a judge, including the a
 time/refresh_s                  | s          | refreshing and evaluating the reward model
 time/eval_s                     | s          | evaluation
 time/publish_s                  | s          | weight delivery to the engine
-time/step_s                     | s          | whole step
+time/step_s                     | s          | time/rollout_s and time/train_s
 memory/rss_gb                   | GB         | resident memory of the process, 1e9 bytes
 memory/peak_gb                  | GB         | peak resident memory of the process so far, 1e9 bytes
 memory/gpu_peak_gb              | GB         | peak GPU memory allocated by the process's tensors so far, 1e9 bytes

@@ -29,6 +29,8 @@ _PHRASE = re.compile(
 _NUMBER = re.compile(
     r"(?<![\w.])(?<!\d,)[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?"
 )
+#: What stands between numbers of which none is said to be the answer.
+_LISTED = re.compile(r"[\s$]*(?:,|;|\b(?:or|and|to)\b|-)?[\s$]*(?:\b(?:or|and)\b)?[\s$]*", re.IGNORECASE)
 _MATHS = re.compile(r"\$\$([^$]{1,1000})\$\$|\$([^$\n]{1,1000})\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]", re.DOTALL)
 #: What may stand between boxes that give the values of one answer together.
 _JOINT = re.compile(r"(?:\s|\$|\\[\[\]()]|\\text\{|\\quad|\\,|[,;}]|\band\b|\bor\b)*\Z", re.IGNORECASE)
@@ -111,6 +113,23 @@ def last_number(text: str) -> str | None:
     for found in _NUMBER.finditer(tail):  # noqa: B007
         pass
     return found[0][:MAX_ANSWER] if found and not re.match(r"\s*[?'\"`]", tail[found.end() : found.end() + 9]) else None
+
+
+def only_number(text: str) -> str | None:
+    """Last number of a claim, verbatim; None where there is none, it is denied, or it is one of a list.
+
+    >>> only_number("12 apples at $2 cost $24"), only_number("not 7"), only_number("12 or 13")
+    ('24', None, None)
+    """
+    tail = text[-_TAIL:]
+    places = [(0, 0), *(found.span() for found in _NUMBER.finditer(tail))]
+    if len(places) == 1:
+        return None
+    (_, end), (begin, _) = places[-2:]
+    between = tail[end:begin]
+    is_listed = len(places) > 2 and _LISTED.fullmatch(between)
+    is_denied = re.search(r"\b(?:not|never|cannot)\b|n't\b", between) and not re.search(r"\bbut\b", between)
+    return None if is_listed or is_denied else last_number(tail)
 
 
 def last_maths(text: str) -> str | None:

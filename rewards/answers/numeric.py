@@ -22,7 +22,8 @@ class Numeric:
 
     Numbers are read exactly: 1,234.5, −3/4, 1½, 2.5e3, 50 %. Units that are known are converted, others have to be the
     same, and one that only one side has is left out. A percentage is the number it stands for. With `rel_tol: 0.01`,
-    99 is 100 and 98.9 is not.
+    99 is 100 and 98.9 is not. Of a sentence the last number counts, unless it is denied or one of several: "not 7",
+    "12 or 13".
     """
 
     inline: ClassVar[bool] = True
@@ -39,7 +40,7 @@ class Numeric:
         """Judge a text; never raises."""
         found = extract.find(answer, self.where)
         number = math_numbers.read(normal(found)) if found else None
-        if number is None and found and (last := extract.last_number(found)):
+        if number is None and found and (last := extract.only_number(found)):
             number = math_numbers.read(normal(last))
         wanted = math_numbers.read(normal(extract.boxed(reference) or reference))
         if number is None or wanted is None:

@@ -221,7 +221,7 @@ class FormatOutcome:
     final: _Share = 0.1
     """Reward of an answer that is wrong and not well-formed."""
     retrieval: _Share = 0.0
-    """Reward, in a well-formed text, for having retrieved the reference."""
+    """Reward, in a well-formed text, for having retrieved the reference: its words in a reply before the answer."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one trajectory. Raises RewardError where the task has no reference."""
@@ -229,8 +229,9 @@ class FormatOutcome:
         answer = answer_of(trajectory)
         right = exact(answer, reference)
         wrong = self.form.wrong(trajectory)
-        wanted = [text.casefold() for text in references(reference) if text.strip()]
-        hit = any(text in turn.reply.casefold() for text in wanted for turn in trajectory.turns)
+        wanted = [re.escape(text.strip()) for text in references(reference) if text.strip()]
+        found = re.compile(rf"(?<!\w)(?:{'|'.join(wanted)})(?!\w)", re.IGNORECASE) if wanted else None
+        hit = found is not None and any(found.search(turn.reply) for turn in trajectory.turns[:-1])
         value = self.value(right, not wrong, hit, bool(answer))
         return Verdict(value, why=f"{'right' if right else 'wrong'}, {wrong or 'well-formed'}")
 

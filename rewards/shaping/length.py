@@ -39,7 +39,9 @@ def _sigmoid(x: float) -> float:
 
 def length(trajectory: Trajectory, unit: Unit) -> int:
     """Sampled tokens, or turns, of what the policy did itself."""
-    return trajectory.n_tokens if unit == "tokens" else len(trajectory.turns) - trajectory.n_given
+    if unit == "tokens":
+        return trajectory.n_policy_tokens
+    return sum(not any(g.by for g in turn.generations) for turn in trajectory.turns[trajectory.n_given :])
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

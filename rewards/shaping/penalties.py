@@ -88,5 +88,5 @@ class Overlong:
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Count the sampled tokens."""
-        excess = trajectory.n_tokens - (self.max_tokens - self.buffer)
-        return Verdict(-min(max(excess / self.buffer, 0.0), 1.0), why=f"{trajectory.n_tokens} sampled tokens")
+        excess = trajectory.n_policy_tokens - (self.max_tokens - self.buffer)
+        return Verdict(-min(max(excess / self.buffer, 0.0), 1.0), why=f"{trajectory.n_policy_tokens} sampled tokens")

@@ -132,6 +132,7 @@ class Pipeline:
         self.store: dict[int, Group] = {}
         self.returned: list[int] = []
         self.is_held = False
+        self._due: tuple[int, ...] | None = None
         self._generated = self._trained = self._failed = 0
 
     # --- servers and versions ---
@@ -263,8 +264,15 @@ class Pipeline:
     def batch(self) -> tuple[int, ...] | None:
         """Return the ordinals that the next step trains, in order; None while they are not finished or none is left.
 
-        A fixed schedule installs every version, so it trains no step before that of the last one is installed.
+        They stay the same until they are trained, whatever finishes or dies meanwhile: that only moves the step by which
+        other groups have to be trained to later ones.
         """
+        if self._due is None:
+            self._due = self._next()
+        return self._due
+
+    def _next(self) -> tuple[int, ...] | None:
+        """A fixed schedule installs every version, so it trains no step before that of the last one is installed."""
         rules, step = self.rules, self.step
         if step >= rules.n_steps or (rules.is_fixed and self.version < step):
             return None
@@ -301,6 +309,7 @@ class Pipeline:
             for version, n in self.store.pop(ordinal).kept.items():
                 ages[self.step - version] = ages.get(self.step - version, 0) + n
         self._trained += sum(ages.values())
+        self._due = None
         self.step += 1
         self.check()
         return ages

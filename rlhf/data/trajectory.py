@@ -144,3 +144,8 @@ class Trajectory:
     def n_tokens(self) -> int:
         """Sampled tokens."""
         return sum(g.n_tokens for g in self.generations)
+
+    @property
+    def n_policy_tokens(self) -> int:
+        """Tokens that the policy sampled, and no opponent in its place (`Generation.by`)."""
+        return sum(g.n_tokens for g in self.generations if not g.by)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rlhf.checking import CheckContext, Problem
+from rlhf.losses.importance_correction import Rejection
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import MAX_LOG_RATIO, clip_metrics, clipped_surrogate, log_ratio
 from rlhf.losses.regularized import Regularized
@@ -58,6 +61,22 @@ class PPOClip(Regularized):
     def reductions(self) -> tuple[str, ...]:
         """Reductions with which it equals its published formula; empty for any."""
         return () if self.ratio == "token" else ("seq_mean_token_sum", "seq_mean_token_sum_norm")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse what masks single tokens beside ratios of replies, which it would cut into pieces."""
+        stage, keys = context.stage, []
+        if stage.filters.high_entropy_share is not None:
+            keys.append("filters.high_entropy_share")
+        if isinstance(stage.correction, Rejection) and any(one.over == "token" for one in stage.correction.criteria):
+            keys.append("correction.criteria with over: token")
+        if self.ratio == "turn" and keys:
+            yield Problem(
+                "single tokens are left out, so nothing is the product over a reply",
+                where=context.at("ratio"),
+                got=f"turn with {' and '.join(keys)}",
+                expected="every token of a reply",
+                do=f"use ratio: token, or remove {keys[0].partition(' ')[0]}",
+            )
 
     def _products(self, inputs: LossInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (ratio that carries each token's gradient, number of tokens it is the product of), `[N]` each."""

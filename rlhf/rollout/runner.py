@@ -31,10 +31,22 @@ from rlhf.spans import span
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The groups of one step and how long they took."""
+    """The groups of one step and how long they took.
+
+    Attributes:
+        groups: of the step.
+        seconds: from its begin, or from the batch before where groups are played ahead.
+        ahead_s: of these, those in which the trainer did not wait for it.
+    """
 
     groups: tuple[ScoredGroup, ...]
     seconds: float
+    ahead_s: float = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which the trainer waited for the groups."""
+        return self.seconds - self.ahead_s
 
     @property
     def n_episodes(self) -> int:
@@ -68,7 +80,7 @@ class RolloutBatch:
             "rollout/n_failures": float(len(failures)),
             "rollout/error_share": len(failures) / max(self.n_episodes, 1),
             "rollout/n_retries": float(sum(t.n_retries for t in trajectories)),
-            "time/rollout_s": self.seconds,
+            "time/rollout_s": self.waited_s,
         }
         outcomes = Counter(t.outcome for t in trajectories) + Counter(f.outcome for f in failures)
         values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}

@@ -120,7 +120,7 @@ async def train_on(
 
     run.reseed(number)
     for hook in parts.hooks:
-        step.samples = hook.transform_samples(parts, step, step.samples)
+        step.samples = await parts.work(hook.transform_samples, parts, step, step.samples)
     shares, hooks = run.runner.engine.shares_policy, parts.hooks if step.trains_policy else ()
     step.values = await parts.work(update, stage, parts.trainer, step.samples, step.rng, shares, hooks)
     for hook in parts.hooks:
@@ -138,7 +138,7 @@ async def train_on(
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
     metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **step.values, **step.metrics}
-    metrics |= {"time/train_s": train_s, "time/step_s": train_s + gathered.collected.seconds}
+    metrics |= {"time/train_s": train_s, "time/step_s": train_s + gathered.collected.waited_s}
     run.log(number + 1, metrics)
     n_updates = {"n_updates": parts.trainer.n_updates, "n_critic_updates": parts.n_critic_updates}
     n_episodes = run.state.n_episodes + gathered.collected.n_episodes

@@ -155,14 +155,15 @@ class RolloutsAhead(StageHook):
             if self._n_offered is None:
                 await self.controller.open(run.policy.version)
             await self.controller.offer(self._new_tasks())
-        with self._clock.trainer_waits():
+        with self._clock.trainer_waits() as waited:
             ask, who = None if self.controller is None else self.controller.due, f"step {step.number + 1} waits for"
             parts = await self._waited(run, ask, who, f"the rollouts of step {step.number + 1}")
         own, found = parts[current().rank if len(parts) > 1 else 0], [due.groups for due in parts if due is not None]
         self._due = own.ordinals if own is not None else ()
         groups = tuple(group for part in found for group in part)
         check_failures(groups, run.runner.limits)
-        return RolloutBatch(groups, self._clock.since_last_batch())
+        seconds = self._clock.since_last_batch()
+        return RolloutBatch(groups, seconds, ahead_s=max(seconds - waited(), 0.0))
 
     def _new_tasks(self) -> dict[int, list[Task]]:
         """The tasks of steps that may be played now and were not said yet, by the steps' numbers."""
@@ -315,13 +316,17 @@ class _Clock:
         self._batch_at, self._trainer_s = time.perf_counter(), 0.0
 
     @contextmanager
-    def trainer_waits(self) -> Iterator[None]:
-        """Context in which the trainer waits for groups."""
+    def trainer_waits(self) -> Iterator[Callable[[], float]]:
+        """Context in which the trainer waits for groups; gives a function that returns how long it has."""
         begin = time.perf_counter()
+
+        def waited() -> float:
+            return time.perf_counter() - begin
+
         try:
-            yield
+            yield waited
         finally:
-            self._trainer_s += time.perf_counter() - begin
+            self._trainer_s += waited()
 
     def since_last_batch(self) -> float:
         """Seconds since the last call."""

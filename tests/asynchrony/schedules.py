@@ -17,6 +17,7 @@ class Schedule:
         pipeline: under test.
         rng: draws the events.
         n_servers: that weights are installed on, one after the other.
+        due: ordinals of the step that is being trained.
         trained: ordinals of each step.
         oldest_age: of all that was trained.
         n_cuts, n_deaths: so far.
@@ -26,6 +27,7 @@ class Schedule:
     rng: random.Random
     n_servers: int = 2
     drains: bool = False
+    due: tuple[int, ...] | None = None
     trained: list[tuple[int, ...]] = field(default_factory=list)
     oldest_age: int = 0
     n_cuts: int = 0
@@ -76,11 +78,14 @@ class Schedule:
             self.played_by.pop(ordinal, None)
 
     def train(self) -> None:
-        batch = self.pipeline.batch()
-        if batch is not None:
-            self.oldest_age = max(self.oldest_age, *map(self.pipeline.age, batch))
-            self.pipeline.train(batch)
-            self.trained.append(batch)
+        """Begin a step, or end the one that has begun: other events happen between."""
+        batch, self.due = self.due, None
+        if batch is None:
+            self.due = self.pipeline.batch()
+            return
+        self.oldest_age = max(self.oldest_age, *map(self.pipeline.age, batch))
+        self.pipeline.train(batch)
+        self.trained.append(batch)
 
     def install(self) -> None:
         if self.pipeline.may_install:
@@ -101,6 +106,7 @@ class Schedule:
         state = json.loads(json.dumps(self.pipeline.state()))
         assert not self.drains or not state["running"]
         self.pipeline = type(self.pipeline).restored(self.pipeline.rules, state)
+        self.due = None
         self.__post_init__()
         self.n_cuts += 1
 

@@ -85,7 +85,7 @@ class Eager(Pipeline):
 class Greedy(Pipeline):
     """Trains what finished first, however long others wait."""
 
-    def batch(self) -> tuple[int, ...] | None:
+    def _next(self) -> tuple[int, ...] | None:
         n = self.rules.n_per_step
         return tuple(sorted(list(self.store)[:n])) if len(self.store) >= n else None
 
@@ -95,7 +95,7 @@ def test_a_rule_that_is_too_lax_is_found_out(kind: type[Pipeline], order: Any) -
     with pytest.raises(TrainingError, match="too old to train on") as caught:
         for seed in range(300):
             played(Rules(2, 8, 1, 1, order), seed, kind=kind)
-    assert caught.value.got == "age 2"
+    assert caught.value.got in ("age 2", "age 3")
 
 
 def begun(rules: Rules, n: int, server: int = 0) -> Pipeline:

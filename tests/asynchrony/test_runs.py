@@ -100,6 +100,9 @@ def test_ages_and_ledger_hold_while_tasks_take_unequally_long(tmp_path: Path) ->
     run = runs.run(made, tmp_path / "run").folder
     holds(run, 2)
     assert max(runs.curve(run, "asynchrony/age_max")) == 2 and max(runs.curve(run, "loss/sampler_kl_k3")) > 1e-6
+    first, *others = [line for line in runs.log(run) if "time/step_s" in line]
+    assert sum(line["time/step_s"] for line in others) <= others[-1]["time"] - first["time"]
+    assert all(line["time/rollout_s"] <= line["time/trainer_idle_s"] + 0.01 for line in others)
 
 
 @pytest.mark.extended

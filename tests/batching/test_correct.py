@@ -147,5 +147,11 @@ def test_what_does_not_fit_is_an_error():
     rows, _ = correct(samples, old, Truncated())
     with pytest.raises(DataError, match="some rows have figures that others lack"):
         collate([rows[0], samples[1]], np.ones(2))
+    ours, theirs = (
+        replace(rows[0], correction=rows[0].correction * 2),
+        replace(samples[1], old_logprobs=rows[1].old_logprobs),
+    )
+    counts = [s.n_policy_tokens for s in (ours, theirs)]
+    assert collate([ours, theirs], np.ones(2)).weights.tolist() == [2.0] * counts[0] + [1.0] * counts[1]
     with pytest.raises(DataError, match="differ in length"):
         replace(rows[0], correction=np.ones(1, np.float32))

@@ -108,7 +108,7 @@ def test_the_ends_of_a_run_have_room_first(n: int, order: list[int]) -> None:
 def test_facts_of_the_run_are_there(page: Page) -> None:
     facts = page.answers["run/quickstart/facts"]
     assert ["packages.textworld-express", "1.1.0"] in facts["versions"] and "kind: policy_gradient" in facts["recipe"]
-    assert any(name == "generating and scoring trajectories" for name, _ in facts["times"])
+    assert any(name.startswith("generating and scoring trajectories") for name, _ in facts["times"])
     assert {"the game's process died"} >= {one["message"] for one in facts["failures"]}
     assert {name for name, _, _ in facts["metrics"]} >= {"rollout/success", "loss/entropy"}
 

@@ -37,6 +37,18 @@ def said(path: Path, *overrides: str) -> list[str]:
             "stages[1].filters.drop_zero_advantage",
         ),
         (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind"),
+        (
+            ["stages.1.loss={kind: ppo_clip, ratio: turn}", "stages.1.filters={high_entropy_share: 0.2}"],
+            "stages[1].loss.ratio",
+        ),
+        (
+            [
+                "engine={kind: vllm}",
+                "stages.1.loss={kind: ppo_clip, ratio: turn}",
+                "stages.1.correction={kind: rejection, criteria: [{over: token, at_most: 2}]}",
+            ],
+            "stages[1].loss.ratio",
+        ),
     ],
 )
 def test_loss_without_its_counterpart_is_refused(echo: Path, overrides: list[str], where: str) -> None:

@@ -26,7 +26,7 @@ from rewards.contrib.interleaved import worth as worth_on_the_way
 from rewards.contrib.key_steps import KeySteps, StepReference
 from rewards.contrib.page_action import PageAction
 from rewards.contrib.search import Called, CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
-from rewards.shaping.length import Budget, Concise, concise
+from rewards.shaping.length import Budget, Concise, concise, length
 from rewards.verified import Verified
 from rlhf.data import Outcome
 from rlhf.errors import RecipeError, RewardError
@@ -94,6 +94,10 @@ def test_concise_asks_a_reward_or_a_verifier_what_is_correct():
 
     again = asyncio.run(Concise(correct=says_paris).over_group(PARIS, group))
     assert again == found
+    own = group[0].turns[0]
+    theirs = tuple(replace(g, by="an opponent") for g in own.generations)
+    long = replace(group[0], turns=(own, replace(own, action=replace(own.action, generations=theirs))))
+    assert length(long, "tokens") == 100 and length(long, "turns") == 1 and long.n_tokens == 200
     by_turns = Concise(unit="turns", alpha=0.4)
     group = [played(*"ab", outcome=Outcome.SOLVED), played(*"abcd", outcome=Outcome.SOLVED)]
     # 2 and 4 turns: μ 3, s 1, σ(−1) = .268941
@@ -187,6 +191,10 @@ def test_what_was_retrieved_counts_where_the_answer_is_wrong():
     assert FormatOutcome(retrieval=0.1)(PARIS, shown).value == pytest.approx(0.3)  # .2 + .1
     assert FormatOutcome(retrieval=0.1)(task("Oslo"), shown).value == pytest.approx(0.2)
     assert FormatOutcome(retrieval=0.1)(task('["Oslo", "Paris"]'), shown).value == pytest.approx(0.3)
+    assert FormatOutcome(retrieval=0.1)(task("par"), shown).value == pytest.approx(0.2)  # no word of the reply
+    last = replace(shown.turns[-1], reply="Wrong, it was Paris.")
+    told = replace(shown, turns=(replace(shown.turns[0], reply="Nothing."), last))
+    assert FormatOutcome(retrieval=0.1)(PARIS, told).value == pytest.approx(0.2)  # told after the answer
     with pytest.raises(RewardError, match="no reference"):
         FormatOutcome()(task(), shown)
 

@@ -64,6 +64,13 @@ def test_each_keeps_the_contract(part):
         ("1 kg", "1 km", 0),
         ("50%", "0.5", 1),
         ("The answer is three.", "3", 0),
+        ("The answer is not 7.", "7", 0),
+        ("The answer is not 6 but 7.", "7", 1),
+        ("The answer is between 5 and 7", "7", 0),
+        ("The answer is 12 or 13", "13", 0),
+        ("<answer>12, 13, 14</answer>", "14", 0),
+        ("<answer>3 pens at $4 cost $12</answer>", "12", 1),
+        ("<answer>5 + 7 = 12</answer>", "12", 1),
         ("", "0", 0),
         ("0.0001", "0", 0),
     ],
@@ -404,6 +411,7 @@ def test_queries_are_compared_by_their_rows(query, reference, value):
 def test_an_order_counts_where_the_question_has_one():
     assert asked("SELECT name FROM t ORDER BY name", "SELECT name FROM t ORDER BY n", ordered=False).value == 1
     assert asked("SELECT n FROM t ORDER BY n", "SELECT n FROM t ORDER BY -n", ordered=True).value == 0
+    assert asked("SELECT n FROM t ORDER BY n", "SELECT n FROM t ORDER BY -n", ordered=None).value == 0
     assert is_ordered("SELECT a FROM t ORDER BY a") and is_ordered("(SELECT 1) ORDER  by 1")
     assert not is_ordered("SELECT a FROM (SELECT * FROM t ORDER BY a)")
     assert not is_ordered("SELECT 'order by' -- order by")

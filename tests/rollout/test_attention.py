@@ -292,8 +292,12 @@ def test_the_cache_keeps_what_it_holds_when_it_grows():
     assert cache.n_bytes > small
     cache.copy(1, 7, 4)
     assert torch.equal(keys[7, 0, :4], held[10:14, 0])
+    large = cache.n_bytes
     cache.clear()
     assert cache.n_bytes == 0
+    cache.reserve(1, 1)
+    cache.buffers(0, held, held)
+    assert cache.n_bytes == large, "it begins with the size that it had"
 
 
 def test_an_unprepared_model_is_refused():

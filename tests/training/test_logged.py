@@ -78,6 +78,10 @@ def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Pa
     ("stage", "says"),
     [
         ({"loss": {"kind": "reinforce", "max_weight": None}}, "this loss has no ratio"),
+        (
+            {"loss": {"kind": "rover"}, "minibatches": 2, "logged": {"runs": ["x"], "sample": True}},
+            "this loss reads figures",
+        ),
         ({"advantage": {"kind": "gae"}, "critic": {}}, "a critic cannot value"),
     ],
 )

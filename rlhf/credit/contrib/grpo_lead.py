@@ -57,7 +57,7 @@ class GRPOLead:
         """Return one number per sampled token of `group`."""
         scores = group_returns(group)
         is_right = correct(group, self.correct_above)
-        lengths = [t.n_tokens for t in group.trajectories]
+        lengths = [t.n_policy_tokens for t in group.trajectories]
         factors = iter(self.length_factors([n for n, right in zip(lengths, is_right, strict=True) if right]))
         shaped = [r * next(factors) if right else self.wrong_score for r, right in zip(scores, is_right, strict=True)]
         share = sum(is_right) / max(len(is_right), 1)

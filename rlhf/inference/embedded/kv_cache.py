@@ -50,6 +50,8 @@ def _round_up(n: int, step: int) -> int:
 class KVCache:
     """Key and value buffers of every layer, `[S, G, length, D]`, allocated on first write, grown by doubling.
 
+    Once cleared they begin with the size that they had: new weights come with every step, and growing copies all.
+
     Args:
         max_slots: most sessions.
         max_length: most tokens of a session.
@@ -58,6 +60,7 @@ class KVCache:
     def __init__(self, max_slots: int, max_length: int) -> None:
         self._max_slots, self._max_length = max_slots, _round_up(max(max_length, _MIN_KEYS), _KEY_STEP)
         self._n_slots = self._length = 0
+        self._before = 0, 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -67,6 +70,7 @@ class KVCache:
 
     def clear(self) -> None:
         """Free everything."""
+        self._before = max(self._before[0], self._n_slots), max(self._before[1], self._length)
         self._layers.clear()
         self._n_slots = self._length = 0
 
@@ -74,6 +78,8 @@ class KVCache:
         """Make room for slots below `n_slots`, each of up to `length` tokens; what is cached stays."""
         if n_slots <= self._n_slots and length <= self._length:
             return
+        if not self._layers:
+            n_slots, length = max(n_slots, self._before[0]), max(length, self._before[1])
         if n_slots > self._n_slots:
             self._n_slots = min(max(n_slots, 2 * self._n_slots), self._max_slots)
         if length > self._length:

@@ -20,7 +20,7 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import credit_of
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
-from rlhf.losses.policy_loss import refuse_without_ratio
+from rlhf.losses.policy_loss import LossNeeds, refuse_without_ratio
 from rlhf.settings import STRICT
 from rlhf.tasks.shuffled import walk
 from rlhf.training.context import LiveStage, RunContext
@@ -54,6 +54,15 @@ class Logged:
         """Refuse losses that take no old samples, and estimators that need more than the attempts."""
         stage = context.stage
         yield from refuse_without_ratio(context, "logged", "what others sampled would count as if the policy had")
+        needs = LossNeeds(stage.loss)
+        if needs.teacher is not None or (needs.needs_mean_logprobs and stage.epochs * stage.minibatches > 1):
+            yield Problem(
+                "this loss reads figures that nobody computes for the attempts of other runs",
+                where=context.path,
+                got=f"logged with {context.kind_of('loss', stage.loss)}",
+                expected="a loss of their tokens and log-probs alone",
+                do="use loss: {kind: ppo_clip}",
+            )
         if stage.critic is not None or stage.advantage.needs_values:
             yield Problem(
                 "a critic cannot value the attempts of other runs",
