@@ -258,16 +258,30 @@ def take_one_gpu() -> None:
     """Restrict CUDA to the visible GPU numbered LOCAL_RANK, which becomes device 0.
 
     Must come before anything asks CUDA what there is; once done, doing it again changes nothing.
+
+    Raises:
+        RecipeError: fewer GPUs are visible than processes were started on this machine.
     """
     local = _number("LOCAL_RANK", 0)
     visible = [x for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
-    if n_here() == 1 or len(visible) == 1:
+    if len(visible) == 1:  # a launcher that gives each process a GPU; libraries take the one numbered LOCAL_RANK
+        os.environ["LOCAL_RANK"] = "0"
+        return
+    if n_here() == 1:
         return
     if not visible:
         import torch
 
         visible = [str(i) for i in range(torch.cuda.device_count())]
-    if local < len(visible):
+    if visible and local >= len(visible):
+        raise RecipeError(
+            "there are more processes than GPUs",
+            where="the environment variable LOCAL_RANK",
+            got=f"{local}, with {len(visible)} visible GPUs",
+            expected=f"at most {len(visible) - 1}",
+            hint="start as many processes as there are GPUs",
+        )
+    if visible:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[local]
         os.environ["LOCAL_RANK"] = "0"
 

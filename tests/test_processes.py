@@ -22,7 +22,7 @@ from rlhf.build.processes import stopped_by_term
 from rlhf.data import Finish, Generation, Prompt
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.mapped_gather import gather_mapped
-from rlhf.processes import ProcessError, ProcessGroup, current, in_turn, n_wanted, reasons_in
+from rlhf.processes import ProcessError, ProcessGroup, current, in_turn, n_wanted, reasons_in, take_one_gpu
 from tests.training.together import together
 
 COUNTS = st.integers(0, 40)
@@ -52,6 +52,27 @@ def test_a_sigterm_is_heard_where_a_timeout_is_just_over() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(stopped())
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "n", "left"),
+    [("3", "1", "4", ("3", "0")), ("0,1,5", "2", "3", ("5", "0")), ("0,1", "0", "1", ("0,1", "0"))],
+)
+def test_a_process_takes_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str, local: str, n: str, left: tuple[str, str]
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("LOCAL_RANK", local), ("LOCAL_WORLD_SIZE", n)):
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        take_one_gpu()
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]) == left
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", "0,1"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match="more processes than GPUs"):
+        take_one_gpu()
 
 
 def test_five_things_for_two_processes() -> None:

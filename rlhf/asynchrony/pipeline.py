@@ -264,8 +264,7 @@ class Pipeline:
     def batch(self) -> tuple[int, ...] | None:
         """Return the ordinals that the next step trains, in order; None while they are not finished or none is left.
 
-        They stay the same until they are trained, whatever finishes or dies meanwhile: that only moves the step by which
-        other groups have to be trained to later ones.
+        They stay the same until they are trained, whatever finishes or dies meanwhile: others only gain time by that.
         """
         if self._due is None:
             self._due = self._next()

@@ -14,7 +14,8 @@ import psutil
 import torch
 
 from rlhf.data import WeightsForm
-from rlhf.errors import EngineError
+from rlhf.errors import EngineError, ModelError
+from rlhf.inference.embedded.attention import check_context
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.guided import GuidedEngine, UnguidedEngine
@@ -49,6 +50,9 @@ ROSTER = "servers.txt"
 #: Dimensions by which a server's model is known to be the policy's.
 SHAPES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
+#: Model types whose experts vLLM loads from checkpoints alone, by the names these have.
+_OTHER_NAMES = ("mixtral",)
+
 
 async def start_engine(
     recipe: Recipe, policy: Policy, *, log: Path | None = None, tell: Callable[[str], None] | None = None
@@ -82,6 +86,15 @@ async def start_engine(
         )
         return made
     rank = adapter_rank(settings, policy)
+    check_context(policy.model.config, context_of(recipe, policy))
+    if ModelConfig(policy.model.config).model_type in _OTHER_NAMES and not rank:
+        raise ModelError(
+            "vLLM has other names for the experts of this model, so its weights cannot be delivered",
+            where="engine.kind",
+            got=f"vllm, with a model of type {policy.model.config.model_type}",
+            expected="a model whose parameters are called there as in transformers",
+            hint="use engine: {kind: transformers}, or adapters beside the base: policy.lora with engine.lora: adapter",
+        )
     if settings.sleep and not torch.cuda.is_available():
         raise EngineError(
             "the engine has no GPU whose memory it could give back",

@@ -84,10 +84,8 @@ def meta_model(policy: FromScratch | Pretrained) -> tuple[Any, Any]:
 
 
 def dtype_of(policy: FromScratch | Pretrained) -> Dtype:
-    """Number format of the weights; a policy made from scratch is in float32."""
-    from rlhf.training.policy.model import Pretrained
-
-    return policy.dtype if isinstance(policy, Pretrained) else "float32"
+    """Number format of the weights."""
+    return policy.dtype
 
 
 def shaped(config: Any, dtype: str, lora: Lora | None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.capabilities import Capability, CapabilityView
@@ -16,6 +16,8 @@ class ModelConfig(CapabilityView):
     hidden_size = Capability(0)
     head_dim = Capability[int | None](None)
     max_position_embeddings = Capability[int | None](None)
+    rope_parameters = Capability[Mapping[str, Any] | None](None)
+    """Of rotary positions; by type of layer where they differ."""
     attention_dropout = Capability[float | None](None)
     layer_types = Capability[Sequence[str] | None](())
     """Attention of each layer; empty where the configuration does not know them."""
@@ -35,6 +37,13 @@ class ModelConfig(CapabilityView):
     def attention(self) -> str | None:
         """Name of the attention function."""
         return self._attn_implementation
+
+    @property
+    def max_short_positions(self) -> int | None:
+        """Positions of a row beyond which longrope reads all of them by other factors; None without it."""
+        own = self.rope_parameters or {}
+        kinds = [of for of in (own, *own.values()) if isinstance(of, Mapping) and of.get("rope_type") == "longrope"]
+        return min((int(of["original_max_position_embeddings"]) for of in kinds), default=None)
 
     @property
     def n_key_value_heads(self) -> int:

@@ -156,19 +156,12 @@ def number_of(model: Any, name: str, where: str) -> int:
     return names.index(name)
 
 
-def leave_alone(model: Any, used: Collection[str]) -> None:
-    """Clear the zero gradients of unused adapters, so that no update moves them.
-
-    Args:
-        model: trained; without adapters of roles nothing happens.
-        used: adapters that have read a row of the minibatch.
-    """
+def unused_parameters(model: Any, used: Collection[str]) -> list[Any]:
+    """Parameters of the adapters of roles that are not `used`; a model without such adapters has none."""
     if role_adapters(model) is None:
-        return
-    for path, parameter in model.named_parameters():
-        name = adapter_of(path)
-        if name is not None and name not in used:
-            parameter.grad = None
+        return []
+    adapters = ((adapter_of(path), parameter) for path, parameter in model.named_parameters())
+    return [parameter for name, parameter in adapters if name is not None and name not in used]
 
 
 def adapter_of(path: str) -> str | None:

@@ -110,6 +110,7 @@ class Publisher:
     figures: dict[str, float] = field(default_factory=dict)
     _last: dict[str, _Said] = field(default_factory=dict)
     _seen: dict[str, float] = field(default_factory=dict)
+    _judged_in: torch.dtype | None = None
 
     async def publish(self) -> None:
         """Hand over the policy's present weights under its present version.
@@ -119,6 +120,10 @@ class Publisher:
         """
         begin = time.perf_counter()
         self.figures.clear()
+        if self._judged_in is not self._format:  # differences seen in another number format say nothing of this one
+            self._judged_in = self._format
+            self._seen.clear()
+            self._last.clear()
         await self.engine.load(self._weights())
         for adapter in adapter_names(self.policy.model):
             fixed, *drawn = await self._ask(adapter)
@@ -128,7 +133,10 @@ class Publisher:
 
     @property
     def _format(self) -> torch.dtype:
-        found: torch.dtype = self.dtype or self.policy.model.dtype
+        """The coarser one of the two that compute."""
+        found: torch.dtype = max(
+            self.policy.model.dtype, self.dtype or self.policy.model.dtype, key=lambda one: torch.finfo(one).eps
+        )
         # A base in 8 bits rounds activations too, as coarsely as 16 bits do.
         is_rounded = any(p.dtype is torch.int8 for p in self.policy.model.parameters())
         return torch.bfloat16 if is_rounded and found is torch.float32 else found

@@ -177,6 +177,16 @@ def test_a_model_that_cannot_be_packed_is_refused_in_words(family: str, more: di
         Policy.of(made(family, **more), tokenizer(), None)
 
 
+def test_positions_that_the_longest_row_changes_are_refused_beyond_the_short_ones() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64, **factors}
+    model = made("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    assert TransformersEngine(model, max_context=64).max_context == 64
+    with pytest.raises(ModelError, match="rope_type is longrope") as caught:
+        TransformersEngine(model, max_context=65)
+    assert "limits.max_context: 64" in str(caught.value)
+
+
 def test_an_untested_family_is_probed() -> None:
     model = made("arcee")
     Policy.of(model, tokenizer(), None)

@@ -21,6 +21,7 @@ from rlhf.batching.pack import PackedBatch, collate, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.grpo import GRPO
 from rlhf.errors import TrainingError
+from rlhf.inference.role_adapters import adapter_of
 from rlhf.losses.gspo import GSPO
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
@@ -29,6 +30,7 @@ from rlhf.training.backends import token_stats
 from rlhf.training.backends.compiled import decoder_layers
 from rlhf.training.backends.optimizer import MAX_SKIPPED, AdamW
 from rlhf.training.backends.settings import DeepSpeed, Torch
+from rlhf.training.backends.sharded import assembled, cast_parameters
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
 from rlhf.training.policy.model import Lora, Policy
@@ -67,6 +69,11 @@ def in_rows(samples: Sequence[Sample], n: int) -> list[PackedBatch]:
         collate(samples[i : i + n], weights[i : i + n], n_minibatch_tokens=int(counts.sum()))
         for i in range(0, len(samples), n)
     ]
+
+
+def buffers_of(model: Any) -> set[str]:
+    """Number formats of the buffers that are no integers."""
+    return {str(buffer.dtype) for buffer in model.buffers() if buffer.is_floating_point()}
 
 
 def weights_of(made: Policy) -> Weights:
@@ -124,7 +131,36 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
     for zero in (1, 2, 3):
         kind = DeepSpeed(zero=zero, precision="bfloat16", **WHOLE)  # type: ignore[arg-type]
         found[f"bfloat16 zero{zero}"] = _resumed(kind, kind, samples)
+        found[f"buffers zero{zero}"] = _buffers(kind, samples)
+        found[f"unused zero{zero}"] = _unused(kind, samples)
     return found
+
+
+def _buffers(kind: DeepSpeed, samples: Sequence[Sample]) -> set[str]:
+    """Number formats of the buffers, in a stage and after it."""
+    trainer, _ = train(kind, None, samples, end=1)
+    found = buffers_of(trainer.policy.model)
+    trainer.close()
+    return found | buffers_of(trainer.policy.model)
+
+
+def _unused(kind: DeepSpeed, samples: Sequence[Sample]) -> list[float]:
+    """Largest change of a role's adapter by an update of its rows, two without any, and another of its rows."""
+    made = policy(lora=Lora(rank=2, roles=("plan",)))
+    trainer = kind.start(made, SMOOTH, 4)
+    own = [replace(s, adapter="plan") for s in samples]
+    moved = []
+    for rows_ in (own, samples, samples, own):
+        before = _of_role(made.model)
+        trainer.update(in_rows(rows_, 4), PPOClip())
+        moved.append(float((_of_role(made.model) - before).abs().max()))
+    trainer.close()
+    return moved
+
+
+def _of_role(model: Any) -> torch.Tensor:
+    with assembled(model, lambda path: ".lora_" in path):
+        return torch.cat([p.detach().float().flatten() for n, p in model.named_parameters() if adapter_of(n) == "plan"])
 
 
 def _resumed(first: DeepSpeed, second: DeepSpeed, samples: Sequence[Sample]) -> tuple[Curve, Curve, Weights, Weights]:
@@ -300,7 +336,7 @@ def test_bfloat16_learns_alike_and_resumes_exactly(
 ) -> None:
     _, expected = train(Torch(), None, samples, end=8)
     short = policy()
-    short.model.to(torch.bfloat16)
+    cast_parameters(short.model, torch.bfloat16)
     in_short = go_on(Torch(compile=False).start(short, SCHEDULE, N_UPDATES), samples, 0, 8)
     for found in seen:
         curve, resumed, weights, again = found[f"bfloat16 zero{zero}"]
@@ -312,6 +348,18 @@ def test_bfloat16_learns_alike_and_resumes_exactly(
             assert got["optimizer/grad_norm"] == pytest.approx(wanted["optimizer/grad_norm"], rel=0.2)
         changed, wanted_changed = ([v["optimizer/changed_share"] for v in one] for one in (curve, in_short))
         assert changed == pytest.approx(wanted_changed, abs=0.05) and 0 < min(changed) < max(changed) < 0.9
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_16_bits_are_those_of_the_weights_and_not_of_positions(seen: list[dict[str, Any]], zero: int) -> None:
+    assert all(found[f"buffers zero{zero}"] == {"torch.float32"} for found in seen)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_an_adapter_that_reads_nothing_stays(seen: list[dict[str, Any]], zero: int) -> None:
+    for found in seen:
+        first, *none, last = found[f"unused zero{zero}"]
+        assert min(first, last) > 1e-5 and none == [0, 0]
 
 
 def test_torch_recomputes_too(samples: list[Sample]) -> None:

@@ -25,6 +25,7 @@ from rlhf.losses.reduction import Reduction
 from rlhf.processes import current
 from rlhf.training.backends.optimizer import MAX_SKIPPED
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
+from rlhf.training.backends.sharded import cast_parameters
 from rlhf.training.checkpoints.store import load_trainer
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.publisher import adapter_parameters
@@ -37,6 +38,7 @@ from tests.training.test_deepspeed import (
     Curve,
     Weights,
     assert_same,
+    buffers_of,
     go_on,
     in_rows,
     rows,
@@ -133,15 +135,17 @@ def _resumed(
 def _in_bfloat16(samples: Sequence[Sample], folder: Path) -> dict[str, Any]:
     """A policy in bfloat16, with an update by which most weights do not move in that format."""
     made = policy()
-    made.model.to(torch.bfloat16)
+    cast_parameters(made.model, torch.bfloat16)
     slow = replace(SCHEDULE, lr=1e-5, warmup_steps=0)
     trainer = FSDP.start(made, slow, N_UPDATES)
     values = trainer.update(in_rows(samples, 4), PPOClip())
     master = trainer.optimizer.state_dict()["state"]
     made.save(folder)
     said = {"held": _held(trainer), "dtype": made.model.dtype, "logged": values}
+    said["buffers"] = buffers_of(made.model)
     said["published"] = {str(value.dtype) for _, value in published(made.model)}
     trainer.close()
+    said["buffers"] |= buffers_of(made.model)
     return said | {"masters": [state["master"] for state in master.values()], "left": weights_of(made)}
 
 
@@ -309,10 +313,11 @@ def test_a_checkpoint_goes_to_zero_3_and_back(seen: list[dict[str, Any]]) -> Non
 
 def test_bfloat16_has_masters_in_pieces(seen: list[dict[str, Any]], folder: Path) -> None:
     short = policy()
-    short.model.to(torch.bfloat16)
+    cast_parameters(short.model, torch.bfloat16)
     before = weights_of(short)
     for rank, found in enumerate(seen):
         said = found["bfloat16"]
+        assert said["buffers"] == {"torch.float32"}, "angles of positions need more than 16 bits"
         assert said["dtype"] == torch.bfloat16 and said["published"] == {"torch.bfloat16"}
         types, n_here, n_bytes, n = said["held"]["weights"]
         assert types == {"DTensor"} and n_here == pytest.approx(n / 2, rel=0.02)
@@ -333,7 +338,7 @@ def test_bfloat16_has_masters_in_pieces(seen: list[dict[str, Any]], folder: Path
 
 def test_bfloat16_learns_as_plain_torch_does(seen: list[dict[str, Any]], samples: list[Sample]) -> None:
     short = policy()
-    short.model.to(torch.bfloat16)
+    cast_parameters(short.model, torch.bfloat16)
     expected = go_on(Torch(compile=False).start(short, SCHEDULE, N_UPDATES), samples, 0, 8)
     for found in seen:
         curve = found["resumed bfloat16"][0]

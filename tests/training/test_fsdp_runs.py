@@ -196,6 +196,12 @@ PG: runs.Values = {"kind": "policy_gradient", "steps": 1, "trainer": {"kind": "f
             "stages[0].trainer.kind",
             "float32 and bfloat16",
         ),
+        (
+            {"trainer": {"kind": "torch"}},
+            {"policy": {"kind": "pretrained", "path": "a/model", "dtype": "float16"}},
+            "stages[0].trainer.kind",
+            "float32 and bfloat16",
+        ),
     ],
 )
 def test_what_does_not_go_with_pieces_is_refused(

@@ -18,6 +18,7 @@ from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams, Weights
 from rlhf.errors import DeliveryError
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.fingerprint import fingerprint
+from rlhf.training.backends.sharded import cast_parameters
 from rlhf.training.policy.model import FromScratch, Lora, Policy
 from rlhf.training.publisher import Publisher, adapter_config, adapter_parameters, parameters, token_logprobs
 from tests.training import tiny
@@ -205,6 +206,17 @@ def test_the_tolerance_is_that_of_the_number_format_unless_given():
     for refused in ({}, {"tolerance": gap / 2}, {"tolerance": gap / 2, "dtype": torch.bfloat16}):
         with pytest.raises(DeliveryError):
             asyncio.run(gap_of(**refused))
+
+
+def test_the_coarser_side_and_its_present_format_say_what_is_allowed():
+    policy = tiny.policy()
+    publisher = Publisher(policy, Copying(policy), dtype=torch.float32)
+    asyncio.run(publisher.publish())
+    assert publisher.figures["delivery/canary_tolerance"] == 1e-3 and publisher._seen
+    cast_parameters(policy.model, torch.bfloat16)  # as a stage in bfloat16 does
+    policy.version += 1
+    asyncio.run(publisher.publish())
+    assert publisher.figures["delivery/canary_tolerance"] >= 0.05
 
 
 class Off(Copying):

@@ -23,14 +23,13 @@ from torch import Tensor, nn
 
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 from rlhf.device import allocation_failure
-from rlhf.errors import DeliveryError, EngineError, ModelError
-from rlhf.inference.embedded.attention import planned_forward, use_packed_attention
+from rlhf.errors import DeliveryError, EngineError
+from rlhf.inference.embedded.attention import check_context, planned_forward, use_packed_attention
 from rlhf.inference.embedded.kv_cache import KVCache, SlotPlan
 from rlhf.inference.embedded.sampling import sample
 from rlhf.inference.embedded.scheduler import Copy, EngineStats, Request, Segments, SlotTable, own_session
 from rlhf.inference.engine import check_prompt
 from rlhf.inference.fingerprint import fingerprint
-from rlhf.inference.model_config import ModelConfig
 from rlhf.inference.role_adapters import adapter_names, number_of
 
 #: Rows of every matrix product are padded to a multiple of this: BLAS has kernels of their own for a few rows, and a
@@ -73,16 +72,7 @@ class TransformersEngine:
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         use_packed_attention(model)
-        config: Any = model.config
-        positions = ModelConfig(config).max_position_embeddings
-        if positions is not None and max_context > positions:
-            raise ModelError(
-                "the model was made for shorter contexts",
-                where="max_context",
-                got=str(max_context),
-                expected=f"at most {positions}",
-                hint="lower max_context, or use a model with more max_position_embeddings",
-            )
+        check_context(model.config, max_context)
         self.stats = EngineStats()
         self._model, self._max_context = model, max_context
         self._max_sessions, self._max_batch_tokens = max_sessions, max_batch_tokens

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -15,7 +16,7 @@ from rlhf.processes import current, join
 from rlhf.settings import Precision
 from rlhf.training.backends.distributed import DistributedTrainer
 from rlhf.training.backends.optimizer import Stepper
-from rlhf.training.backends.sharded import is_hollow, is_sharded, unshard
+from rlhf.training.backends.sharded import cast_parameters, is_hollow, is_sharded, unshard
 from rlhf.training.backends.zero_optimizer_state import GatheredOptimizerState
 from rlhf.training.policy.model import Policy
 from rlhf.training.throughput import Meter
@@ -61,7 +62,7 @@ class DeepSpeedTrainer(DistributedTrainer):
             )
         if self.policy.load is not None:
             self.policy.load.keeper.release()
-        self.policy.model.to(getattr(torch, precision))
+        cast_parameters(self.policy.model, getattr(torch, precision))
         self.meter = Meter.of(self.policy.model)  # the peak is that of the format
         for parameter in self.policy.model.parameters():
             parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
@@ -116,6 +117,11 @@ class DeepSpeedTrainer(DistributedTrainer):
                 delattr(parameter, name)
         super().close()
 
+    @contextmanager
+    def _left_alone(self, unused: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+        with super()._left_alone(unused), self.optimizer.without_means(unused if self.kind.zero else ()):
+            yield
+
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
         with current().comm_errors("a backward pass"):
@@ -147,7 +153,7 @@ class ZeroLayout:
                 p.data = torch.empty(p.shape, dtype=wanted)
             if hollow:
                 deepspeed.zero.Init(torch.nn.ParameterList(hollow), config_dict_or_path=config, dtype=wanted)
-        policy.model.to(wanted)
+        cast_parameters(policy.model, wanted)
         return _Resting(policy.model, config)
 
 

@@ -25,7 +25,15 @@ from rlhf.settings import Precision
 from rlhf.training.backends.distributed import DistributedTrainer
 from rlhf.training.backends.master_weights import MasterAdamW
 from rlhf.training.backends.microbatch_stats import Computed
-from rlhf.training.backends.sharded import device_of, empty_copy, format_of, full_state, full_tensor_of, is_hollow
+from rlhf.training.backends.sharded import (
+    cast_parameters,
+    device_of,
+    empty_copy,
+    format_of,
+    full_state,
+    full_tensor_of,
+    is_hollow,
+)
 from rlhf.training.policy.model import Policy
 
 #: Of the logits, which nothing here changes in place.
@@ -64,7 +72,7 @@ class FsdpLayout:
         for p in policy.model.parameters():
             if is_hollow(p):
                 p.data = torch.zeros((), dtype=wanted).expand(p.shape)
-        policy.model.to(wanted)
+        cast_parameters(policy.model, wanted)
         with current().comm_errors("the start of FSDP"):
             cut(policy, wanted)
 
@@ -129,7 +137,7 @@ class FsdpTrainer(DistributedTrainer):
             )
         join(self.kind.timeout_s)
         if self.policy.load is None:
-            model.to(self._format)
+            cast_parameters(model, self._format)
             for parameter in model.parameters():
                 parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
         super().__post_init__()
@@ -193,7 +201,7 @@ class ShardedAdamW(MasterAdamW):
         found, state = super().state_dict(), {}
         for number, p in enumerate(_all(self.param_groups)):
             values = dict(found["state"].get(number, {}))
-            if values and format_of(p) != p.dtype:
+            if format_of(p) != p.dtype:
                 values["master"] = p.detach()
             gathered = {name: full_tensor_of(value).to("cpu", copy=True) for name, value in values.items()}
             if gathered and current().is_main:

@@ -23,7 +23,8 @@ class MasterAdamW(torch.optim.AdamW):
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101) whose parameters in 16 bits have a master copy in float32.
 
     The state of such a parameter holds `master` beside torch's `step`, `exp_avg` and `exp_avg_sq`, all of its shape. A
-    state without masters, as other optimisers save it, begins with those of the present weights. Gradients of several
+    state without masters, as other optimisers save it, begins with those of the present weights. What another optimiser
+    of the same parameters has changed since the last update is added to the masters. Gradients of several
     backward passes add up in float32, and so is the arithmetic of an update. Parameters in float32 are updated as torch
     does it.
 
@@ -38,6 +39,7 @@ class MasterAdamW(torch.optim.AdamW):
         self, params: Iterable[Any], *, moments: torch.dtype = torch.float32, offloads: bool = False, **options: Any
     ) -> None:
         self._moments, self._offloads = moments, offloads
+        self._written: dict[Any, int] = {}  # parameter -> torch's count of its changes after the last update here
         super().__init__(params, **options)
         for group in self.param_groups:
             self._accumulate_exactly(group)
@@ -75,6 +77,9 @@ class MasterAdamW(torch.optim.AdamW):
             {name: _brought(state[name], p.device) for name in _EXACT if name in state}
             for p, state in zip(given, states, strict=True)
         ]
+        for p, there in zip(given, held, strict=True):
+            if "master" in there and self._written.get(p) != p._version:
+                there["master"].add_(p.float() - there["master"].to(p.dtype).float())
         targets = [there.get("master", p) for p, there in zip(given, held, strict=True)]
         beta1, beta2 = group["betas"]
         adamw(
@@ -97,6 +102,7 @@ class MasterAdamW(torch.optim.AdamW):
         rounded = [(p, target) for p, target in zip(given, targets, strict=True) if is_short(p)]
         if rounded:
             torch._foreach_copy_([p for p, _ in rounded], [master for _, master in rounded])
+            self._written |= {p: p._version for p, _ in rounded}
         for i, (state, there) in enumerate(zip(states, held, strict=True), start=number):
             for name, value in there.items():
                 if value is not state[name]:
@@ -106,7 +112,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     def _begin(self, p: torch.nn.Parameter) -> None:
         state = self.state[p]
-        if not state:
+        if "step" not in state:
             on_gpu = p.device if self.defaults["fused"] else "cpu"
             state["step"] = torch.zeros((), dtype=torch.float32, device=on_gpu)
             for name in _EXACT[1:]:
@@ -135,6 +141,13 @@ class MasterAdamW(torch.optim.AdamW):
                 if name in saved:
                     wanted = torch.float32 if name == "master" else self._moments
                     self.state[p][name] = self._placed(saved[name].to(device=p.device, dtype=wanted, copy=True))
+
+
+def forget_moments(optimizer: Any) -> None:
+    """Begin the means of an optimiser anew; masters stay."""
+    kept = {p: {"master": state["master"]} for p, state in optimizer.state.items() if "master" in state}
+    optimizer.state.clear()
+    optimizer.state.update(kept)
 
 
 def _at_a_time(parameters: list[Any]) -> Iterator[list[Any]]:

@@ -12,7 +12,13 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.errors import TrainingError
 from rlhf.processes import current
 from rlhf.settings import STRICT, Precision
-from rlhf.training.backends.sharding import Sharding, row_problems, shared_problems
+from rlhf.training.backends.sharding import (
+    Sharding,
+    format_problems,
+    key_that_shards,
+    row_problems,
+    shared_problems,
+)
 
 if TYPE_CHECKING:
     from rlhf.training.backends.optimizer import AdamW
@@ -40,7 +46,7 @@ Recomputed = bool | Annotated[float, Field(gt=0, lt=1, strict=True)]
 class Torch:
     """Plain torch in one process, on one device."""
 
-    sharding: ClassVar[Sharding] = Sharding()
+    sharding: ClassVar[Sharding] = Sharding(formats=("float32", "bfloat16"))
 
     gradient_checkpointing: Recomputed = False
     """Gradient checkpointing: recompute activations in the backward pass, for a quarter more time and a fraction of the
@@ -53,6 +59,10 @@ class Torch:
     offload_moments: bool = False
     """Offload moments and float32 master weights to host memory; they pass through the GPU in an update, a few tensors
     at a time."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse float16, whose small gradients vanish without a scaled loss."""
+        yield from format_problems(self, context)
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
@@ -158,6 +168,15 @@ class DeepSpeed:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse critics, references, formats and bases that do not go with it."""
         yield from shared_problems(self, context)
+        lora, decay = context.recipe.policy.lora, context.stage.optimizer.weight_decay
+        if self.zero and lora is not None and lora.roles and decay:
+            yield Problem(
+                "weight decay would move adapters that read nothing in an update",
+                where=f"{context.stage_path}.optimizer.weight_decay",
+                got=f"{decay:g}, with policy.lora.roles and {key_that_shards(self, 'deepspeed')}",
+                expected="0",
+                do="set it to 0",
+            )
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse to share rows unevenly."""

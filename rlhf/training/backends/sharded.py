@@ -102,6 +102,13 @@ def shard_of(parameter: Any) -> tuple[torch.Tensor, int]:
     return parameter.detach().flatten(), 0
 
 
+@torch.no_grad()
+def cast_parameters(model: Any, dtype: torch.dtype) -> None:
+    """Give parameters another number format. Buffers keep theirs: 16 bits are too few for the angles of positions."""
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+
+
 def device_of(model: Any) -> torch.device:
     """Device that the model computes on; shards may be stored elsewhere."""
     first: torch.nn.Parameter = next(model.parameters())

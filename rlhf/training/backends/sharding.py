@@ -45,6 +45,7 @@ class _TrainerCapabilities(CapabilityView):
     sharding = Capability(Sharding(), Sharding)
     sequence_parallel = Capability(1, int)
     compile = Capability[object](False)
+    precision = Capability[str | None](None, str)
     layout = Capability[Any](None)
     """Layout of a policy that is loaded in shards; None where each process loads all of it."""
 
@@ -103,7 +104,6 @@ def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
     kind = context.kind_of("trainer", trainer)
     said = key_that_shards(trainer, kind)
     policy = context.recipe.policy
-    own = _PolicyCapabilities(policy).dtype
     if context.learns and stage.critic is not None:
         yield from _critic_problems(trainer, stage.critic, context)
     if sharding.parameters and policy.lora and context.learns and stage.reference_reset is not None:
@@ -114,17 +114,24 @@ def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
             expected=KEEPS_WHOLE,
             do="use such a trainer, or remove reference_reset",
         )
-    if own not in sharding.formats and trainer.precision is None:
-        yield Problem(
-            f"this trainer computes in {' and '.join(sharding.formats)} only",
-            where=context.at(sharding.key),
-            got=f"{said}, with policy.dtype: {own}",
-            expected="a number format that it has, in policy.dtype or trainer.precision",
-            do="deepspeed with zero: 1, 2 or 3 has all of them",
-        )
+    yield from format_problems(trainer, context)
     if policy.lora is not None and policy.lora.quantization is not None:
         yield no_base(
             "policy.lora.quantization", policy.lora.quantization, f"{kind} in {path}", "trainer: {kind: torch}"
+        )
+
+
+def format_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
+    """Yield a number format of the policy that a trainer does not compute in."""
+    sharding, capabilities = sharding_of(trainer), _TrainerCapabilities(trainer)
+    own = capabilities.precision or _PolicyCapabilities(context.recipe.policy).dtype
+    if own not in sharding.formats:
+        yield Problem(
+            f"this trainer computes in {' and '.join(sharding.formats)} only",
+            where=context.at(sharding.key),
+            got=f"{key_that_shards(trainer, context.kind_of('trainer', trainer))}, with policy.dtype: {own}",
+            expected="a number format that it has, in policy.dtype or trainer.precision",
+            do="deepspeed with zero: 1, 2 or 3 has all of them",
         )
 
 

@@ -5,8 +5,8 @@ It cannot tell which algorithm runs: each token reaches it with a log-prob, an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from rlhf.batching.samples import Floats, Sample
 from rlhf.errors import DataError, TrainingError, boundary
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.inference.embedded.expert_routing import ExpertRouting
-from rlhf.inference.role_adapters import leave_alone
+from rlhf.inference.role_adapters import unused_parameters
 from rlhf.losses.importance_correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs
 from rlhf.losses.policy_loss import LossInputs, LossNeeds, PolicyLoss, whole_of
@@ -374,6 +374,13 @@ class TorchTrainer:
         found, n = plain(computed, n_changed)
         return found, share_of([(n, self._changes.n)])
 
+    @contextmanager
+    def _left_alone(self, unused: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+        """Context of an update that moves none of some parameters, whose gradients are zero."""
+        for parameter in unused:
+            parameter.grad = None
+        yield
+
     def _step(
         self, batches: Sequence[PackedBatch], compute: Callable[[PackedBatch], Computed], *, off_schedule: bool = False
     ) -> dict[str, float]:
@@ -390,8 +397,8 @@ class TorchTrainer:
                 self.routing.uncount()
             if counts:
                 counted.append(replace(now, loss=now.loss.detach()))
-        leave_alone(self.policy.model, adapters_of(batches))
-        with span("optimiser"):
+        unused = unused_parameters(self.policy.model, adapters_of(batches))
+        with span("optimiser"), self._left_alone(unused):
             self._changes.begin()
             norm = self._stepper.step(off_schedule=off_schedule)
             n_changed = self._changes.end()

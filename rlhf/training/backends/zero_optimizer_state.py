@@ -6,6 +6,7 @@ AdamW looks at each number by itself, so whole moments, cut anew, continue a run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,18 +57,31 @@ class GatheredOptimizerState:
         if not self.state and hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
             self._engine.optimizer._hp_optimizer_states_linked = False
 
+    @contextmanager
+    def without_means(self, parameters: Sequence[Any]) -> Iterator[None]:
+        """Context of an update that leaves some parameters as they are, whose gradients are zero: without their means.
+
+        All processes enter it together.
+        """
+        kept = [(p, key, self._whole(p, key).detach().clone()) for p in parameters for key in _MOMENTS if self.state]
+        for p, key, value in kept:
+            self._set(p, key, torch.zeros_like(value))
+        yield
+        for p, key, value in kept:
+            self._set(p, key, value)
+
     def state_dict(self) -> dict[str, Any]:
         """Steps, moments and weights in float32 by the parameters' names. All processes call it together."""
-        if not self.state:
-            return {"n_steps": 0, "parameters": {}, "scaler": self._scaler()}
-        self._check_links()
+        if self.state:
+            self._check_links()
+        names = self._names if self.state else self._names[len(_MOMENTS) :]
         found: dict[str, dict[str, torch.Tensor]] = {}
-        for name, parameter in self._trained():
-            values = {key: self._whole(parameter, key) for key in self._names}
+        for name, parameter in self._trained() if names else ():
+            values = {key: self._whole(parameter, key) for key in names}
             if self._keeps:
                 found[name] = {key: value.detach().to("cpu", copy=True) for key, value in values.items()}
-        first = next(iter(self.state.values()))
-        return {"n_steps": int(first["step"]), "parameters": found, "scaler": self._scaler()}
+        n_steps = int(next(iter(self.state.values()))["step"]) if self.state else 0
+        return {"n_steps": n_steps, "parameters": found, "scaler": self._scaler()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from there; each process takes its piece. Raises ValueError for the state of another model."""
@@ -75,24 +89,29 @@ class GatheredOptimizerState:
         if "param_groups" in saved:
             saved = named(saved, list(parameters))
         self._set_scaler(saved["scaler"])
-        if not saved["n_steps"]:
+        if not saved["parameters"]:
             return
         shapes = {name: tuple(ShardInfo(p).ds_shape or p.shape) for name, p in parameters.items()}
-        theirs = {name: tuple(values["exp_avg"].shape) for name, values in saved["parameters"].items()}
+        theirs = {name: tuple(next(iter(values.values())).shape) for name, values in saved["parameters"].items()}
         if shapes != theirs:
             differing = sorted(set(shapes.items()) ^ set(theirs.items()))[0]
             raise ValueError(f"another model's state: {differing[0]} of shape {differing[1]}")
-        is_fused = any(group.get("fused") for group in self.param_groups)  # it wants the count beside its parameter
-        for flat in self._flat():
-            step = torch.tensor(float(saved["n_steps"]), device=flat.device if is_fused else "cpu")
-            self.state[flat] = {"step": step, **{name: torch.zeros_like(flat) for name in _MOMENTS}}
-        if self._zero in (1, 2):
-            self._engine.optimizer._hp_optimizer_states_linked = False
-            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        if saved["n_steps"]:
+            self._begin(saved["n_steps"])
         for name, parameter in parameters.items():
             for key in self._names:
                 if key in saved["parameters"][name]:
                     self._set(parameter, key, saved["parameters"][name][key])
+
+    def _begin(self, n_steps: int) -> None:
+        """Make room for moments, as after `n_steps` updates."""
+        is_fused = any(group.get("fused") for group in self.param_groups)  # it wants the count beside its parameter
+        for flat in self._flat():
+            step = torch.tensor(float(n_steps), device=flat.device if is_fused else "cpu")
+            self.state[flat] = {"step": step, **{name: torch.zeros_like(flat) for name in _MOMENTS}}
+        if self._zero in (1, 2):
+            self._engine.optimizer._hp_optimizer_states_linked = False
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _check_links(self) -> None:
         """Raise TrainingError where DeepSpeed lost its optimiser state, which would be saved as zeros."""
@@ -182,8 +201,8 @@ def named(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     if len(numbers) != len(names):
         raise ValueError(f"another model's state: {len(numbers)} trained parameters, and here are {len(names)}")
     found = {name: saved["state"].get(number, {}) for number, name in zip(numbers, names, strict=True)}
-    steps = {int(values["step"]) for values in found.values() if values}
-    if len(steps) > 1 or (steps and not all(found.values())):
+    steps = {int(values["step"]) for values in found.values() if "step" in values}
+    if len(steps) > 1 or (steps and not all("step" in values for values in found.values())):
         raise ValueError(f"the parameters have been updated {sorted(steps)} times; DeepSpeed counts them together")
     kept = (*_MOMENTS, "master")
     parameters = {name: {key: values[key] for key in kept if key in values} for name, values in found.items() if values}
@@ -204,14 +223,15 @@ def numbered(
     Raises:
         ValueError: the state of other parameters.
     """
-    if saved["n_steps"] and set(names) != set(saved["parameters"]):
-        differing = sorted(set(names) ^ set(saved["parameters"]))[0]
+    found = saved["parameters"]
+    if found and set(names) != set(found):
+        differing = sorted(set(names) ^ set(found))[0]
         raise ValueError(f"another model's state: {differing} is in one of the two only")
-    steps = torch.tensor(float(saved["n_steps"]))
+    steps = {"step": torch.tensor(float(saved["n_steps"]))} if saved["n_steps"] else {}
     wanted = (*_MOMENTS, *(("master",) if masters else ()))
     state = {
-        number: {"step": steps.clone(), **{key: values[key] for key in wanted if key in values}}
-        for number, values in enumerate(saved["parameters"][name] for name in (names if saved["n_steps"] else ()))
+        number: {key: value.clone() for key, value in steps.items()} | {key: of[key] for key in wanted if key in of}
+        for number, of in enumerate(found[name] for name in (names if found else ()))
     }
     return {"state": state, "param_groups": list(groups)}
 

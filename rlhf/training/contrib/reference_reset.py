@@ -35,7 +35,7 @@ class ReferenceReset:
     """Steps between unconditional resets: a moving anchor, as in T1, arXiv 2501.11651, which uses a running mean; null
     is never."""
     reset_optimizer: bool = True
-    """Also reset the optimizer moments; the learning rate schedule continues."""
+    """Also reset the optimizer moments; the learning rate schedule and float32 master weights stay."""
 
     def __post_init__(self) -> None:
         if self.patience is None and self.max_kl is None and self.every is None:
@@ -101,7 +101,9 @@ class ResetClock(StageHook):
             return
         self.reset()
         if self.settings.reset_optimizer:
-            parts.trainer.optimizer.state.clear()
+            from rlhf.training.backends.master_weights import forget_moments
+
+            forget_moments(parts.trainer.optimizer)
         run.state = replace(run.state, kl_coef=None, references=[*run.state.references, run.state.folder_name])
         run.save(parts)
         take_reference(run)
