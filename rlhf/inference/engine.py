@@ -24,7 +24,7 @@ class RolloutEngine(Protocol):
 
     @property
     def shares_policy(self) -> bool:
-        """True if it computes with the trainer's own module, so that both log-probs agree."""
+        """True if it computes with the trainer's own module: both log-probs agree, but for rounding in 16 bits."""
         ...
 
     @property

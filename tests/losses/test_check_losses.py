@@ -37,24 +37,27 @@ def said(path: Path, *overrides: str) -> list[str]:
             "stages[1].filters.drop_zero_advantage",
         ),
         (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind"),
-        (
-            ["stages.1.loss={kind: ppo_clip, ratio: turn}", "stages.1.filters={high_entropy_share: 0.2}"],
-            "stages[1].loss.ratio",
-        ),
-        (
-            [
-                "engine={kind: vllm}",
-                "stages.1.loss={kind: ppo_clip, ratio: turn}",
-                "stages.1.correction={kind: rejection, criteria: [{over: token, at_most: 2}]}",
-            ],
-            "stages[1].loss.ratio",
-        ),
     ],
 )
 def test_loss_without_its_counterpart_is_refused(echo: Path, overrides: list[str], where: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load(echo, overrides)
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "filters={high_entropy_share: 0.2}",
+        "correction={kind: rejection, criteria: [{over: token, at_most: 2}]}",
+    ],
+)
+def test_ratios_of_replies_need_all_their_tokens(echo: Path, key: str) -> None:
+    turns = ["stages.1.loss={kind: ppo_clip, ratio: turn}", "stages.1.reduction={kind: seq_mean_token_sum}"]
+    load(echo, ["engine={kind: vllm}", *turns])
+    with pytest.raises(RecipeError, match="single tokens are left out") as caught:
+        load(echo, ["engine={kind: vllm}", *turns, f"stages.1.{key}"])
+    assert caught.value.where == "stages[1].loss.ratio" and key.partition("=")[0] in str(caught.value)
 
 
 @pytest.mark.parametrize(
