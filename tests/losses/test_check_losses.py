@@ -53,7 +53,11 @@ def test_loss_without_its_counterpart_is_refused(echo: Path, overrides: list[str
     ],
 )
 def test_ratios_of_replies_need_all_their_tokens(echo: Path, key: str) -> None:
-    turns = ["stages.1.loss={kind: ppo_clip, ratio: turn}", "stages.1.reduction={kind: seq_mean_token_sum}"]
+    turns = [
+        "stages.1.loss={kind: ppo_clip, ratio: turn}",
+        "stages.1.reduction={kind: seq_mean_token_sum}",
+        "stages.1.minibatches=2",
+    ]
     load(echo, ["engine={kind: vllm}", *turns])
     with pytest.raises(RecipeError, match="single tokens are left out") as caught:
         load(echo, ["engine={kind: vllm}", *turns, f"stages.1.{key}"])
