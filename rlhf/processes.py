@@ -264,10 +264,10 @@ def take_one_gpu() -> None:
     """
     local = _number("LOCAL_RANK", 0)
     visible = [x for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
-    if len(visible) == 1:  # a launcher that gives each process a GPU; libraries take the one numbered LOCAL_RANK
-        os.environ["LOCAL_RANK"] = "0"
+    if n_here() == 1 and not local:
         return
-    if n_here() == 1:
+    if len(visible) == 1:  # a launcher has given each process a GPU; libraries take the one numbered LOCAL_RANK
+        os.environ["LOCAL_RANK"] = "0"
         return
     if not visible:
         import torch

@@ -68,6 +68,13 @@ def test_a_process_takes_one_gpu(
         assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]) == left
 
 
+def test_a_lone_process_is_not_told_that_it_has_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    take_one_gpu()
+    assert "LOCAL_RANK" not in os.environ, "accelerate would wait for others"
+
+
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("CUDA_VISIBLE_DEVICES", "0,1"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "3")):
         monkeypatch.setenv(name, value)
