@@ -204,6 +204,10 @@ class RunContext(Protocol):
         """Hand the policy's present weights to the engine under a new version unless `same_version`."""
         ...
 
+    def release_engine_memory(self) -> Awaitable[None]:
+        """Let the engine make room in the GPU, until it is asked or delivered to again."""
+        ...
+
     def replace_reward(self, name: str, reward: Any) -> None:
         """Score with `reward` under this name, from now on."""
         ...

@@ -19,6 +19,7 @@ from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.training.reward_model_training import split_by_task
+from rlhf.training.run import Run
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Side
 from rlhf.training.stages.trl_trainers import load_trl
@@ -91,10 +92,17 @@ def check_judged_as_trained(folder: Path, judged: list[Any]) -> None:
     assert agreement and all(0 <= share <= 1 for share in agreement)
 
 
-def test_rounds_of_preferences_are_scored_by_the_model(tmp_path: Path) -> None:
+def test_rounds_of_preferences_are_scored_by_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = list[str]()
+
+    async def noted(run: Run) -> None:
+        asleep.append(run.state.label)
+
+    monkeypatch.setattr(Run, "release_engine_memory", noted)
     prefer = {"kind": "preference", "pairs": {"tasks": 12, "group_size": 4}, "rewards": {"learned": 1.0}}
     done = runs.run(recipe(tmp_path, MODEL, prefer, prefer), tmp_path / "run")
     assert len([n for n in runs.curve(done.folder, "preference/n_pairs") if n > 0]) == 3  # the model's pairs first
+    assert asleep == ["0-supervised", "1-reward_model", "2-preference", "3-preference"]
     for stage in ("2-preference", "3-preference"):
         scores = [r.score for r in read_trajectories(done.folder / "trajectories", stage=stage) if r.score]
         assert scores and all(score.total == pytest.approx(score.parts["learned"].value) for score in scores)

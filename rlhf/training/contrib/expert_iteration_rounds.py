@@ -67,6 +67,7 @@ async def _imitated(
     run: RunContext, stage: Supervised, collected: RolloutBatch, kept: Sequence[Trajectory], number: int
 ) -> None:
     """Train on what round `number` keeps, deliver, log, and move the run's state on."""
+    await run.release_engine_memory()
     start, before = time.perf_counter(), run.state
     rows = by_demonstration(imitation_samples(kept, stage.observation_weight))
     trainer = stage.trainer.start(run.policy, stage.optimizer, stage.epochs * -(-len(rows) // stage.batch_size))

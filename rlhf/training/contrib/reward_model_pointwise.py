@@ -34,6 +34,7 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
     _check_any(seen, groups, stage, f"the attempts of {run.state.label} that are trained on")
     _check_held_out(unseen, f"the attempts of {run.state.label} that are kept for judging")
     total = stage.n_updates(len(seen))
+    await run.release_engine_memory()
     run.progress.stage("reward model", total, 0)
     figures = collected.metrics() | {"rollout/n_groups": float(len(groups))} if collected else {}
     figures |= figures_of(rows)

@@ -34,6 +34,7 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
         rows, held_out = found.learnt, found.held_out
     n_batches = -(-len(rows) // stage.batch_size)
     n_updates, first = stage.epochs * n_batches, run.state.step
+    await run.release_engine_memory()
     trainer = stage.trainer.start(run.policy, stage.optimizer, n_updates)
     run.note_trainer(trainer)
     _begin(run, trainer)

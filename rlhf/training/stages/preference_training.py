@@ -72,6 +72,7 @@ async def prefer(run: RunContext, stage: Preference) -> None:
         paired = await pairs_for(run, stage.pairs, stage.split, stage.rollout)
         rows, learn = _rows(run.policy, stage, paired.pairs), train_dpo
     total = stage.n_updates(len(rows))
+    await run.release_engine_memory()
     run.progress.stage("preference", total, 0)
 
     def on_update(update: int, logs: Mapping[str, float]) -> None:

@@ -35,6 +35,7 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
     paired = await pairs_for(run, stage.pairs, stage.split, stage.rollout)
     seen, unseen = split_by_task(paired.pairs, stage.held_out, f"{run.seed}/{run.state.stage}/held_out")
     total = stage.n_updates(len(seen))
+    await run.release_engine_memory()
     run.progress.stage("reward model", total, 0)
     figures = {**paired.figures, "reward_model/n_held_out": float(len(unseen))}
 
