@@ -170,7 +170,8 @@ class ColleagueEpisode(Attempt):
         if _written(action):
             self.done, self.score, self.solved = True, self._share, self._share == 1.0
             return f"{self._share:.0%} of the calls returned what they should.", True
-        asked = _ASK.match(action.strip().strip("<>\"'`.").casefold())
+        said = action.strip().rpartition("\n")[2]  # a reply that argues first asks in its last line
+        asked = _ASK.match(said.strip(" <>\"'`.").casefold())
         if asked is None or asked[1] not in _QUESTIONS:
             return _UNKNOWN, False
         self.asked.add(asked[1])

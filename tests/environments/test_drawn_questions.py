@@ -35,6 +35,7 @@ from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_environment
+from rlhf.recipe.suites import load_suite
 from tests.environments.worlds import oracle_play, play, random_play
 
 COMPARED = Path(__file__).parent / "compared.jsonl"
@@ -393,6 +394,12 @@ def test_a_program_is_run_on_calls_around_the_limit() -> None:
     assert off.reward == pytest.approx(6 / 7) and not off.success
     fenced = f"So:\n```python\n{wanted.program()}\n```"
     assert play(world, task, ["hm", fenced])[-1].success and not play(world, task, ["hm"])[-1].valid
+    agent: Any = load_suite("colleague").parts[0].agent
+    lines = wanted.program().replace(": return", ":\n    return")
+    written = agent.read(f"<think>\nEasy.\n</think>\n\n{lines}")
+    assert "\n" in written.text and play(world, task, [written.text])[-1].success
+    argued = agent.read("Where is the border?\n\n`ask limit`")
+    assert play(world, task, [argued.text])[-1].reply.startswith("The limit is")
     for broken in ("def fee(", f"def {wanted.name}(x): return open('/etc/passwd').read()"):
         assert play(world, task, [broken])[-1].reward == 0
     assert world.plan(task, ["ask at"] * 5) == (wanted.program(),) and world.plan(task, ["ask at"] * 6) is None
