@@ -36,6 +36,9 @@ MISTAKES = {
         "stages[1].advantage.gama",
         ("GiGPO has no key 'gama'", "gamma, normalize", "did you mean 'gamma'?"),
     ),
+    "a value that YAML takes for a comment": Mistake(
+        ("agent.system=#### Play well.",), "override agent.system", ("# begins a comment", "'agent.system=\"#### Play")
+    ),
     "unknown key of the recipe": Mistake(("enviroment.n=1",), "enviroment", ("did you mean 'environment'?",)),
     "text where a number belongs": Mistake(
         ("stages.1.steps=many",), "stages[1].steps", ("'many' (text)", "a whole number, at least 1")

@@ -307,7 +307,7 @@ def test_callbacks_see_each_step_and_evaluation() -> None:
 def test_callbacks_see_supervised_steps() -> None:
     steps: list[int] = []
     stage = {"kind": "supervised", "n_demonstrations": 8, "epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}}
-    small(stages=[stage], callbacks=[lambda step: steps.append(step.step)])
+    small(stages=[stage], callbacks=lambda step: steps.append(step.step))
     assert steps == [1, 2, 2]  # two updates, and the evaluation
 
 

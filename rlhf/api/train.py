@@ -75,7 +75,7 @@ def train(
     rewards: Any = None,
     environment: Any = None,
     agent: Any = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Any = (),
     out: str | Path | None = None,
     resume: str | Path | TrainResult | None = None,
     progress: bool = True,
@@ -92,7 +92,7 @@ def train(
             "weight": 0.5}`. A function takes (answer, reference), (task, trajectory), or (completions, ...) as for TRL.
         environment: an environment, a file of tasks, a list of rows, or recipe keys.
         agent: an agent, or recipe keys.
-        callbacks: functions that are called with a `StepInfo` after each step; or `StageHook`s.
+        callbacks: functions that are called with a `StepInfo` after each step, or `StageHook`s; one alone or several.
         out: run folder; runs/NAME-seedN by default.
         resume: run to resume; objects passed from Python are passed again.
         progress: whether to print progress.
@@ -159,7 +159,7 @@ class _Work:
     rewards: Any
     environment: Any
     agent: Any
-    callbacks: Sequence[Any]
+    callbacks: Any
     out: str | Path | None
     resume: str | Path | TrainResult | None
     progress: bool

@@ -131,9 +131,12 @@ async def _given(task: Task, answer: str, weighted: Weighted, limits: Limits) ->
     for form in _FORMS if answer in (task.reference, _NONSENSE) else _FORMS[:1]:
         said = form.format(answer)
         reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
+        begun = time.monotonic()
         group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=limits.reward_timeout_s)
         if group.failures:
             first = first or _Tried(task, answer, " ".join(group.failures[0].message.split()), failed=True)
+            if time.monotonic() - begun >= limits.reward_timeout_s:  # it would hang at the other forms too
+                return first
         elif group.trajectories[0].solved:
             return _Tried(task, answer)
         else:

@@ -163,6 +163,14 @@ def _apply(config: DictConfig, override: str) -> None:
             hint="put quotes around a value that has spaces: 'agent.system=Play well.'",
         )
     value = parse(text, f"override {key}")
+    if value is None and text.strip().casefold() not in ("", "~", "null"):
+        raise RecipeError(
+            "the value reads as nothing, because # begins a comment",
+            where=f"override {key}",
+            got=override,
+            expected="a value in quotes of its own",
+            hint=f"write '{key}=\"{text}\"'",
+        )
     try:
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:

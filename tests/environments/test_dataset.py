@@ -17,9 +17,10 @@ import yaml
 
 from environments.check import check_environment
 from environments.tasks.dataset import Dataset
+from rlhf.build import reference_trial
 from rlhf.build.reference_trial import try_references
 from rlhf.build.train import train
-from rlhf.errors import CheckpointError, EnvError, RecipeError
+from rlhf.errors import CheckpointError, EnvError, RecipeError, RewardError
 from rlhf.recipe import load
 from tests.training import runs
 
@@ -306,6 +307,18 @@ def test_a_run_does_not_go_on_with_another_file(tmp_path: Path) -> None:
         file.write('{"question": "7+7", "answer": 14}\n')
     with pytest.raises(CheckpointError, match=r"sums\.jsonl sha256"):
         train(load(done.folder, ["stages.1.steps=3"]), None, resume=done.folder)
+
+
+def test_a_verifier_that_hangs_is_given_one_form_of_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_trial, "_ENOUGH_S", 0.0)  # one reference, however slow it is
+    path, calls = recipe(tmp_path, {"right": {"kind": "./slow.py:judge"}}), tmp_path / "calls"
+    (tmp_path / "slow.py").write_text(
+        "import time\n\ndef judge(answer: str, reference: str) -> float:\n"
+        f"    open({str(calls)!r}, 'a').write('x')\n    time.sleep(2)\n    return 1.0\n"
+    )
+    with pytest.raises(RewardError, match="the reward fails"):
+        asyncio.run(try_references(load(path, ["limits.reward_timeout_s=0.5"]), lambda text: None))
+    assert calls.read_text() == "xx", "a reply that is nonsense, and a reference"
 
 
 def test_a_verifier_may_want_a_form_and_one_that_takes_anything_is_cautioned_of(tmp_path: Path) -> None:

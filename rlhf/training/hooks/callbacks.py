@@ -52,8 +52,9 @@ class Callbacks(StageHook):
     _lines: list[LogLine] = field(default_factory=list)
 
     @classmethod
-    def of(cls, given: Sequence[Any]) -> Callbacks:
-        """Tell functions from hooks. Raises RecipeError for anything else."""
+    def of(cls, given: Any) -> Callbacks:
+        """Tell functions from hooks, several or one alone. Raises RecipeError for anything else."""
+        given = given if isinstance(given, Sequence) else [given]
         for i, one in enumerate(given):
             if not callable(one) and not isinstance(one, StageHook):
                 raise RecipeError(
