@@ -92,3 +92,12 @@ def test_of_words_that_no_recipe_has_together_it_is_said_how_many_have_each() ->
     assert all(n_each)
     assert f"got:      webshop: {n_each[0]} of {n_all}, nethack: {n_each[1]} of {n_all}" in told
     assert "all of them" in told
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlhf.cli", "environments"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None and command.stderr is not None
+        command.stdout.close()  # as `head` does once it has its lines
+        assert command.stderr.read() == "" and command.wait() == 0

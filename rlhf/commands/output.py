@@ -148,10 +148,25 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
                 return function(*args, **kwargs)
         except typer.Exit:
             raise
+        except BrokenPipeError as error:
+            if not _reader_is_gone():
+                raise typer.Exit(report(error, as_json=bool(kwargs.get("as_json")))) from error
+            raise typer.Exit from None
         except (Exception, KeyboardInterrupt, CancelledError) as error:
             raise typer.Exit(report(error, as_json=bool(kwargs.get("as_json")))) from error
 
     return shielded
+
+
+def _reader_is_gone() -> bool:
+    """True if nobody reads the standard output any more, as after `| head`; what is left goes nowhere then."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def report(error: BaseException, *, as_json: bool) -> int:
