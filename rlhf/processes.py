@@ -273,7 +273,9 @@ def take_one_gpu() -> None:
         import torch
 
         visible = [str(i) for i in range(torch.cuda.device_count())]
-    if visible and local >= len(visible):
+    if not visible:
+        return
+    if local >= len(visible):
         raise RecipeError(
             "there are more processes than GPUs",
             where="the environment variable LOCAL_RANK",
@@ -281,9 +283,8 @@ def take_one_gpu() -> None:
             expected=f"at most {len(visible) - 1}",
             hint="start as many processes as there are GPUs",
         )
-    if visible:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local]
-        os.environ["LOCAL_RANK"] = "0"
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible[local]
+    os.environ["LOCAL_RANK"] = "0"
 
 
 def in_turn(items: Sequence[T], parts: Sequence[Sequence[Any]]) -> list[Any]:

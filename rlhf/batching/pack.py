@@ -306,8 +306,8 @@ def collate(
     counts = np.array([s.n_policy_tokens for s in samples])
     weights = np.repeat(weights_R, counts)
     if any(s.correction is not None for s in samples):
-        ones = (np.ones(len(s), np.float32) if s.correction is None else s.correction for s in samples)
-        weights = weights * np.concatenate(list(ones))[positions]
+        factors = [np.ones(len(s), np.float32) if s.correction is None else s.correction for s in samples]
+        weights = weights * np.concatenate(factors)[positions]
     first = _tokens_before(samples) if first_R is None else first_R
     places = np.concatenate([start + _places(s) for start, s in zip(first, samples, strict=True)])
     off_policy = [np.zeros(len(s), np.bool_) if s.off_policy is None else s.off_policy for s in samples]

@@ -10,6 +10,7 @@ import errno
 import functools
 import json
 import os
+import select
 import sys
 import traceback
 import warnings
@@ -160,13 +161,12 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
 def _reader_is_gone() -> bool:
     """True if nobody reads the standard output any more, as after `| head`; what is left goes nowhere then."""
-    try:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    is_gone = bool(pipe.poll(0))
+    if is_gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    return is_gone
 
 
 def report(error: BaseException, *, as_json: bool) -> int:

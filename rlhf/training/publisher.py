@@ -134,9 +134,8 @@ class Publisher:
     @property
     def _format(self) -> torch.dtype:
         """The coarser one of the two that compute."""
-        found: torch.dtype = max(
-            self.policy.model.dtype, self.dtype or self.policy.model.dtype, key=lambda one: torch.finfo(one).eps
-        )
+        own: torch.dtype = self.policy.model.dtype
+        found = max(own, self.dtype or own, key=lambda one: torch.finfo(one).eps)
         # A base in 8 bits rounds activations too, as coarsely as 16 bits do.
         is_rounded = any(p.dtype is torch.int8 for p in self.policy.model.parameters())
         return torch.bfloat16 if is_rounded and found is torch.float32 else found

@@ -155,7 +155,7 @@ class RolloutsAhead(StageHook):
             if self._n_offered is None:
                 await self.controller.open(run.policy.version)
             await self.controller.offer(self._new_tasks())
-        with self._clock.trainer_waits() as waited:
+        with self._clock.trainer_waits():
             ask, who = None if self.controller is None else self.controller.due, f"step {step.number + 1} waits for"
             parts = await self._waited(run, ask, who, f"the rollouts of step {step.number + 1}")
         own, found = parts[current().rank if len(parts) > 1 else 0], [due.groups for due in parts if due is not None]
@@ -163,7 +163,7 @@ class RolloutsAhead(StageHook):
         groups = tuple(group for part in found for group in part)
         check_failures(groups, run.runner.limits)
         seconds = self._clock.since_last_batch()
-        return RolloutBatch(groups, seconds, ahead_s=max(seconds - waited(), 0.0))
+        return RolloutBatch(groups, seconds, ahead_s=max(seconds - self._clock.trainer_s, 0.0))
 
     def _new_tasks(self) -> dict[int, list[Task]]:
         """The tasks of steps that may be played now and were not said yet, by the steps' numbers."""
@@ -310,23 +310,23 @@ async def played(
 
 
 class _Clock:
-    """Seconds in which the trainer waited."""
+    """Seconds in which the trainer waited.
+
+    Attributes:
+        trainer_s: since the last call of `figures`.
+    """
 
     def __init__(self) -> None:
-        self._batch_at, self._trainer_s = time.perf_counter(), 0.0
+        self._batch_at, self.trainer_s = time.perf_counter(), 0.0
 
     @contextmanager
-    def trainer_waits(self) -> Iterator[Callable[[], float]]:
-        """Context in which the trainer waits for groups; gives a function that returns how long it has."""
+    def trainer_waits(self) -> Iterator[None]:
+        """Context in which the trainer waits for groups."""
         begin = time.perf_counter()
-
-        def waited() -> float:
-            return time.perf_counter() - begin
-
         try:
-            yield waited
+            yield
         finally:
-            self._trainer_s += waited()
+            self.trainer_s += time.perf_counter() - begin
 
     def since_last_batch(self) -> float:
         """Seconds since the last call."""
@@ -335,5 +335,5 @@ class _Clock:
 
     def figures(self) -> dict[str, float]:
         """Return the seconds since the last call."""
-        waited_s, self._trainer_s = self._trainer_s, 0.0
+        waited_s, self.trainer_s = self.trainer_s, 0.0
         return {"time/trainer_idle_s": waited_s}

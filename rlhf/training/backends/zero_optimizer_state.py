@@ -227,10 +227,13 @@ def numbered(
     if found and set(names) != set(found):
         differing = sorted(set(names) ^ set(found))[0]
         raise ValueError(f"another model's state: {differing} is in one of the two only")
-    steps = {"step": torch.tensor(float(saved["n_steps"]))} if saved["n_steps"] else {}
+    n_steps = saved["n_steps"]
     wanted = (*_MOMENTS, *(("master",) if masters else ()))
     state = {
-        number: {key: value.clone() for key, value in steps.items()} | {key: of[key] for key in wanted if key in of}
+        number: {
+            **({"step": torch.tensor(float(n_steps))} if n_steps else {}),
+            **{key: of[key] for key in wanted if key in of},
+        }
         for number, of in enumerate(found[name] for name in (names if found else ()))
     }
     return {"state": state, "param_groups": list(groups)}
