@@ -138,9 +138,10 @@ def test_curves_are_thinned_when_there_are_very_many_lines(tmp_path: Path) -> No
 def test_how_long_imitation_takes_follows_from_its_demonstrations(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("stages: [{kind: supervised, epochs: 2, batch_size: 8}]\n")
     sink = JsonlSink(tmp_path / "metrics.jsonl")
+    began = time.time() - 10
     for step in (1, 2, 3):
         values = {"supervised/n_demonstrations": 99.0, "supervised/loss": 2.5, "train/tokens_per_s": 700.0}
-        sink.write(LogLine(step, "0-supervised", time.time() - 10 + 2 * step, values))
+        sink.write(LogLine(step, "0-supervised", began + 2 * step, values))
     sink.close()
     run = RunFolder(tmp_path)
     with locks.held(tmp_path, "a test"):
