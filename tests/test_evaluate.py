@@ -221,6 +221,29 @@ def test_a_recipe_s_reward_without_references_is_refused_before_there_are_weight
     assert weights.exit_code == 2 and "error policy.kind: there are no weights" in weights.stderr
 
 
+@pytest.mark.parametrize("n_short", [0, 3])
+def test_prompts_that_fill_the_context_are_no_failure_of_the_policy(n_short: int, tmp_path: Path) -> None:
+    rows = [{"prompt": f"say {i} " * (1 if i < n_short else 200), "answer": str(i)} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "what", "answer": "that"}))
+    recipe = runs.write(
+        tmp_path,
+        [{"kind": "policy_gradient", "steps": 1}],
+        policy={"kind": "pretrained", "path": str(ROOT / "base")},
+        environment={"kind": "dataset", "train": "train.jsonl", "test": "rows.jsonl"},
+        rewards={"right": {"kind": "exact_match"}},
+        limits={"max_turns": 1, "max_tokens": 4, "max_context": 128},
+    )
+    result = run("evaluate", recipe, "--out", tmp_path / "out")
+    said = " ".join(result.stderr.split())
+    if n_short:
+        assert result.exit_code == 0 and "parts.tasks: 5 of 8 attempts count as failed because their first" in said
+    else:
+        assert result.exit_code == 2 and "error parts.tasks: no prompt leaves room for an answer" in said
+        assert "got: 8 of 8 attempts ended at their first prompt" in said
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["n_without_room"] == 8 - n_short
+
+
 def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(AGENT)
     found = last_json(run("evaluate", f"{tmp_path}/mine.py:First", "--suite", suite, "--json"))

@@ -90,6 +90,7 @@ def evaluate(
         with RunningProgress(console, found.suite.attempts, n_each) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
         summary = finish(folder, found, tasks, price_in, price_out)
+        _refuse_without_room(summary, console)
         if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
             console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
         if out is not None:
@@ -149,6 +150,27 @@ def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Clean
                 _CAUTION
                 + f"parts.{part.name}.tasks: the split '{part.tasks.split}' has {got} tasks, "
                 + f"fewer than the {wanted} asked for",
+                soft_wrap=True,
+            )
+
+
+def _refuse_without_room(summary: Mapping[str, Any], console: CleanConsole) -> None:
+    """Say how many attempts ended at a first prompt that fills the context; raise RecipeError if all of a part did."""
+    for name, part in summary["parts"].items():
+        n, of = part["n_without_room"], part["n_attempts"] - part["n_errors"]
+        hint = "raise limits.max_context where the policy reads more, or shorten the prompts or agent.system"
+        if n and n == of:
+            raise RecipeError(
+                "no prompt leaves room for an answer in the context, so this evaluation says nothing about the policy",
+                where=f"parts.{name}",
+                got=f"{n:,} of {of:,} attempts ended at their first prompt",
+                expected="prompts shorter than the context of the policy",
+                hint=hint,
+            )
+        if n:
+            console.print(
+                _CAUTION + f"parts.{name}: {n:,} of {of:,} attempts count as failed because their first prompt "
+                f"fills the context of the policy; {hint}",
                 soft_wrap=True,
             )
 

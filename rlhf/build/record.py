@@ -15,6 +15,7 @@ import torch
 import rlhf
 from environments.base import Environment, properties_of
 from rewards.code.sandboxed_reward import sandbox_record
+from rlhf.build.own_code import code_digests
 from rlhf.build.resume import made_of, own_environments
 from rlhf.build.supervised_data import digests
 from rlhf.digests import write_listed
@@ -31,7 +32,8 @@ _RECORDED = (
 
 def write_record(folder: Path, recipe: Recipe) -> None:
     """Write the versions and the resolved recipe, which make the folder a run."""
-    record = versions(recipe.environment) | programs_record(recipe.all_rewards) | {"data": digests(recipe)}
+    record = versions(recipe.environment) | programs_record(recipe.all_rewards)
+    record |= {"data": digests(recipe), "code": code_digests(recipe)}
     record |= {path: _made(environment) for path, environment in own_environments(recipe).items()}
     write_listed(folder / "versions.json", json.dumps(record, indent=1))
     write_listed(folder / "recipe.yaml", dump(recipe))

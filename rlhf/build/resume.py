@@ -183,26 +183,26 @@ def check_environment(folder: Path, environment: object, key: str = "environment
             raise CheckpointError(
                 "the environment is not the one that this run began with",
                 where=f"{path}, {key}.{name}",
-                got=now,
+                got=now or "nothing: it is gone",
                 expected=record[name],
                 hint="put it back, or start a new run from the newest checkpoint: policy.path",
             )
 
 
 def check_data_unchanged(folder: Path, now: Mapping[str, str]) -> None:
-    """Raise CheckpointError where training data changed since the run began."""
+    """Raise CheckpointError where training data changed since the run began, or a file is gone."""
     path = folder / "versions.json"
-    if not now or not path.is_file():
+    if not path.is_file():
         return
     with disk("the record of versions", path):
         record = json.loads(path.read_text("utf-8")).get("data", {})
-    for name, digest in now.items():
-        if record.get(name, digest) != digest:
+    for name, digest in record.items():
+        if now.get(name) != digest:
             raise CheckpointError(
                 "the data is not what this run began with",
                 where=f"{path}, {name}",
-                got=digest,
-                expected=record[name],
+                got=now.get(name, "no such file"),
+                expected=digest,
                 hint="put the file back, or start a new run",
             )
 

@@ -19,6 +19,7 @@ from rlhf.build.engine import context_of, make_publisher, start_engine
 from rlhf.build.extend import extended
 from rlhf.build.logged_data import logged_runs
 from rlhf.build.memory_store import make_store_keeper
+from rlhf.build.own_code import caution_changed_code
 from rlhf.build.pair_data import check_parts, check_sources, stored_groups
 from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_samplers
 from rlhf.build.processes import check_alike, joined, sharded_load, stopped_by_term, stopping_together
@@ -124,7 +125,12 @@ async def _train(
         for note in locks.notes(folder):
             progress.say(note)
         found, state = begin_of(folder, is_resumed, progress.say)
-        state = extended(recipe, folder, state, progress.say) if is_resumed else state
+        if is_resumed:  # before the record of a finished run is opened again
+            check_environments(folder, recipe)
+            check_data_unchanged(folder, digests(recipe))
+            if processes.current().is_main:
+                caution_changed_code(folder, recipe, progress.say)
+            state = extended(recipe, folder, state, progress.say)
         profiler = None if profile is None else profiler_of(recipe.stages, profile, folder, state)
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)
@@ -156,10 +162,7 @@ async def prepare(
 ) -> Run:
     """Every live object of a run: new, or as checkpoint `found` has it; `stack` closes the engine."""
     here = processes.current()
-    if is_resumed:
-        check_environments(folder, recipe)
-        check_data_unchanged(folder, digests(recipe))
-    else:
+    if not is_resumed:
         await _preflight(recipe, folder, progress)
     policy, runner, played = await _start(recipe, folder, found, state, progress, actors)
     stack.push_async_callback(runner.engine.close)
