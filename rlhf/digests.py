@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -276,9 +275,15 @@ class Manifest:
             if known.get(name, ())[-1:] == (mark,):
                 return
             values = {"name": name, "bytes": mark.n_bytes, "sha256": mark.sha256}
+            line = json.dumps({**values, "seal": _seal(values)}).encode() + b"\n"
             with target.open("ab+") as file:
                 _end_with_a_line(file)
-                file.write(json.dumps({**values, "seal": _seal(values)}).encode() + b"\n")
+                n_bytes = file.tell()
+                file.write(line)
+            before, after = _READ.get(target), _state(target)
+            is_own = n_bytes == 0 or (before is not None and before[0][1] == n_bytes)
+            if is_own and after[1] == n_bytes + len(line):  # nobody else wrote meanwhile: not to be read again
+                _keep(target, after, {**known, name: (*known.get(name, ())[-1:], mark)})
 
     def record_all(self, *names: str) -> None:
         """List those of the files and folders with these names that are there, as they are."""
@@ -325,8 +330,11 @@ class Manifest:
         path = self.folder / MANIFEST
         if not path.is_file():
             return {}
-        stat = path.stat()
-        return _read_manifest(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        state, held = _state(path), _READ.get(path)
+        if held is None or held[0] != state:
+            held = state, _read_manifest(path)
+            _keep(path, *held)
+        return held[1]
 
 
 def read_listed(path: Path) -> str:
@@ -350,15 +358,34 @@ def write_listed(path: Path, text: str) -> None:
 
 def _end_with_a_line(file: Any) -> None:
     """Cut off what a process that was killed left of a line, and stand at the end."""
-    file.seek(0)
-    content = file.read()
-    file.truncate(content.rfind(b"\n") + 1)
+    n_bytes = file.seek(0, 2)
+    file.seek(max(n_bytes - 1, 0))
+    if file.read() not in (b"", b"\n"):
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
     file.seek(0, 2)
 
 
-@lru_cache(64)
-def _read_manifest(path: Path, time_ns: int, size: int, inode: int) -> Mapping[str, tuple[Mark, ...]]:
-    """By name, the last two marks of each file; a torn last line is left out. The numbers tell states of it apart."""
+#: Manifests as they were read last or were left by this process: time of change, size and inode, and the marks.
+_READ: dict[Path, tuple[tuple[int, int, int], Mapping[str, tuple[Mark, ...]]]] = {}
+_MOST_READ = 64
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _keep(path: Path, state: tuple[int, int, int], found: Mapping[str, tuple[Mark, ...]]) -> None:
+    """Remember what a manifest holds; of too many the one that was read first is forgotten."""
+    _READ.pop(path, None)
+    if len(_READ) >= _MOST_READ:
+        _READ.pop(next(iter(_READ)), None)
+    _READ[path] = state, found
+
+
+def _read_manifest(path: Path) -> Mapping[str, tuple[Mark, ...]]:
+    """By name, the last two marks of each file; a torn last line is left out."""
     content = path.read_bytes()
     found: dict[str, tuple[Mark, ...]] = {}
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):

@@ -238,6 +238,14 @@ def test_a_leaderboard_ranks_by_the_metric_of_the_suite(tmp_path: Path) -> None:
         [board] = last_json(run("leaderboard", solves, scores, "--json"))["boards"]
         assert (board["metric"], board["rows"][0]["policy"]) == (metric, best)
     assert "houses (1 tasks, 2 attempts at each)" in run("leaderboard", solves, scores).stdout
+    broken = write(tmp_path / "broken", {"house/test/0": [None, None]})
+    shutil.rmtree(solves / "trajectories")
+    low = Score({"s": Verdict(-3.0)}, (-3.0,), -3.0)
+    writer = TrajectoryWriter(solves / "trajectories")
+    writer.write_groups("tasks", 0, "eval", [ScoredGroup("house/test/0", attempts, (low, low), ())])
+    (broken / "summary.json").write_text(json.dumps(named | {"policy": "broken"}))
+    [board] = last_json(run("leaderboard", broken, solves, scores, "--json"))["boards"]
+    assert [row["policy"] for row in board["rows"]] == ["scores", "solves", "broken"]
 
 
 def test_an_evaluation_that_is_not_finished_is_named(tmp_path: Path) -> None:

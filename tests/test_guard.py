@@ -35,6 +35,15 @@ def test_what_tells_no_task_apart_makes_none_the_same() -> None:
     assert in_both([Task("test/0", reference="yes"), Task("test/1", reference="yes")], yes[:1]) == []
 
 
+def test_a_question_is_found_however_often_it_is_asked() -> None:
+    def asked(name: str, text: str = "2 + 2?") -> Task:
+        return Task(name, info={"prompt": text}, reference="4")
+
+    twice = [asked("train/0"), asked("train/1"), asked("train/2", "3 + 1?")]
+    assert in_both([asked("test/0"), asked("test/1", "1 + 3?")], twice) == ["test/0"]
+    assert in_both([asked("test/0"), asked("test/1")], twice[:1]) == ["test/0", "test/1"]
+
+
 @pytest.mark.parametrize(
     ("evaluation", "stages", "where", "message"),
     [

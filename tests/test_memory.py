@@ -20,6 +20,7 @@ from rewards.judges.judge import Grade
 from rewards.models.reward_model import RewardModelScore
 from rlhf.cli import app
 from rlhf.errors import RecipeError
+from rlhf.estimate import memory_preflight
 from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
 from rlhf.estimate.memory import buffers, estimates, trainer_bytes
@@ -315,6 +316,17 @@ def test_what_is_free_is_compared_with_all_processes_of_a_machine(tmp_path: Path
     with pytest.raises(RecipeError, match="needs more memory"):
         refuse_too_large(made, n_processes=2, n_here=100_000)
     assert free_memory() > 0
+
+
+@pytest.mark.parametrize(("limit", "free"), [("8000", 7300), ("700", 0), ("max", None)])
+def test_cached_files_of_a_container_count_as_free(
+    limit: str, free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("7900\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 7200\nactive_file 200\n")
+    monkeypatch.setattr(memory_preflight, "_CGROUP", tmp_path)
+    assert free_memory() == free if free is not None else free_memory() > 8000
 
 
 def test_the_largest_part_is_named_with_its_key() -> None:

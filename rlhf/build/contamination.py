@@ -24,21 +24,31 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 def in_both(judged: Sequence[Task], trained: Sequence[Task], *, by_id: bool = True) -> list[str]:
     """Ids of evaluation tasks that are also trained on, compared by content, and by id in one environment.
 
-    What is in a task tells it apart unless the same is in another task of its list, or there is nothing but an id.
+    Tasks with a prompt are the same where their contents are. Others, which an environment draws by
+    their ids, are told apart by content unless the same is in another task of the list, or there is nothing but an id.
     """
     own, judged_ids = _telling(judged), {task.id for task in judged if by_id}
     asked, ids, inside = set(own.values()), set[str](), Counter[str]()
     for task in trained:  # of which there may be more than fit into memory
         ids |= {task.id} & judged_ids
         inside.update({_content(task)} & asked)
-    return [task.id for task in judged if task.id in ids or inside[own.get(task.id, "")] == 1]
+    return [
+        task.id
+        for task in judged
+        if task.id in ids or inside[own.get(task.id, "")] == 1 or (_is_asked(task) and inside[own[task.id]])
+    ]
+
+
+def _is_asked(task: Task) -> bool:
+    """True if what is in a task is the whole of it: it has a prompt, rather than an id that a world is drawn by."""
+    return bool(task.messages) or isinstance(task.info.get("prompt"), str)
 
 
 def _telling(tasks: Sequence[Task]) -> dict[str, str]:
-    """Task -> everything in it but its id, where that tells it from the others."""
+    """Task -> everything in it but its id, where that tells it from the others or is the whole of it."""
     inside = {task.id: _content(task) for task in tasks}
-    counts = Counter(inside.values())
-    return {name: text for name, text in inside.items() if counts[text] == 1 and text != _NOTHING}
+    counts, asked = Counter(inside.values()), {task.id for task in tasks if _is_asked(task)}
+    return {name: text for name, text in inside.items() if name in asked or (counts[text] == 1 and text != _NOTHING)}
 
 
 def _content(task: Task) -> str:

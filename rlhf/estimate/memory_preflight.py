@@ -111,7 +111,11 @@ def free_memory() -> int:
     free = int(psutil.virtual_memory().available)
     try:
         limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        return min(free, int(limit) - int(used)) if limit != "max" else free
+        if limit == "max":
+            return free
+        counted = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(counted.get("inactive_file", 0))  # counted as used, and given back as soon as it is asked for
+        return min(free, int(limit) - int(used) + cached)
     except (OSError, ValueError):  # another system, or no container
         return free
 

@@ -93,8 +93,13 @@ def _sample(one: Conversation, epoch: int, model: str) -> dict[str, Any]:
         "model_usage": {model: usage} if one.messages else {},
         "total_time": seconds,
         "error": {"message": one.detail, "traceback": "", "traceback_ansi": ""} if is_failure else None,
-        "limit": limit and {"type": limit, "limit": float(one.facts["n_turns"])},
+        "limit": limit and {"type": limit, "limit": _reached(one, limit)},
     }
+
+
+def _reached(one: Conversation, limit: str) -> float:
+    """How much of its limit an attempt took: messages, tokens of its longest context, or seconds."""
+    return float({"message": len(one.messages), "context": one.facts["n_context"], "time": one.facts["seconds"]}[limit])
 
 
 def _scores(one: Conversation) -> dict[str, Any]:

@@ -68,6 +68,7 @@ def _conversation(record: TrajectoryRecord, redaction: Redaction) -> Conversatio
                 "n_turns": len(t.turns),
                 "n_tokens": t.n_tokens,
                 "n_read": sum(g.prompt.n_tokens for g in t.generations),
+                "n_context": max((g.prompt.n_tokens + g.n_tokens for g in t.generations), default=0),
                 "seconds": t.duration_s,
                 "versions": sorted({v for g in t.generations for v in g.versions}),
                 "parent": t.parent,

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlhf.data import Generation, Score, Turn
+from rlhf.evaluation.folder import PLAN
 from rlhf.evaluation.rows import Row, TrajectoryRecord, decode, decode_failure
 from rlhf.evaluation.store import StoredStep
 from rlhf.evaluation.transcript import load_tokenizer, pieces
@@ -23,6 +26,8 @@ COLOURS = {
 }
 #: Sampled tokens of an attempt that are sent one by one; characters of a text that are sent.
 MAX_TOKENS, MAX_TEXT = 50_000, 200_000
+#: Stands for a sampled token where there is no tokenizer.
+UNKNOWN = "▯"
 
 
 class Tokenizers:
@@ -33,19 +38,36 @@ class Tokenizers:
         self._of: tuple[int, Any] = (-1, None)
 
     def get(self, settings: Mapping[str, Any]) -> Any | None:
-        """The run's own, else that of the folder its policy began from; None where there is neither."""
+        """The run's own, else that of the folder its policy began from or an evaluation's policy; None without any."""
         try:
             changed = max(path.stat().st_mtime_ns for path in (self.folder, *self.folder.glob("checkpoints")))
         except OSError:
             changed = 0
         if self._of[0] != changed or self._of[1] is None:
             found = load_tokenizer(self.folder)
-            policy = settings.get("policy")
-            path = policy.get("path") if isinstance(policy, dict) else None
-            if found is None and isinstance(path, str) and (Path(path) / "tokenizer.json").is_file():
-                found = load_tokenizer(Path(path))
+            for path in _policy_folders({**settings, **_plan(self.folder)}) if found is None else ():
+                found = found or load_tokenizer(path)
             self._of = (changed, found)
         return self._of[1]
+
+
+def _plan(folder: Path) -> dict[str, Any]:
+    """What an evaluation was asked for; empty for a run, or where it cannot be read."""
+    try:
+        found = yaml.safe_load((folder / PLAN).read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _policy_folders(settings: Mapping[str, Any]) -> Iterator[Path]:
+    """Model folders that the recipe of a run or the plan of an evaluation names."""
+    for section, key in (("policy", "path"), ("asked", "checkpoint"), ("asked", "target")):
+        part = settings.get(section)
+        path = part.get(key) if isinstance(part, dict) else None
+        if isinstance(path, str):
+            folders = (Path(path), Path(path) / "policy")
+            yield from (folder for folder in folders if (folder / "tokenizer.json").is_file())
 
 
 def failure(row: Row, redaction: Redaction) -> dict[str, Any]:
@@ -153,7 +175,10 @@ def _generation(
     left: int,
 ) -> dict[str, Any]:
     ids = [int(i) for i in g.token_ids][:left]
-    shown, hidden = redaction.pieces(pieces(tokenizer, ids))
+    if tokenizer is None:  # ids would tell a key, and nothing finds one in them
+        shown, hidden = [UNKNOWN] * len(ids), set(range(len(ids)))
+    else:
+        shown, hidden = redaction.pieces(pieces(tokenizer, ids))
     versions = [v for version, n in g.version_spans for v in [version] * n] or [g.policy_version] * len(ids)
     return {
         "role": redaction.text(g.role),

@@ -190,12 +190,15 @@ def test_one_unreadable_step_does_not_cost_the_report(tmp_path: Path) -> None:
     assert page.attempts["coin/policy_gradient:train:2"]["attempts"]
 
 
-def run_with(tmp_path: Path, results: dict[str, object] | None = None, **values: float) -> dict[str, Finding]:
-    """Findings of a run that logged `values` in one step; names are written with `__` for `/`."""
+def run_with(
+    tmp_path: Path, results: dict[str, object] | None = None, n_steps: int = 1, **values: float
+) -> dict[str, Finding]:
+    """Findings of a run that logged `values` in each step; names are written with `__` for `/`."""
     (tmp_path / "recipe.yaml").write_text("limits: {max_tokens: 24, max_turns: 8}\n")
     (tmp_path / "result.json").write_text(json.dumps(results or {}))
     sink = Metrics([JsonlSink(tmp_path / "metrics.jsonl")])
-    sink.log(1, "train", {name.replace("__", "/"): value for name, value in values.items()})
+    for step in range(1, n_steps + 1):
+        sink.log(step, "train", {name.replace("__", "/"): value for name, value in values.items()})
     sink.close()
     return {finding.name: finding for finding in findings(RunData.read(tmp_path))}
 
@@ -230,6 +233,7 @@ def test_failed_parts_are_counted_in_training_and_evaluation(tmp_path: Path) -> 
 def test_groups_without_signal_invalid_actions_and_limits_are_shown(tmp_path: Path) -> None:
     found = run_with(
         tmp_path,
+        n_steps=3,
         credit__n_groups=10,
         credit__n_zero_std_groups=6,
         credit__n_single_groups=2,
@@ -243,7 +247,7 @@ def test_groups_without_signal_invalid_actions_and_limits_are_shown(tmp_path: Pa
     assert found["Invalid actions"].level == "problem"
     assert found["Episodes cut by the turn limit"].value == "75%"
     assert "limits.max_turns (8)" in found["Episodes cut by the turn limit"].hint
-    assert found["Skipped updates"].value == "1" and found["No updates"].level == "problem"
+    assert found["Skipped updates"].value == "3" and found["No updates"].level == "problem"
 
 
 @pytest.mark.parametrize(("flat", "level"), [(2, "fine"), (5.1, "look"), (9.5, "problem")])

@@ -33,7 +33,9 @@ for info in list_eval_logs(sys.argv[1]):
         "accuracy": log.results.scores[0].metrics["accuracy"].value if log.results.scores else None,
         "samples": [
             [s.id, s.epoch, s.scores["success"].value if s.scores else None, [m.text for m in s.messages],
-             s.error.message if s.error else None, s.limit.type if s.limit else None] for s in log.samples
+             s.error.message if s.error else None,
+             s.limit.type if s.limit else None, s.limit.limit if s.limit else None]
+            for s in log.samples
         ],
     }
 print(json.dumps(found))
@@ -69,9 +71,10 @@ def test_inspects_own_loader_reads_the_logs(coin: Path, logs: Path) -> None:
         assert len(log["samples"]) == len(records) + len(failures)
         by_key = {(id_, epoch): rest for id_, epoch, *rest in log["samples"]}
         first = records[0].trajectory
-        value, texts, error, limit = by_key[first.task_id, 1]
+        value, texts, error, limit, reached = by_key[first.task_id, 1]
         assert value == ("C" if first.solved else "I") and error is None
         assert limit == (None if first.solved else "message")
+        assert reached in (None, 1 + 2 * len(first.turns))
         said = [text for turn in first.turns for text in (turn.action.said or turn.action.text, turn.reply)]
         assert texts == [first.opening, *said]
 

@@ -234,10 +234,10 @@ def _limits(run: RunData) -> Iterator[Finding]:
 
 def _updates(run: RunData) -> Iterator[Finding]:
     skipped, done = run.values("optimizer/n_skipped"), run.values("optimizer/n_updates")
-    if skipped and max(skipped) > 0:
+    if sum(skipped) > 0:
         yield Finding(
             "Skipped updates",
-            f"{max(skipped):.0f}",
+            f"{sum(skipped):.0f}",
             "look",
             "Updates left out because the gradient was not finite.",
             "lower optimizer.lr, or look for extreme rewards",

@@ -115,7 +115,7 @@ def _is_known(value: float) -> bool:
 def _rank(metric: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """Sort key, best first: the suite's metric, then the other one, then the name."""
     first, then = ("score", "success") if metric == "score" else ("success", "score")
-    return lambda row: (-_known(row[first]), -_known(row[then]), row["policy"])
+    return lambda row: (*_descending(row[first]), *_descending(row[then]), row["policy"])
 
 
 def _row(side: Side) -> dict[str, Any]:
@@ -161,5 +161,6 @@ def _evaluation_of(run: Side) -> str:
     return f"{what}, {when(run.stage)}"
 
 
-def _known(value: float) -> float:
-    return value if _is_known(value) else -1.0
+def _descending(value: float) -> tuple[bool, float]:
+    """Sort key of a figure, highest first; an unknown one comes last."""
+    return (False, -value) if _is_known(value) else (True, 0.0)

@@ -51,7 +51,7 @@ function controls(own, colour, to) {
         return h("label", { class: why ? "off" : "", title: why || HINTS[name] }, h("input", { type: "radio", name: "colour", value: name, checked: name === colour, disabled: Boolean(why), onchange: () => { location.hash = to({ colour: name }); } }), h("span", null, title, why ? h("small", null, why.startsWith("not recorded") ? "not recorded" : "none") : null));
       })),
     colour in ENDS ? h("span", { class: "legend", title: HINTS[colour] }, ENDS[colour][0], h("span", { class: "scale", "aria-hidden": "true" }), ENDS[colour][1]) : h("span", { class: "legend" }, HINTS[colour]),
-    own.has_tokenizer ? null : h("span", { class: "soft" }, "No tokenizer stored yet: tokens are shown as ids."));
+    own.has_tokenizer ? null : h("span", { class: "soft" }, "No tokenizer found: the texts of tokens are not shown."));
 }
 
 function pane(own, colour, other) {
