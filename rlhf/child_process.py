@@ -47,6 +47,17 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
+def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
+    """True if a server of this machine answers at `url`/health; proxies of the environment are not asked."""
+    from urllib.request import ProxyHandler, build_opener  # slow to import, and few processes ask
+
+    try:
+        with build_opener(ProxyHandler({})).open(f"{url}/health", timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except OSError:  # URLError is one
+        return False
+
+
 def kill_group(process: subprocess.Popen[Any], wait_s: float | None = None) -> None:
     """Kill the group that a process leads, and wait for the process, at most so long."""
     with contextlib.suppress(OSError):

@@ -51,6 +51,43 @@ class Asks:
 '''
 
 
+FAILING = '''
+from dataclasses import dataclass
+from environments.base import Properties, StepResult
+from rlhf.data import Task
+
+
+class Episode:
+    opening = StepResult("go")
+
+    async def step(self, action):
+        return StepResult("gone", 1.0, True, success=True)
+
+    async def close(self):
+        pass
+
+
+@dataclass(frozen=True)
+class Failing:
+    """The episodes of two tasks cannot be started."""
+
+    @property
+    def properties(self):
+        return Properties(True, True, True, oracle=True)
+
+    def tasks(self, split):
+        return [Task(f"failing/{split}/{i}") for i in range(12)]
+
+    def start(self, task):
+        if task.id.endswith(("/8", "/9")):
+            raise RuntimeError("stuck")
+        return Episode()
+
+    def plan(self, task, taken):
+        return ["go"]
+'''
+
+
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     path = tmp_path / "houses.yaml"
@@ -184,6 +221,41 @@ def test_a_folder_belongs_to_one_evaluation(suite: Path, tmp_path: Path) -> None
     (foreign / "thesis.tex").write_text("years of work")
     refused = run("evaluate", "random", "--suite", suite, "--out", foreign)
     assert refused.exit_code == 2 and "not empty" in refused.stderr
+
+
+def test_an_evaluation_does_not_go_on_with_another_model_or_environment(suite: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(ROOT / "base", tmp_path / name)
+    stages = [{"kind": "policy_gradient", "steps": 1}]
+    recipe = runs.write(tmp_path, stages, policy={"kind": "pretrained", "path": str(tmp_path / "a")})
+    command = ("evaluate", recipe, "--suite", suite, "-n", "1", "--out", tmp_path / "out")
+    last_json(run(*command, "--json"))
+    assert run(*command).exit_code == 0
+    runs.write(tmp_path, stages, policy={"kind": "pretrained", "path": str(tmp_path / "b")})
+    other = run(*command)
+    assert other.exit_code == 2 and f"policy.path {tmp_path / 'a'}, now {tmp_path / 'b'}" in other.stderr
+    runs.write(tmp_path, stages, policy={"kind": "pretrained", "path": str(tmp_path / "a")})
+    record = json.loads((tmp_path / "out" / "versions.json").read_text())
+    write_listed(tmp_path / "out" / "versions.json", json.dumps(record | {"environment": {"small": "keyhole 1"}}))
+    other = run(*command)
+    assert other.exit_code == 2 and "environment.small keyhole 1, now" in other.stderr
+
+
+def test_a_failing_part_is_judged_over_all_blocks_of_an_evaluation_that_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    path = tmp_path / "failing.yaml"
+    path.write_text(
+        "agent: {kind: chat}\nrewards: {r: {kind: environment}}\ntasks: {split: test, n: 12}\n"
+        "limits: {max_turns: 3, max_tokens: 8, max_concurrent: 1, max_retries: 0, max_error_fraction: 0.3}\n"
+        "parts: {p: {environment: {kind: './failing.py:Failing'}}}\n"
+    )
+    command = ("evaluate", "oracle", "--suite", path, "--out", tmp_path / "out", "--json")
+    whole = last_json(run(*command))
+    assert (whole["n"], whole["n_errors"]) == (10, 2)
+    *_, last = sorted((tmp_path / "out" / "trajectories").glob("*.parquet"))
+    for file in (last, tmp_path / "out" / "summary.json"):  # half of this block fails
+        file.unlink()
+    assert last_json(run(*command))["n_errors"] == 2
 
 
 def test_a_split_with_fewer_tasks_than_a_suite_asks_for_is_said(suite: Path) -> None:

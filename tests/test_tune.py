@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from tests import recipe_parts
 from tests.commands import last_json, run
+from tests.test_compare import write
 
 
 def test_commas_part_values_outside_of_brackets_alone() -> None:
@@ -81,6 +83,29 @@ def test_the_folder_of_another_tuning_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tuned" / "tune.json").write_text(json.dumps({"asked": ["another.yaml"], "success": {}}))
     with pytest.raises(RecipeError, match="another recipe was tuned"):
         tuning.check([()])
+
+
+def test_the_folder_of_the_recipe_before_a_change_is_refused(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    tuning.check([()])
+    tuning.check([()])
+    longer = load(tuning.recipe, ["limits.max_tokens=9"])
+    with pytest.raises(RecipeError, match=r"other values of limits\.max_tokens"):
+        replace(tuning, loaded=longer).check([()])
+
+
+def test_a_task_counts_once_with_however_many_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = replace(tuning_of(tmp_path), seeds=3)
+    solved = {"as-is": [0.0] * 6, "other": [1.0] * 3 + [0.0] * 3}
+
+    def trained(self: Tuning, run: Path, *_: object) -> float:
+        side = "as-is" if "as-is" in run.name else "other"
+        write(run, {f"t/{i}": [bool(value)] for i, value in enumerate(solved[side])}, stage="after", is_run=True)
+        return 0.0
+
+    monkeypatch.setattr(Tuning, "_trained", trained)
+    found = tuning.judged(("limits.max_tokens=9",))
+    assert (found.difference.value, found.difference.n, found.test) == (0.5, 6, "mcnemar")
 
 
 @pytest.mark.extended

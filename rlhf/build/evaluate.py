@@ -44,6 +44,8 @@ from rlhf.viewer.report import write_report
 _CAUTION = Text.assemble(("caution", "yellow"), " ")
 #: Differing keys that a message names.
 _MOST_NAMED = 4
+#: Of the versions on record, those that an evaluation goes on with alone.
+_COMPARED = ("environment", "engine")
 
 
 def evaluate(
@@ -216,10 +218,16 @@ def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks
         "asked": asked.plain,
         "tasks": {name: hash_of(listed) for name, listed in tasks.items()},
         "suite": values_of_suite(found.suite),
+        **({"policy": plain_part("policy", found.recipe.policy)} if found.recipe else {}),
     }
     path, written = folder / PLAN, parse(to_text(plan), "plan")
     if path.is_file():
-        before, now = (flat({k: v.get(k) for k in plan}) for v in (parse(read_listed(path), str(path)), written))
+        held = parse(read_listed(path), str(path))
+        record = json.loads(read_listed(folder / VERSIONS)) if (folder / VERSIONS).is_file() else {}
+        made = json.loads(json.dumps(versions_of(found) if record else {}))
+        sides = [{k: v.get(k) for k in plan if k in held} for v in (held, written)]
+        of_versions = [{k: v.get(k) for k in _COMPARED if k in record} for v in (record, made)]
+        before, now = (flat(side | versions) for side, versions in zip(sides, of_versions, strict=True))
         differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if differing:
             raise RecipeError(

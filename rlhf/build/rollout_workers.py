@@ -14,8 +14,6 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import torch
 
@@ -24,7 +22,7 @@ from rlhf.asynchrony.pipeline import Rules
 from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemoteController, RemotePlayer
 from rlhf.build.engine import RETURN_S, engine_dtype, fit_of, make_publisher, vllm_engine
 from rlhf.build.pair_data import check_parts
-from rlhf.child_process import end_with_parent, kill_group, python_command, python_environment
+from rlhf.child_process import end_with_parent, is_healthy, kill_group, python_command, python_environment
 from rlhf.data import Outcome
 from rlhf.errors import EngineError
 from rlhf.evaluation.evaluate import EvaluationResult, evaluate
@@ -176,7 +174,7 @@ class Server:
         """Return its address once it answers. Raises EngineError."""
         deadline = time.monotonic() + RETURN_S
         while time.monotonic() < deadline:
-            if self._answers():
+            if is_healthy(self.url):
                 return self.url
             time.sleep(_POLL_S)
             if len(self._ended) >= _MAX_ENDED:
@@ -197,13 +195,6 @@ class Server:
             finally:
                 kill_group(process, _STOP_S)
 
-    def _answers(self) -> bool:
-        try:
-            with urlopen(f"{self.url}/health", timeout=5):
-                return True
-        except (URLError, OSError):
-            return False
-
     def _keep(self) -> None:
         """Start it again and again, until it has ended several times without an answer in between."""
         while not self._is_closed.is_set() and len(self._ended) < _MAX_ENDED:
@@ -213,7 +204,7 @@ class Server:
                 self._ended.append(str(error))
                 self._is_closed.wait(self._pause_s())
                 continue
-            while process.poll() is None and not self._answers():
+            while process.poll() is None and not is_healthy(self.url):
                 self._is_closed.wait(_POLL_S)
             if process.poll() is None:
                 self._ended.clear()

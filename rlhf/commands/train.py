@@ -260,8 +260,8 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     asked = load(recipe or run, overrides)
-    differing = [key for key in _differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
-    if steps in differing:
+    others = [key for key in differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
+    if steps in others:
         had, wanted = (r.stages[-1].steps if isinstance(r.stages[-1], PolicyGradient) else 0 for r in (own, asked))
         if wanted < had:
             raise RecipeError(
@@ -271,12 +271,12 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
                 expected=f"{had} or more",
                 hint=f"rlhf train --resume {run}; Ctrl-C stops it",
             )
-        differing.remove(steps)
-    if differing:
+        others.remove(steps)
+    if others:
         raise RecipeError(
             "a run resumes with its own recipe",
             where=f"--resume {run}",
-            got=f"another value of {', '.join(differing)}",
+            got=f"another value of {', '.join(others)}",
             expected=f"the recipe in {run / 'recipe.yaml'}; what trains and how much at a time may differ: "
             f"stages.N.trainer, max_tokens_per_microbatch, cluster, memory of the engine; {steps} may grow",
             hint=f"rlhf train --resume {run}, or start a new run",
@@ -284,14 +284,14 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
     return asked
 
 
-def _differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
+def differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
     """Return the dotted keys, as an override has them, that two recipes give different values."""
     if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
         mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
     if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
         return [] if mine == theirs else [path]
     keys = [*mine, *(key for key in theirs if key not in mine)]
-    return [p for k in keys for p in _differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k))]
+    return [p for k in keys for p in differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k))]
 
 
 def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: `key=value` overrides of one choice; none for the recipe as it is.
 Choice = tuple[str, ...]
 _FILE = "tune.json"
+#: Differing keys that a message names.
+_MOST_NAMED = 4
 
 
 @command
@@ -174,7 +176,9 @@ class Tuning:
 
     def check(self, choices: Sequence[Choice]) -> None:
         """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained."""
+        from rlhf.commands.train import differing
         from rlhf.recipe import load
+        from rlhf.recipe.model import values_of
 
         for choice in choices:
             load(self.recipe, [*self.overrides, *choice, *self.held_out])
@@ -187,17 +191,18 @@ class Tuning:
                 expected=f"another split than evaluation.split: {judge.split}",
                 hint="evaluation.watch_split=dev",
             )
-        asked = [self.recipe, *self.overrides]
+        asked, recipe = [self.recipe, *self.overrides], json.loads(json.dumps(values_of(self.loaded), default=str))
         there = self._record()
-        if there.get("asked", asked) != asked:
+        changed = differing(there.get("recipe", recipe), recipe)
+        if there.get("asked", asked) != asked or changed:
             raise RecipeError(
                 "another recipe was tuned in this folder",
                 where=str(self.out / _FILE),
-                got=" ".join(there["asked"]),
-                expected=" ".join(asked),
+                got=f"other values of {', '.join(changed[:_MOST_NAMED])}" if changed else " ".join(there["asked"]),
+                expected=" ".join(asked) + ", as it is now" * bool(changed),
                 hint="--out FOLDER",
             )
-        self._write({"asked": asked, "success": {}, **there})
+        self._write({"asked": asked, "recipe": recipe, "success": {}, **there})
 
     def best(self, choices: Sequence[Choice], steps: int, n: int) -> list[Choice]:
         """The `n` choices with the highest mean success on held-out tasks after so many steps; earlier ones on ties."""
@@ -220,14 +225,15 @@ class Tuning:
         from rlhf.evaluation.compare import read_side
         from rlhf.evaluation.paired import compare
 
-        sides: list[dict[str, Sequence[float]]] = []
+        sides: list[dict[str, list[float]]] = []
         for one in ((), choice):
-            values: dict[str, Sequence[float]] = {}
+            values: dict[str, list[float]] = {}
             for seed in range(self.seeds, 2 * self.seeds):
                 run = self.out / f"judged-{_slug(one)}-seed{seed}"
                 if self._trained(run, one, seed, self.steps, ()) is None:
                     raise TrainingError("a run failed", where=str(run), expected="its end", hint="the same command")
-                values |= {f"{seed}/{task}": found for task, found in read_side(run).values("success").items()}
+                for task, found in read_side(run).values("success").items():
+                    values.setdefault(task, []).extend(found)  # the same tasks with each seed: one difference of each
             sides.append(values)
         return compare(*sides)
 
@@ -306,7 +312,7 @@ def _show(found: Mapping[str, Any], recipe: str, overrides: Sequence[str]) -> No
         low, high = found["interval"]
         table.add_row("chosen", " ".join(found["chosen"]))
         judged = f"{100 * found['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
-        table.add_row("more than the recipe", f"{judged}, on {found['n_tasks']} tasks of seeds that chose nothing")
+        table.add_row("more than the recipe", f"{judged}, on {found['n_tasks']} tasks with seeds that chose nothing")
         words = [repr(w) if " " in w or "{" in w else w for w in (*overrides, *found["chosen"])]
         table.add_row("train", " ".join(["rlhf train", recipe, *words]))
     table.add_row("runs", found["runs"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,6 +80,7 @@ async def play_part(
     there = {s.step: s.path for s in list_steps(folder) if (s.stage, s.phase) == (name, "eval")}
     patient = replace(runner, limits=replace(runner.limits, max_error_fraction=1.0))
     played: list[ScoredGroup] = []
+    stored = stored_failures = 0
     made, rollout = (attempts, Independent()) if strategy is None else (attempts * strategy.n, strategy.rollout)
     size = block_size(made, runner.limits)
     firsts = range(0, len(tasks), size)
@@ -88,7 +89,10 @@ async def play_part(
     for number, first in enumerate(firsts):
         block = tasks[first : first + size]
         if number in there:
-            solved = list(_stored(there[number]))
+            rows = list(read_columns(there[number], ["solved", "is_failure"]))
+            solved = [row["solved"] for row in rows if not row["is_failure"]]
+            stored += len(rows)
+            stored_failures += len(rows) - len(solved)
         else:
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
@@ -100,15 +104,10 @@ async def play_part(
                 answered = [await answers_of(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
                 groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
             played += groups
-            # Judged over what was played so far, not over each block by itself.
-            check_failures(played, runner.limits)
+            # Judged over what was played so far, in earlier calls too, not over each block by itself.
+            check_failures(played, runner.limits, before=(stored_failures, stored))
             if strategy is not None:
                 kept.write_groups(name, number, "eval", found.groups)
             writer.write_groups(name, number, "eval", groups, spent=spent)
             solved = [t.solved for group in groups for t in group.trajectories]
         on_block(Played(name, len(block), sum(solved), len(solved)))
-
-
-def _stored(path: Path) -> Iterator[bool]:
-    """Yield success of each stored attempt of a block, failures of parts left out."""
-    return (row["solved"] for row in read_columns(path, ["solved", "is_failure"]) if not row["is_failure"])

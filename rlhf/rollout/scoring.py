@@ -108,19 +108,27 @@ async def score_group(
     )
 
 
-def error_fraction(groups: Sequence[ScoredGroup]) -> float:
-    """Share of attempts that failed for no fault of the policy; 0 where there are no attempts."""
+def error_fraction(groups: Sequence[ScoredGroup], before: tuple[int, int] = (0, 0)) -> float:
+    """Share of attempts that failed for no fault of the policy; 0 where there are no attempts.
+
+    Args:
+        groups: attempts.
+        before: number of failures, and of attempts, of earlier groups that count too.
+    """
     n_failed = sum(len(g.failures) for g in groups)
-    n_attempts = n_failed + sum(len(g.trajectories) for g in groups)
-    return n_failed / n_attempts if n_attempts else 0.0
+    n_attempts = before[1] + n_failed + sum(len(g.trajectories) for g in groups)
+    return (before[0] + n_failed) / n_attempts if n_attempts else 0.0
 
 
-def check_failures(groups: Sequence[ScoredGroup], limits: Limits) -> None:
-    """Raise TrainingError, with the commonest reason, where more than `max_error_fraction` of the attempts failed."""
-    fraction = error_fraction(groups)
-    if fraction <= limits.max_error_fraction:
-        return
+def check_failures(groups: Sequence[ScoredGroup], limits: Limits, before: tuple[int, int] = (0, 0)) -> None:
+    """Raise TrainingError, with the commonest reason, where more than `max_error_fraction` of the attempts failed.
+
+    `before` is that of `error_fraction`.
+    """
+    fraction = error_fraction(groups, before)
     failures = [f for g in groups for f in g.failures]
+    if not failures or fraction <= limits.max_error_fraction:
+        return
     count, text = commonest_failure(groups)
     kinds = Counter(f.outcome.value for f in failures)
     raise TrainingError(

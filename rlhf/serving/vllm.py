@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from rlhf.build.engine import save_merged, start_options
 from rlhf.build.train import policy_of
-from rlhf.child_process import end_with_parent, kill_group
+from rlhf.child_process import end_with_parent, is_healthy, kill_group
 from rlhf.errors import EngineError, RecipeError
 from rlhf.inference.adapter_files import FOLDER
 from rlhf.inference.role_adapters import adapter_names
@@ -157,9 +155,7 @@ def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
     """Wait until the server is ready; False if it ended or took too long."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urlopen(f"{url}/health", timeout=5) as response:
-                return bool(response.status == 200)
-        except (URLError, OSError):
-            time.sleep(0.2)
+        if is_healthy(url):
+            return True
+        time.sleep(0.2)
     return False
