@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rlhf.child_process import Child, complaint, python_environment, run_python
+from rlhf.child_process import Child, complaint, is_healthy, python_environment, run_python
 
 
 def started(code: str) -> Child:
@@ -30,6 +32,21 @@ def test_lines_come_one_by_one_and_end_with_the_process() -> None:
     child.popen.stdin.flush()
     assert [child.line(soon()), child.line(soon())] == [b"c", None]
     child.kill()
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nothing listens
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert is_healthy(url) and not is_healthy(f"{url}/v2")
+        server.shutdown()
+    assert not is_healthy(url)
 
 
 def test_a_line_that_does_not_come_in_time_is_none() -> None:

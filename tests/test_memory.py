@@ -235,6 +235,26 @@ def test_a_critic_keeps_what_the_policy_computes_again(tmp_path: Path) -> None:
     assert frozen.values()["critic_activations"] == 0
 
 
+def test_rows_are_as_long_as_episodes_can_be_and_may_be_longer_than_the_budget(tmp_path: Path) -> None:
+    def activations(*overrides: str) -> int:
+        [found] = estimates(recipe(tmp_path, {**SMALL, "max_position_embeddings": 32768}, *overrides))
+        return parts(found)["activations"]
+
+    pairs = "stages=[{kind: preference, pairs_per_microbatch: 1, batch_size: 1}]"
+    limits = "limits={max_turns: 2, max_tokens: 64}"
+    short, long = activations(pairs, limits), activations(pairs, limits, "limits.max_context=1024")
+    assert 6 * short < long < 10 * short  # 2 rows of 128 tokens, and of 1,024
+    budget = "stages=[{kind: policy_gradient, steps: 3, max_tokens_per_microbatch: 256}]"
+    assert activations(budget, limits) < 0.3 * activations(budget, limits, "limits.max_context=1024")
+
+
+def test_keys_of_a_stage_of_pairs_are_named() -> None:
+    estimate = Estimate("stages[1]", 1, (), ((),), 0, is_of_pairs=True)
+    assert "stages.1.pairs_per_microbatch" in estimate.change(Part("logits", 1))
+    assert "stages.1.gradient_checkpointing=true" in estimate.change(Part("activations", 1))
+    assert "lower limits.max_context" in estimate.change(Part("kv_cache", 1))
+
+
 def test_layers_that_are_left_out_are_added() -> None:
     from transformers import AutoConfig
 

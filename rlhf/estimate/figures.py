@@ -22,12 +22,20 @@ _CHANGES = {
     "background": "set {stage}.checkpoint_in_background=false",
     "engine": "use engine={{kind: vllm}} with engine.dtype=bfloat16, or servers on other GPUs: engine.servers",
     "kv_cache": "lower limits.max_context, limits.max_concurrent or engine.max_sessions",
-    "activations": "lower {stage}.max_tokens_per_microbatch, or set {stage}.trainer.gradient_checkpointing=true",
+    "activations": "lower {stage}.max_tokens_per_microbatch, and limits.max_context where rows are longer, or set "
+    "{stage}.trainer.gradient_checkpointing=true",
     "logits": "lower {stage}.max_tokens_per_microbatch",
     "critic_activations": "lower {stage}.max_tokens_per_microbatch",
     "update": "train adapters, policy.lora={{}}",
     "loading": "use a smaller model",
     "program": "start fewer processes",
+}
+
+#: The same of a stage of pairs, whose keys are others.
+_CHANGES_OF_PAIRS = {
+    "activations": "lower {stage}.pairs_per_microbatch or limits.max_context, or set "
+    "{stage}.gradient_checkpointing=true",
+    "logits": "lower {stage}.pairs_per_microbatch",
 }
 
 
@@ -57,6 +65,7 @@ class Estimate:
         passing: of these, whose parts are there together, one comes after the other.
         max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held`.
         logits: tokens of a pass whose logits are read, and bytes of those of one token.
+        is_of_pairs: whether the stage reads pairs.
         is_whole: False where activations could not be found for this model, and are left out.
     """
 
@@ -67,6 +76,7 @@ class Estimate:
     max_kv_cache: int
     is_whole: bool = True
     logits: tuple[int, int] = (0, 0)
+    is_of_pairs: bool = False
 
     @property
     def number(self) -> int:
@@ -91,7 +101,8 @@ class Estimate:
 
     def change(self, part: Part) -> str:
         """Say what to change so that there is less of it."""
-        return _CHANGES[part.name].format(stage=self.path.replace("[", ".").replace("]", ""))
+        changes = _CHANGES | _CHANGES_OF_PAIRS if self.is_of_pairs else _CHANGES
+        return changes[part.name].format(stage=self.path.replace("[", ".").replace("]", ""))
 
     def values(self) -> dict[str, Any]:
         """Return plain values, in bytes."""

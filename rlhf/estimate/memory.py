@@ -86,7 +86,8 @@ def _estimate(
         (Part("loading", loading, on_host=True),),
     )
     logits = asked.n_sampled, _SIZES[dtype] * int(config.get_text_config().vocab_size)
-    return Estimate(path, n_processes, tuple(held), passing, most, None not in peaks, logits)
+    is_of_pairs = isinstance(stage, PairStage)
+    return Estimate(path, n_processes, tuple(held), passing, most, None not in peaks, logits, is_of_pairs)
 
 
 def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) -> dict[str, int]:
@@ -265,10 +266,15 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
     n_episodes = _episodes(stage)
     if not n_episodes:  # its update comes before any rollout
         return 0, most
-    is_bounded = limits.max_context is not None or isinstance(recipe.policy, FromScratch)
-    length = context if is_bounded else min(context, limits.max_turns * limits.max_tokens)
     episodes = -(-n_episodes // n_processes)
-    return per_token * length * min(sessions, episodes), most
+    return per_token * _length(recipe, context) * min(sessions, episodes), most
+
+
+def _length(recipe: Recipe, context: int) -> int:
+    """Tokens of a row: the context where a recipe or its policy sets one, else what an episode samples at most."""
+    limits = recipe.limits
+    is_bounded = limits.max_context is not None or isinstance(recipe.policy, FromScratch)
+    return context if is_bounded else min(context, limits.max_turns * limits.max_tokens)
 
 
 def _episodes(stage: Any) -> int:
@@ -284,7 +290,7 @@ def _episodes(stage: Any) -> int:
 
 
 def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
-    """Largest micro-batch of a stage: its token budget, or a smaller minibatch."""
+    """Largest micro-batch of a stage: its token budget, a row that is longer, or a smaller minibatch."""
     limits = recipe.limits
     context = limits.max_context or config.get_text_config().max_position_embeddings
     loss = None
@@ -295,9 +301,11 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     else:
         loss, reads_all = stage.loss, False
         n_rows = -(-stage.tasks_per_step * stage.group_size // stage.minibatches)
-    n_tokens = n_rows * context
-    if not isinstance(stage, PairStage):
-        n_tokens = min(stage.max_tokens_per_microbatch, n_tokens)
+    row = _length(recipe, context)
+    if isinstance(stage, PairStage):
+        n_tokens = n_rows * row
+    else:  # a row that is longer than the budget has a micro-batch of its own
+        n_tokens = min(max(stage.max_tokens_per_microbatch, row), n_rows * context)
     n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
     return Pass(
         n_tokens,

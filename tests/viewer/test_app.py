@@ -16,7 +16,7 @@ from rlhf.sinks import JsonlSink, LogLine
 from tests.commands import last_json, run
 from tests.evaluation.synthetic import make_run
 from tests.training import runs
-from tests.viewer.served import SECRET, Viewer, hostile_run, viewer
+from tests.viewer.served import HOSTILE, SECRET, Viewer, hostile_run, viewer
 
 STEP = {"stage": "policy_gradient", "phase": "train"}
 HOSTILE_STEP = {"stage": "0-policy_gradient", "phase": "train", "step": 1}
@@ -272,6 +272,21 @@ def test_a_real_run_is_shown_and_its_test_passes(tmp_path: Path) -> None:
     assert found["has_tokenizer"] and found["turns"][0]["generations"][0]["tokens"]["advantage"]
     assert found["commands"]["play"] == f"rlhf play {done.folder} --from 0-policy_gradient:train:2:0"
     passes(found["test"])
+
+
+def test_tokens_without_a_tokenizer_tell_nothing(tmp_path: Path) -> None:
+    run = hostile_run(tmp_path / "run", length=1_000)
+    (run / "policy").rename(tmp_path / "policy")
+    asked: dict[str, Any] = {"stage": "0-policy_gradient", "phase": "train", "step": 1, "row": len(HOSTILE)}
+    with viewer(run) as shown:
+        found = shown.get("run/run/trajectory", **asked)
+        assert not found["has_tokenizer"]
+        tokens = found["turns"][0]["generations"][0]["tokens"]
+        assert set(tokens["id"]) == {None} and set(tokens["piece"]) == {"▯"} and len(tokens["logprob"]) > 1
+    (run / "evaluation.yaml").write_text(json.dumps({"asked": {"target": "a", "checkpoint": str(tmp_path)}}))
+    with viewer(run) as shown:
+        found = shown.get("run/run/trajectory", **asked)
+    assert found["has_tokenizer"] and SECRET not in json.dumps(found)
 
 
 def passes(text: str) -> None:
