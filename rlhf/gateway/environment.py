@@ -51,6 +51,7 @@ class External:
 
     silences: ClassVar[tuple[Silenced, ...]] = (Silenced("n_programs", None, ("max_concurrent",)),)
     offers_tools: ClassVar[bool] = True
+    inline: ClassVar[bool] = True  # a step waits on the event loop for the program, and computes nothing there
     limits_defaults: ClassVar[Mapping[str, Any]] = {"step_timeout_s": 120.0}
 
     world: Environment
@@ -110,7 +111,6 @@ class External:
         """Declared properties: no more than is known of a stranger's program."""
         found = properties_of(self.world)
         return Properties(
-            inline=True,
             splits=found.splits,
             package=found.package,
             repeats=found.repeats,
