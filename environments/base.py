@@ -55,6 +55,12 @@ class AgentFailed(TerminalEnvError):
     outcome = Outcome.AGENT_ERROR
 
 
+class OutOfContext(TerminalEnvError):
+    """Full context of an agent outside of this process: the attempt is cut there, which is no failure of a part."""
+
+    outcome = Outcome.TOKEN_LIMIT
+
+
 class RewardMissing(TerminalEnvError):
     """Missing reward of an agent outside this process: the attempt is a failure, and never a zero."""
 

@@ -16,7 +16,7 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
 from rlhf.gateway.conversation import Conversations
-from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, Token
+from rlhf.gateway.request import CONTEXT_FULL, ChatReply, ChatRequest, Refusal, Token
 from rlhf.gateway.sampling import conflicting_parameters, sampling_refusal
 from rlhf.gateway.session import SESSION, Session
 from rlhf.settings import STRICT
@@ -129,7 +129,7 @@ class _PolicyAnswers:
             reply = await self._policy.generate(told, max_tokens=asked.max_tokens, tools=tools)
         except ContextFull as error:
             session.counts["n_context_full"] += 1
-            raise Refusal(400, f"{error.what}. Got: {error.got}.", "context_length_exceeded") from error
+            raise Refusal(400, f"{error.what}. Got: {error.got}.", CONTEXT_FULL) from error
         except DataError as error:
             raise Refusal(400, str(error)) from error
         answered = answered_by(self._agent, asked, reply, self._tokens(asked, reply), session.counts["n_calls"])

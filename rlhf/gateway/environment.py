@@ -26,6 +26,7 @@ from environments.base import (
     AgentFailed,
     Capabilities,
     Environment,
+    OutOfContext,
     Properties,
     RewardMissing,
     StepResult,
@@ -37,7 +38,7 @@ from rlhf.data import Finish, Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.gateway.program import Program, is_there
 from rlhf.gateway.programs import Programs, programs_of
-from rlhf.gateway.request import ChatReply, ChatRequest
+from rlhf.gateway.request import CONTEXT_FULL, ChatReply, ChatRequest
 from rlhf.gateway.session import SESSION, Session
 from rlhf.rollout.env_session import Ended, EnvSession
 from rlhf.rollout.episode import lanes_of
@@ -200,7 +201,7 @@ class ExternalEpisode:
                 memory_mb=settings.memory_mb,
                 cpu_s=settings.cpu_s,
                 folder=settings.folder,
-                on_end=session.wake,
+                on_end=session.leave,
             )
             await self._program.start(json.dumps(session.task).encode())
         self.opening = await self._next()
@@ -225,20 +226,45 @@ class ExternalEpisode:
 
     async def _next(self) -> StepResult:
         session = self.session
-        while not (session.is_asking or session.has_ended or self._program_ended):
+        while not (session.is_asking or session.has_ended):
             await session.changed()
-        if session.failure:
-            raise AgentFailed("the attempt failed, by the agent's own word", where=self._task.id, got=session.failure)
-        if session.is_asking and not session.is_finished:
+        if session.is_asking and not (session.is_finished or session.failure):
             return self._since(StepResult(session.said, state_key=self._now.state_key))
         self._is_over = True
-        if not session.is_finished and self._program is not None and self._program.code:
-            raise AgentFailed("the agent's program failed", where=self._task.id, got=self._program.complaint)
+        self._refuse_unjudged()
         return await self._end()
 
+    def _refuse_unjudged(self) -> None:
+        """Raise OutOfContext or AgentFailed where the end of the program leaves no attempt to judge."""
+        session, refusal, complaint = self.session, self.session.refusal, self.session.failure
+        if not session.is_finished and self._program is not None and self._program.code:
+            complaint = complaint or self._program.complaint
+        of_world = self._now.terminated or self._now.truncated
+        is_judged = of_world or (session.reward is not None and not complaint)
+        if self._is_full and not is_judged and (complaint or self._settings.reward != "posted"):
+            raise self._out_of_context(complaint)
+        if complaint:
+            raise AgentFailed("the agent's program failed", where=self._task.id, got=session.told(complaint))
+        if refusal is not None and not (session.counts["n_answered_requests"] or is_judged):
+            raise AgentFailed(
+                "no request of the agent's program was answered",
+                where=self._task.id,
+                got=session.told(""),
+                hint="mend the program's requests: nothing was sampled that could be judged",
+            )
+
     @property
-    def _program_ended(self) -> bool:
-        return self._program is not None and self._program.code is not None
+    def _is_full(self) -> bool:
+        """True if the last request left no room for a reply."""
+        return self.session.refusal is not None and self.session.refusal.code == CONTEXT_FULL
+
+    def _out_of_context(self, said: str) -> OutOfContext:
+        return OutOfContext(
+            "the context is full, and the program asked with no shorter conversation",
+            where=self._task.id,
+            got=self.session.told(said),
+            hint="raise limits.max_context, or let the program shorten its conversation at that error",
+        )
 
     async def _end(self) -> StepResult:
         """The end of the attempt, with what it earned."""
@@ -252,10 +278,12 @@ class ExternalEpisode:
                     while session.reward is None:
                         await session.changed()
             except TimeoutError:
+                if self._is_full:
+                    raise self._out_of_context("") from None
                 raise RewardMissing(
                     "the attempt ended without a reward, which is a failure and no zero",
                     where=self._task.id,
-                    got=f"no reward within {settings.reward_timeout_s:g} s of the end",
+                    got=session.told(f"no reward within {settings.reward_timeout_s:g} s of the end"),
                     expected="POST .../reward with {'reward': number}",
                     hint="post one, or let the recipe's rewards judge: environment.reward: recipe",
                 ) from None
@@ -282,6 +310,7 @@ class ExternalEpisode:
             found: StepResult = await work
             return found
         except Ended as ended:
+            self.session.refusal = None  # it is the world that ends the attempt
             self.session.end(failure=f"the world failed: {ended.outcome.value}: {ended.detail}")
             kind = AgentFailed if ended.outcome is Outcome.AGENT_ERROR else EnvError
             raise kind("the world of the attempt failed", where=self._task.id, got=ended.detail) from ended

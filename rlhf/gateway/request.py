@@ -14,6 +14,9 @@ from agents.tool_calls import Call
 from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import ChatMessage
 
+#: Code of OpenAI's for a conversation that leaves no room for a reply.
+CONTEXT_FULL = "context_length_exceeded"
+
 
 class Refusal(Exception):
     """A request that is not answered.

@@ -123,6 +123,13 @@ class Gateway:
         if waits:
             self.waiting.append(session)
 
+    def note_refusal(self, name: str, refusal: Refusal) -> None:
+        """Tell a session that a request of its program was refused; not of strangers, nor where nobody listens."""
+        session = self._sessions.get(name)
+        if session is not None and refusal.status not in (401, 499):
+            with contextlib.suppress(RuntimeError):  # the run is over
+                session.loop.call_soon_threadsafe(session.note_refusal, refusal)
+
     def remove(self, session: Session) -> None:
         """Serve a session no longer."""
         self._sessions.pop(session.id, None)
@@ -185,6 +192,7 @@ def application(gateway: Gateway) -> Any:
     from starlette.routing import Route
 
     async def refused(request: Any, refusal: Any) -> Any:
+        gateway.note_refusal(request.path_params.get("name", ""), refusal)
         return JSONResponse(_error(refusal), refusal.status, _headers(refusal))
 
     def json_of(answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
@@ -276,6 +284,7 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
             asking = _on_run(session, session.ask(asked, named, repeats=repeats))
             answered = await _unless_gone(request, asking)
     except Refusal as refusal:
+        gateway.note_refusal(request.path_params["name"], refusal)
         body = messages.error(refusal) if wire is messages else _error(refusal)
         return JSONResponse(body, refusal.status, _headers(refusal))
     if asked.stream:

@@ -30,6 +30,7 @@ Answer = Callable[[ChatRequest], Awaitable[tuple[ChatReply, Generation, str]]]
 class _Call:
     asked: ChatRequest
     future: asyncio.Future[ChatReply]
+    number: int
     task: asyncio.Task[None] | None = None
     n_waiting: int = 0
 
@@ -69,7 +70,9 @@ class Session:
         key: that every request of it carries.
         reward: that was posted; None before.
         failure: why the attempt says nothing of the policy; empty unless it failed.
+        refusal: of its last request; None where one that came later was answered.
         is_finished: whether the program said that it is done.
+        has_left: whether the program that it was started for has ended.
         step: plays the world of the task, where there is one.
         forks: rows begun anew, and why.
         overridden: parameters of sampling that were, since the last turn.
@@ -81,7 +84,9 @@ class Session:
         self.task = task
         self.loop = asyncio.get_running_loop()
         self.reward: Reward | None = None
-        self.failure, self.is_finished, self.is_over = "", False, False
+        self.failure, self.is_finished, self.has_left, self.is_over = "", False, False, False
+        self.refusal: Refusal | None = None
+        self._n_before_refusal = 0
         self.step: Callable[[str], Coroutine[Any, Any, Mapping[str, Any]]] | None = None
         self.forks: list[Fork] = []
         self.n_told, self.overridden = 0, list[str]()
@@ -115,11 +120,11 @@ class Session:
         call = None if repeats is False and not name else self._known.get(key)
         if call is None:
             whole = asked.after(self._stored[asked.previous])
-            call = self._known[key] = _Call(whole, self.loop.create_future())
+            self.counts["n_requests"] += 1
+            call = self._known[key] = _Call(whole, self.loop.create_future(), self.counts["n_requests"])
             self._pending.append(call)
             self._calls.add(call)
             call.future.add_done_callback(lambda _: self._calls.discard(call))
-            self.counts["n_requests"] += 1
             self._changed.set()
         else:
             self.counts["n_repeated_requests"] += 1
@@ -128,6 +133,9 @@ class Session:
             answered = await asyncio.shield(call.future)
             history = call.asked.messages[bool(asked.instructions) :]
             self._stored.setdefault(f"resp_{answered.id}", (*history, answered.said))
+            self.counts["n_answered_requests"] += 1
+            if call.number > self._n_before_refusal:
+                self.refusal = None
             return answered
         finally:
             call.n_waiting -= 1
@@ -143,6 +151,10 @@ class Session:
         self.failure = self.failure or failure
         self.is_finished = self.is_finished or finished
         self._changed.set()
+
+    def note_refusal(self, refusal: Refusal) -> None:
+        """Note that a request was refused: the program may end by it."""
+        self.refusal, self._n_before_refusal = refusal, self.counts["n_requests"]
 
     def _refused_over(self) -> Refusal:
         return Refusal(
@@ -166,8 +178,8 @@ class Session:
 
     @property
     def has_ended(self) -> bool:
-        """True if the program said that it is done, or failed."""
-        return self.is_finished or bool(self.failure)
+        """True if the program said that it is done, or failed, or has ended."""
+        return self.is_finished or self.has_left or bool(self.failure)
 
     @property
     def is_asking(self) -> bool:
@@ -182,6 +194,18 @@ class Session:
     def wake(self) -> None:
         """Let those look again who wait for a change."""
         self._changed.set()
+
+    def leave(self) -> None:
+        """Note that the program has ended."""
+        self.has_left = True
+        self.wake()
+
+    def told(self, said: str) -> str:
+        """What a program says at its end, behind the refusal of its last request if there is one."""
+        if self.refusal is None:
+            return said
+        refused = f"its last request was refused with {self.refusal.status}: {self.refusal.message}"
+        return f"{refused}\n{said}".strip()
 
     @property
     def said(self) -> str:
@@ -211,7 +235,7 @@ class Session:
     # --- what the agent asks ------------------------------------------------------------------------------------------
 
     async def turn(self, answer: Answer) -> Turn:
-        """Answer requests until none is left and one was sampled, or the program is done.
+        """Answer requests until none is left and one was sampled, or the program is done or has ended.
 
         Raises:
             EngineError: the engine failed; the attempt is over.

@@ -225,7 +225,12 @@ class _Run:
             self._add(turn, now)
             return now
         self._watch.enter(EpisodeStatus.ENVIRONMENT)
-        after = await _do(live, action)
+        try:
+            after = await _do(live, action)
+        except Ended as ended:
+            if ended.outcome is Outcome.TOKEN_LIMIT and action.generations:  # which were sampled before that
+                self._add(Turn(action, ended.detail, state_key=now.state_key, duration_s=self._lap_s()), now)
+            raise
         self._add(Turn(action, after.reply, after.reward, now.state_key, after.valid, self._lap_s()), now)
         return after
 
