@@ -12,6 +12,7 @@ from typing import Any
 
 from agents.tools import ToolAgent
 from rewards.combinators.parts import compared_in, with_parts
+from rlhf.build.program_trial import ProgramTrial, temperatures_of
 from rlhf.build.reference_trial import to_try
 from rlhf.data import Task, Trajectory
 from rlhf.errors import EnvError, RecipeError, RewardError
@@ -127,7 +128,7 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
 
 
 async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str], None]) -> None:
-    task, attempt = await _attempted(recipe, split, path)
+    task, attempt = await attempted(recipe, split, path, say)
     for name, weighted in recipe.rewards.items():
         if (copied := to_try(weighted)) is None:
             continue
@@ -148,17 +149,28 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
         )
 
 
-async def _attempted(recipe: Recipe, split: str, path: str) -> tuple[Task, Trajectory]:
+async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], None]) -> tuple[Task, Trajectory]:
+    """Attempt the first task that can be, by random actions; `say` is told of refused requests of an agent's program.
+
+    Raises:
+        EnvError: none of the first tasks can be attempted.
+    """
+    refused: dict[str, None] = {}
     limits = replace(recipe.limits, max_turns=min(recipe.limits.max_turns, _N_TURNS))
     lanes, said = lanes_of(recipe.environment), ""
     try:
         for task in tasks_of(recipe.environment, split, _N_TRIED):
             strays = AtRandom(1.0, {}, random.Random(recipe.seed))
+            trial = ProgramTrial(strays, recipe.agent, temperatures_of(recipe), refused)
             try:
-                found = await play_one(recipe.environment, task, strays, limits, lanes.open(), ())
-                return task, found.trajectory
+                found = await play_one(recipe.environment, task, trial, limits, lanes.open(), ())
             except Ended as ended:
-                said = f"{ended.outcome.value} in {task.id}: {ended.detail}"
+                told = "\n".join([ended.detail, *(text for text in refused if text not in ended.detail)])
+                said = f"{ended.outcome.value} in {task.id}: {told}"
+                continue
+            for text in refused:
+                say(f"caution: a request of the agent's program is refused with {text}")
+            return task, found.trajectory
     finally:
         await lanes.close()
     raise EnvError(
@@ -166,7 +178,7 @@ async def _attempted(recipe: Recipe, split: str, path: str) -> tuple[Task, Traje
         where=f"{path}environment, split {split!r}",
         got=said,
         expected="a reset and a step",
-        hint="run `rlhf check environment`",
+        hint="run `rlhf check environment`" if not refused else "mend the requests of the agent's program",
     )
 
 

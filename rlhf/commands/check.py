@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -156,7 +157,32 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
             found = Finding(False, "task: has the reference that this needs", str(lacking))
             tried = replace(tried, findings=(found, *tried.findings))
         reports.append(tried)
-    return reports
+    return [
+        *reports,
+        *(_program(seen, splits_of(seen, path)[0], path) for path, seen in tried_in.items() if _starts(seen)),
+    ]
+
+
+def _starts(recipe: Recipe) -> bool:
+    """True if the environment starts the program of an agent."""
+    from rlhf.gateway.environment import External
+
+    return isinstance(recipe.environment, External) and bool(recipe.environment.command)
+
+
+def _program(recipe: Recipe, split: str, path: str) -> Report:
+    """Report on an attempt of the agent's program, whose requests are refused as in a run."""
+    from rlhf.build.preflight import attempted
+    from rlhf.data.report import Finding, Report
+    from rlhf.errors import EnvError
+
+    said: list[str] = []
+    try:
+        asyncio.run(attempted(recipe, split, path, said.append))
+    except EnvError as error:
+        said.append(str(error))
+    finding = Finding(not said, "program: makes an attempt, and none of its requests is refused", "\n".join(said))
+    return Report(f"{path}environment.command", (finding,))
 
 
 def _named(path: str, section: str, part: Any, records: list[tuple[Task, Trajectory]] | None = None) -> Report:

@@ -84,6 +84,13 @@ class ExternalAgent:
         turn = await session.turn(_PolicyAnswers(self, session, policy))
         return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
 
+    def overridden(self, asked: ChatRequest, temperature: float) -> dict[str, Any]:
+        """Sampling parameters of a request that the recipe's override. Raises Refusal where they may not be."""
+        found = conflicting_parameters(asked.sampling, temperature)
+        if found and not self.override_sampling:
+            raise sampling_refusal(found, temperature)
+        return found
+
     def read(self, text: str, asked: ChatRequest, was_cut: bool) -> tuple[str, tuple[Call, ...]]:
         """Text and calls of a reply without its thoughts; what is no call of an offered tool stays text."""
         names = {tool["function"]["name"] for tool in asked.tools}
@@ -148,9 +155,7 @@ class _PolicyAnswers:
         if not asked.sampling:
             return
         temperature = self._policy.temperature if isinstance(self._policy, SamplingPolicy) else 1.0
-        found = conflicting_parameters(asked.sampling, temperature)
-        if found and not self._agent.override_sampling:
-            raise sampling_refusal(found, temperature)
+        found = self._agent.overridden(asked, temperature)
         self._session.overridden += [f"{name}={value!r}" for name, value in found.items()]
 
     def _tokens(self, asked: ChatRequest, reply: Reply) -> tuple[Token, ...]:

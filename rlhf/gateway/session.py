@@ -222,6 +222,15 @@ class Session:
             call = self._pending.popleft()
             call.future.set_result(answered(text, call.asked))
 
+    def refuse(self, check: Callable[[ChatRequest], object]) -> None:
+        """Refuse the waiting requests for which `check` raises Refusal, where another than the policy plays."""
+        for call in list(self._pending):
+            try:
+                check(call.asked)
+            except Refusal as refusal:
+                self._pending.remove(call)
+                _fail(call, refusal)
+
     def close(self) -> None:
         """End it: whoever still asks is refused."""
         self.is_over = True

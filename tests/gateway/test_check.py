@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -11,8 +12,15 @@ import pytest
 
 from environments.check import check_environment
 from environments.games.key_door import Keyhole
+from rlhf.build.preflight import try_once
+from rlhf.build.train import train
+from rlhf.commands.output import TO_MEND
+from rlhf.errors import EnvError
 from rlhf.gateway.environment import External
+from rlhf.recipe import load
+from rlhf.recipe.text import to_text
 from rlhf.rollout.episode import lanes_of
+from tests.commands import run
 
 pytest.importorskip("uvicorn")
 #: Asks once, with the fields of the request that it is given, and posts a reward some time later.
@@ -23,16 +31,40 @@ def post(url, body):
     head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)))
 asked = {"messages": [{"role": "user", "content": task["id"]}], **json.loads(sys.argv[1])}
-post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", asked)
+try:
+    post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", asked)
+except urllib.error.HTTPError:
+    if "unmoved" not in sys.argv: raise
 time.sleep(0.02)
 post(os.environ["RLHF_SESSION"] + "/reward", {"reward": 1.0})
 """
 
 
-def command_of(folder: Path, **how: Any) -> list[str]:
+def command_of(folder: Path, *words: str, **how: Any) -> list[str]:
     """The command of such a program, written into a folder."""
     (folder / "agent.py").write_text(AGENT)
-    return [sys.executable, str(folder / "agent.py"), json.dumps(how)]
+    return [sys.executable, str(folder / "agent.py"), json.dumps(how), *words]
+
+
+def recipe_with(folder: Path, *words: str, agent: dict[str, Any] | None = None, **how: Any) -> str:
+    """The path of a recipe of a program that sends these fields."""
+    recipe = {
+        "name": "outside",
+        "policy": {"kind": "from_scratch", "hidden_size": 32, "n_layers": 1, "n_heads": 2},
+        "environment": {
+            "kind": "external",
+            "world": {"kind": "keyhole"},
+            "command": command_of(folder, *words, **how),
+        },
+        "agent": {"kind": "external", **(agent or {})},
+        "rewards": {"earned": {"kind": "environment"}},
+        "limits": {"max_tokens": 4, "max_turns": 2},
+        "evaluation": {"n_tasks": 2},
+        "stages": [{"kind": "policy_gradient", "steps": 1, "tasks_per_step": 2, "group_size": 2}],
+    }
+    path = folder / "outside.yaml"
+    path.write_text(to_text(recipe))
+    return str(path)
 
 
 def test_an_environment_that_waits_for_its_program_keeps_all_promises(tmp_path: Path) -> None:
@@ -43,3 +75,39 @@ def test_an_environment_that_waits_for_its_program_keeps_all_promises(tmp_path: 
         environment.close()
     assert report.ok, str(report)
     assert lanes_of(environment).inline  # where its requests are answered
+
+
+def test_a_run_whose_program_sends_refused_parameters_ends_before_it_begins(tmp_path: Path) -> None:
+    recipe = load(recipe_with(tmp_path, temperature=0.3))
+    with pytest.raises(EnvError, match=r"(?s)refused with 400.*temperature=0\.3.*override_sampling.*status 1"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def attempted_with(recipe: str) -> list[str]:
+    """What the trial before a run says of a recipe."""
+    said: list[str] = []
+    asyncio.run(try_once(load(recipe), said.append))
+    return said
+
+
+def test_a_program_that_gets_over_a_refusal_is_told_of(tmp_path: Path) -> None:
+    (said,) = attempted_with(recipe_with(tmp_path, "unmoved", n=2))
+    assert "refused with 400" in said and "n=2" in said and "override_sampling" in said
+
+
+def test_a_program_may_send_parameters_that_the_recipe_overrides_or_has(tmp_path: Path) -> None:
+    assert not attempted_with(recipe_with(tmp_path, n=2, agent={"override_sampling": True}))
+    assert not attempted_with(recipe_with(tmp_path, temperature=1))
+
+
+def test_the_check_of_a_recipe_says_what_its_program_is_refused(tmp_path: Path) -> None:
+    done = run("check", "recipe", recipe_with(tmp_path, "unmoved", temperature=0.3))
+    assert done.exit_code == TO_MEND, done.output
+    assert done.stdout.count("BROKEN") == 1 and "BROKEN  program: makes an attempt" in done.stdout
+    assert "400" in done.stdout and "temperature=0.3" in done.stdout and "override_sampling" in done.stdout
+
+
+def test_the_check_of_a_sound_recipe_finds_nothing(tmp_path: Path) -> None:
+    done = run("check", "recipe", recipe_with(tmp_path))
+    assert done.exit_code == 0 and "environment.command: 1 of 1" in done.stdout, done.output
