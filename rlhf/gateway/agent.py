@@ -30,10 +30,11 @@ _OPENINGS: Mapping[Style, tuple[str, ...]] = {
 
 @runtime_checkable
 class SamplingPolicy(Protocol):
-    """Policy that exposes its temperature and the texts of its tokens."""
+    """Policy that exposes its temperature, the texts of its tokens, and the limit of a step."""
 
     temperature: float
     tells_tokens: bool
+    step_timeout_s: float
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Text of each token."""
@@ -81,7 +82,8 @@ class ExternalAgent:
             )
         if session.conversations is None:
             session.conversations = Conversations(self.style, tools_as_text=self.through == "text")
-        turn = await session.turn(_PolicyAnswers(self, session, policy))
+        silence_s = policy.step_timeout_s if isinstance(policy, SamplingPolicy) else None
+        turn = await session.turn(_PolicyAnswers(self, session, policy), silence_s)
         return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
 
     def overridden(self, asked: ChatRequest, temperature: float) -> dict[str, Any]:

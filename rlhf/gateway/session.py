@@ -243,8 +243,12 @@ class Session:
 
     # --- what the agent asks ------------------------------------------------------------------------------------------
 
-    async def turn(self, answer: Answer) -> Turn:
+    async def turn(self, answer: Answer, silence_s: float | None = None) -> Turn:
         """Answer requests until none is left and one was sampled, or the program is done or has ended.
+
+        Args:
+            answer: answers one.
+            silence_s: most seconds without a request after one that was refused or given up; None for any number.
 
         Raises:
             EngineError: the engine failed; the attempt is over.
@@ -255,7 +259,11 @@ class Session:
                 work.begin()
                 if not work.running and (work.done or self.has_ended):
                     break
-                await self.changed()
+                try:
+                    async with asyncio.timeout(None if work.running else silence_s):
+                        await self.changed()
+                except TimeoutError:
+                    self.failure = f"the agent's program asked for nothing more within {silence_s:g} s"
                 work.look()
         finally:
             await work.stop()

@@ -79,6 +79,11 @@ class EpisodePolicy:
         return self._sampling.temperature
 
     @property
+    def step_timeout_s(self) -> float:
+        """Seconds that a step of the environment may take."""
+        return self._limits.step_timeout_s
+
+    @property
     def tells_tokens(self) -> bool:
         """True if it samples tokens with log-probs, not whole messages of a server."""
         return self._renderer.tells_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,23 @@ def test_what_was_sampled_beside_a_request_that_found_no_room_is_kept() -> None:
     (played,) = world.play(work, 1, n_threads=1)
     assert played.outcome is Outcome.TOKEN_LIMIT and len(played.generations) == 1
     assert "one of two has no room" in played.detail
+
+
+@pytest.mark.parametrize(
+    ("content", "how", "outcome", "says"),
+    [
+        ("Begin.", {"temperature": 0}, Outcome.AGENT_ERROR, "temperature=0"),
+        (LONG, {}, Outcome.TOKEN_LIMIT, "no room for a token"),
+    ],
+)
+def test_a_program_that_is_silent_after_a_refusal_is_waited_for_as_long_as_for_a_step(
+    content: str, how: dict[str, Any], outcome: Outcome, says: str
+) -> None:
+    def work(mine: dict[str, Any]) -> None:
+        client = openai.OpenAI(base_url=mine["base_url"], api_key=mine["key"], max_retries=0)
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": content}], **how)
+
+    (played,) = World(replace(limits(), step_timeout_s=1.0)).play(work, 1, n_threads=1)
+    assert played.outcome is outcome and says in played.detail, played.detail
+    assert "nothing more within 1 s" in played.detail
