@@ -123,6 +123,20 @@ MISTAKES = {
     "a rollout beside attempts": Mistake(
         ("stages.0.rollout={kind: retry}",), "stages[0].rollout", ("attempts: {..., rollout: ...}",)
     ),
+    "a model in the place of a policy": Mistake(
+        ("policy=Qwen/Qwen3-0.6B",), "policy", ("the hub", "write {kind: pretrained, path: Qwen/Qwen3-0.6B}")
+    ),
+    "a file in the place of an environment": Mistake(
+        ("environment=./tasks.jsonl",), "environment", ("write {kind: dataset, path: ./tasks.jsonl}",)
+    ),
+    "a data set in the place of an environment": Mistake(
+        ("environment=openai/gsm8k",), "environment", ("write {kind: dataset, hub: openai/gsm8k}",)
+    ),
+    "a misspelt kind in the place of an environment": Mistake(
+        ("environment=babyia",), "environment", ("write {kind: babyai}",)
+    ),
+    "a Python file in the place of an agent": Mistake(("agent=./parts.py",), "agent", ("{kind: ./parts.py:Name}",)),
+    "text that is no agent": Mistake(("agent=zzz",), "agent", ("`rlhf recipes --kinds agent`",)),
     "a strategy in a stage": Mistake(
         ("stages.0.strategy={kind: retry}",), "stages[0].strategy", ("`rlhf evaluate --strategy`",)
     ),

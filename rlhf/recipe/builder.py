@@ -20,12 +20,13 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG
-from rlhf.errors import RecipeError, RlhfError, closest, nearest
+from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.given_parts import is_given
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
+from rlhf.recipe.part_as_text import as_mapping
 from rlhf.recipe.renamed import with_new_keys
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
@@ -71,14 +72,6 @@ def build(cls: Any, values: Any, path: str, *, base: Path, default: object = Non
     return _construct(cls, keys, arguments, values, path)
 
 
-def _as_kind(section: str, given: object) -> str:
-    """Hint for a part that is given as its name alone, which may be misspelt."""
-    if not isinstance(given, str):
-        return "write {kind: ...}"
-    found = given if given in CATALOG[section] else closest(given, CATALOG[section])
-    return f"write {{kind: {given if found is None else found}}}"
-
-
 def build_part(section: str, values: Any, path: str, *, base: Path, default: object = None) -> Any:
     """Make the part that `values` describes: a mapping with a kind and the keys of that kind."""
     if not isinstance(values, Mapping):
@@ -87,7 +80,7 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
             where=path,
             got=given(values),
             expected="a mapping with a kind",
-            hint=_as_kind(section, values),
+            hint=as_mapping(section, values) if isinstance(values, str) else "write {kind: ...}",
         )
     kind = values.get("kind", DEFAULT_KIND.get(section) or (default and kind_of(section, default)))
     if not isinstance(kind, str):
