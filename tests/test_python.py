@@ -279,13 +279,54 @@ def test_mistakes_have_the_messages_of_the_recipe(changed: Mapping[str, Any], fo
         ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object cannot stand here"),
         ({"rewards": {"r": object()}}, "rewards.r.kind", "lacks __call__"),
         ({"environment": object()}, "environment.kind", "lacks"),
-        ({"environment": [{"prompt": {1, 2}}]}, "environment", "plain values"),
+        ({"environment": [{"prompt": {1, 2}}]}, "environment[0]", "plain values"),
+        ({"environment": [*ROWS, "a"]}, f"environment[{len(ROWS)}]", "plain values"),
+        ({"environment": []}, "environment", "there are no tasks"),
+        ({"rewards": [length, 3]}, "rewards[1]", "this is no reward"),
+        ({"rewards": [length, "exact_match"]}, "rewards[1]", "this is no reward"),
+        ({"rewards": {"r": None}}, "rewards.r", "this is no reward"),
+        ({"rewards": 3}, "rewards", "these are no rewards"),
+        ({"out": 5}, "rlhf.train(out=...)", "a folder, as text"),
+        ({"recipe": None, "resume": 5}, "rlhf.train(resume=...)", "a folder, as text"),
+        ({"memory_check": "no"}, "rlhf.train(memory_check=...)", "True or False"),
     ],
 )
 def test_objects_that_are_no_parts_are_refused(given: dict[str, Any], where: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as caught:
         small(**given)
     assert caught.value.where == where and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "expected"),
+    [
+        ({"n": "3"}, "rlhf.evaluate(n=...)", "a whole number, at least 1"),
+        ({"n": 0}, "rlhf.evaluate(n=...)", "a whole number, at least 1"),
+        ({"n": True}, "rlhf.evaluate(n=...)", "a whole number, at least 1"),
+        ({"attempts": 2.5}, "rlhf.evaluate(attempts=...)", "a whole number, at least 1"),
+        ({"tries": "x"}, "rlhf.evaluate(tries=...)", "a whole number, at least 1"),
+        ({"out": 5}, "rlhf.evaluate(out=...)", "a folder"),
+        ({"checkpoint": 5}, "rlhf.evaluate(checkpoint=...)", "a folder"),
+        ({"suite": 5}, "rlhf.evaluate(suite=...)", "text"),
+        ({"split": 5}, "rlhf.evaluate(split=...)", "text"),
+        ({"strategy": ["best_of_n"]}, "rlhf.evaluate(strategy=...)", "a mapping with a kind"),
+        ({"strategy": {"kind": "best_of_n", "n": object()}}, "strategy.n", "a plain value"),
+        ({"also_trained": "no"}, "rlhf.evaluate(also_trained=...)", "True or False"),
+        ({"policy": None}, "rlhf.evaluate(policy)", "a result of rlhf.train"),
+    ],
+)
+def test_arguments_of_an_evaluation_have_their_types(given: dict[str, Any], where: str, expected: str) -> None:
+    arguments = {"policy": "random", "suite": "quick", "n": 1, **given}
+    with pytest.raises(RecipeError) as caught:
+        rlhf.evaluate(**arguments)
+    assert caught.value.where == where and expected in caught.value.expected
+    assert caught.value.got and caught.value.hint
+
+
+def test_what_is_no_evaluation_is_not_compared(folder: Path) -> None:
+    with pytest.raises(RecipeError, match="not an evaluation") as caught:
+        rlhf.compare(folder, 2)
+    assert caught.value.got == "2" and "rlhf.compare(" in caught.value.hint
 
 
 # --- callbacks -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlhf.api.train import TrainResult
 from rlhf.commands.compare import Metric
 from rlhf.commands.output import one_of
 from rlhf.errors import RecipeError
+from rlhf.recipe.describe import given
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def compare(
             expected="at least two folders or results",
             hint="name the evaluation to compare with first",
         )
-    compared = one_of(Metric, metric, "metric", "metric")
+    compared = one_of(Metric, str(metric), "metric", "metric")
     found = compare_all(read_sides([_folder(side) for side in sides]), compared.value, seen=difference)
     return Comparisons(metric, tuple(_comparison(row) for row in found["comparisons"]))
 
@@ -112,6 +114,14 @@ def _folder(side: str | Path | TrainResult | Evaluation) -> Path:
                 hint="rlhf.evaluate(..., out=FOLDER)",
             )
         return side.out
+    if not isinstance(side, str | os.PathLike):
+        raise RecipeError(
+            "not an evaluation",
+            where="rlhf.compare",
+            got=given(side),
+            expected="the folder of a run or an evaluation, or a result of rlhf.train or rlhf.evaluate",
+            hint="rlhf.compare('evaluations/before', 'evaluations/after')",
+        )
     return Path(side)
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf.api import arguments as checked
 from rlhf.api.background import outside_of_loops
 from rlhf.api.frames import Frame, frame_of
 from rlhf.api.train import TrainResult, overrides_of
 from rlhf.api.values import Arguments
 from rlhf.commands.evaluate import measured
 from rlhf.commands.output import Stopped, errors
+from rlhf.errors import RecipeError
 from rlhf.finite import finite
 from rlhf.given_parts import given
+from rlhf.recipe.describe import given as told
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.terminal import CleanConsole
 
@@ -59,6 +63,7 @@ class Evaluation:
 
 
 _FIGURES = ("value", "low", "high", "n")
+_CALL = "rlhf.evaluate"
 
 
 def evaluate(
@@ -106,33 +111,34 @@ def evaluate(
         Stopped: the user stopped it.
         RlhfError: any other problem; finished attempts are kept in `out`.
     """
-    folder = None if out is None else Path(out)
+    folder = checked.folder(out, _CALL, "out", "evaluations/mine")
+    weights = checked.folder(checkpoint, _CALL, "checkpoint", "runs/mine-seed0/checkpoints/0-final-1")
     arguments = Arguments((folder.parent if folder else Path("runs")) / "tasks")
     parts = {"rewards": rewards, "environment": environment, "agent": agent}
     asked = EvaluationRequest(
-        target=str(policy.run if isinstance(policy, TrainResult) else policy),
+        target=_target(policy),
         overrides=tuple(overrides_of(arguments, {**overrides, **parts}, joins_rewards=True)),
-        suite=str(suite),
-        split=split,
-        n=n,
-        attempts=attempts,
-        strategy=strategy if isinstance(strategy, str) else json.dumps(dict(strategy)),
-        also_trained=also_trained,
-        endpoint=endpoint,
-        model=model,
-        tries=tries,
+        suite=checked.text(suite, _CALL, "suite", "quick"),
+        split=None if split is None else checked.text(split, _CALL, "split", "test"),
+        n=checked.count(n, _CALL, "n"),
+        attempts=checked.count(attempts, _CALL, "attempts"),
+        strategy=_strategy(strategy, arguments),
+        also_trained=checked.flag(also_trained, _CALL, "also_trained"),
+        endpoint=checked.text(endpoint, _CALL, "endpoint", "http://localhost:8000/v1"),
+        model=checked.text(model, _CALL, "model", "Qwen/Qwen3-0.6B"),
+        tries=checked.count(tries, _CALL, "tries"),
     )
-    console = errors() if progress else CleanConsole(quiet=True)
+    console = errors() if checked.flag(progress, _CALL, "progress") else CleanConsole(quiet=True)
 
     def work() -> dict[str, Any]:
         with given(arguments.parts):
-            return measured(asked, None if checkpoint is None else Path(checkpoint), folder, console=console)[1]
+            return measured(asked, weights, folder, console=console)[1]
 
     try:
         summary: Any = finite(outside_of_loops(work))
     except (asyncio.CancelledError, KeyboardInterrupt):
         hint = f"the same call with out={str(out)!r} resumes it" if out else "give out=FOLDER to keep finished attempts"
-        raise Stopped("stopped", where="rlhf.evaluate", got="interrupted", hint=hint) from None
+        raise Stopped("stopped", where=_CALL, got="interrupted", hint=hint) from None
     found = summary["success"]
     return Evaluation(
         policy=summary["policy"],
@@ -144,3 +150,33 @@ def evaluate(
         summary=summary,
         out=folder,
     )
+
+
+def _target(policy: Any) -> str:
+    """Name of what is evaluated."""
+    if isinstance(policy, TrainResult):
+        return str(policy.run)
+    if not isinstance(policy, str | os.PathLike):
+        raise RecipeError(
+            "not a policy",
+            where=f"{_CALL}(policy)",
+            got=told(policy),
+            expected="a recipe, run, checkpoint or model by its name or path, or a result of rlhf.train",
+            hint="rlhf.evaluate('runs/quickstart-seed0')",
+        )
+    return str(policy)
+
+
+def _strategy(strategy: Any, arguments: Arguments) -> str:
+    """Strategy as `--strategy` takes it: a kind, or a mapping as text."""
+    if isinstance(strategy, str):
+        return strategy
+    if not isinstance(strategy, Mapping):
+        raise RecipeError(
+            "not a strategy",
+            where=f"{_CALL}(strategy=...)",
+            got=told(strategy),
+            expected="a kind, or a mapping with a kind and keys",
+            hint="write strategy={'kind': 'best_of_n', 'n': 8}, or leave it out",
+        )
+    return json.dumps(arguments.plain(strategy, "strategy"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf.api import arguments as checked
 from rlhf.api.background import Background, outside_of_loops
 from rlhf.api.frames import Frame, frame_of
 from rlhf.api.values import PARTS, Arguments
@@ -19,6 +20,7 @@ from rlhf.errors import RecipeError
 from rlhf.given_parts import given, how_to_resume
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe import load as load_recipe
+from rlhf.recipe.describe import given as told
 from rlhf.recipe.model import named_parts, values_of
 from rlhf.registry import refuse_import
 from rlhf.sinks import read_metrics
@@ -171,8 +173,10 @@ class _Work:
         from rlhf.training.hooks.callbacks import Callbacks
 
         resume = self.resume.run if isinstance(self.resume, TrainResult) else self.resume
-        self._resume = None if resume is None else Path(resume)
-        self._out = None if self.out is None else Path(self.out)
+        self._resume = checked.folder(resume, "rlhf.train", "resume", "runs/quickstart-seed0")
+        self._out = checked.folder(self.out, "rlhf.train", "out", "runs/mine")
+        checked.flag(self.progress, "rlhf.train", "progress")
+        checked.flag(self.memory_check, "rlhf.train", "memory_check")
         self._callbacks = Callbacks.of(self.callbacks)
         self._arguments = Arguments((self._out.parent if self._out else Path("runs")) / "tasks")
         parts = {"rewards": self.rewards, "environment": self.environment, "agent": self.agent}
@@ -278,7 +282,7 @@ def _of_mapping(recipe: Mapping[str, Any] | None, arguments: Arguments) -> dict[
         raise RecipeError(
             "not a recipe",
             where="rlhf.train",
-            got=f"a {type(recipe).__name__}",
+            got=told(recipe),
             expected="a name, a path, a mapping of keys to values, or a Recipe",
             hint="rlhf.train('quickstart')",
         )

@@ -73,16 +73,11 @@ class Arguments:
 
     def rewards(self, given: Any) -> dict[str, Any]:
         """Rewards by name, from a mapping, a list, or a single function, which keeps its name."""
-        if isinstance(given, str | numbers.Number):
-            raise RecipeError(
-                "these are no rewards",
-                where="rewards",
-                got=repr(given),
-                expected="a function, a list of functions, or a mapping of names to rewards",
-                hint=f"rewards={{'{given}': {{'kind': '{given}'}}}}" if isinstance(given, str) else "",
-            )
         if not isinstance(given, Mapping):
-            listed = list(given) if isinstance(given, list | tuple) else [given]
+            are_several = isinstance(given, list | tuple)
+            listed = list(given) if are_several else [given]
+            for i, one in enumerate(listed):
+                _refuse_plain(one, f"rewards[{i}]" if are_several else "rewards")
             given = {_name_of(one): one for one in listed}
             if len(given) < len(listed):
                 raise RecipeError(
@@ -108,6 +103,7 @@ class Arguments:
     def _reward(self, one: Any, path: str) -> Any:
         if isinstance(one, Mapping | str):
             return self.plain(one, path)
+        _refuse_plain(one, path)
         found = self.plain(one, path)
         return found if isinstance(found, Mapping) else {"kind": found}
 
@@ -146,16 +142,15 @@ class Arguments:
             return str(path.absolute()) if path.exists() else str(given)
         if not _are_rows(given):
             return given
-        try:
-            text = "".join(json.dumps(dict(row)) + "\n" for row in _rows(given))
-        except (TypeError, ValueError) as error:
+        text = "".join(_line(row, i) for i, row in enumerate(_rows(given)))
+        if not text:
             raise RecipeError(
-                "rows of a data set are mappings of plain values",
+                "there are no tasks",
                 where="environment",
-                got=str(error),
-                expected="{'prompt': ..., 'answer': ...} for each task",
-                hint="give a list of dictionaries, or the path of a file",
-            ) from error
+                got="no rows",
+                expected="a row for each task: {'prompt': ..., 'answer': ...}",
+                hint="give at least one row, or the path of a file",
+            )
         path = self.rows / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
         with disk("the tasks", path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,6 +167,38 @@ def _are_rows(given: Any) -> bool:
 
 def _rows(given: Any) -> Any:
     return given.to_dict("records") if hasattr(given, "iloc") else given
+
+
+def _line(row: Any, i: int) -> str:
+    """Row of a data set as a line of a file."""
+    try:
+        return json.dumps(dict(row)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            "rows of a data set are mappings of plain values",
+            where=f"environment[{i}]",
+            got=f"{told(row)}: {error}" if isinstance(row, Mapping) else told(row),
+            expected="{'prompt': ..., 'answer': ...} for each task",
+            hint="give a list of dictionaries, or the path of a file",
+        ) from error
+
+
+def _refuse_plain(one: Any, where: str) -> None:
+    """Raise RecipeError for a plain value in the place of a reward, or of all of them."""
+    if one is not None and not isinstance(one, str | numbers.Number | list | tuple):
+        return
+    is_one = where != "rewards"
+    raise RecipeError(
+        "this is no reward" if is_one else "these are no rewards",
+        where=where,
+        got=told(one),
+        expected="a function, a reward, or a mapping with a kind"
+        if is_one
+        else "a function, a list of functions, or a mapping of names to rewards",
+        hint=f"rewards={{'{one}': {{'kind': '{one}'}}}}"
+        if isinstance(one, str)
+        else "write def right(answer, reference): return float(answer == reference), and rewards=right",
+    )
 
 
 def _is_importable(part: Any) -> bool:

@@ -1,0 +1,53 @@
+"""Types of arguments that are no keys of a recipe: each check returns the value, or raises RecipeError."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import RecipeError
+from rlhf.recipe.describe import given
+
+
+def folder(value: Any, call: str, name: str, example: str) -> Path | None:
+    """Path that was given as text or as a path; None stays None."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise _refused(value, call, name, "a folder, as text or as a path", repr(example))
+    return Path(value)
+
+
+def text(value: Any, call: str, name: str, example: str) -> str:
+    """Name that was given as text or as a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise _refused(value, call, name, "text", repr(example))
+    return str(value)
+
+
+def count(value: Any, call: str, name: str) -> int | None:
+    """Whole number of at least 1, also one of numpy; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise _refused(value, call, name, "a whole number, at least 1", "1")
+    return int(value)
+
+
+def flag(value: Any, call: str, name: str) -> bool:
+    """True or False: any other value would count as one of them unnoticed."""
+    if not isinstance(value, bool):
+        raise _refused(value, call, name, "True or False", "False")
+    return value
+
+
+def _refused(value: Any, call: str, name: str, expected: str, example: str) -> RecipeError:
+    return RecipeError(
+        "wrong value",
+        where=f"{call}({name}=...)",
+        got=given(value),
+        expected=expected,
+        hint=f"write {name}={example}, or leave it out for its default",
+    )
