@@ -25,7 +25,7 @@ from rlhf.evaluation.store import read_trajectories
 from rlhf.losses.regularized import Regularized
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
-from rlhf.recipe.model import KEYS
+from rlhf.recipe.places import KEYS
 from rlhf.recipe.text import parse
 from rlhf.sinks import read_metrics
 from tests.combinations import ELSEWHERE, WITH_MECHANISM

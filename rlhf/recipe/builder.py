@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from rlhf.recipe.describe import expected, given
 from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.part_as_text import as_mapping
+from rlhf.recipe.places import KEYS, above, beside
 from rlhf.recipe.renamed import with_new_keys
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
@@ -183,12 +185,20 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
                 got=f"{key}: {given(values[key])}",
                 expected=", ".join(keys) or "no keys at all",
                 hint=_meant_by_kind(key, values[key], keys)
-                or ours(str(key))
+                or _elsewhere(str(key), keys, path)
                 or _one_level_down(str(key), keys, base)
+                or (above(str(key)) if path.partition(".")[0].partition("[")[0] in KEYS else "")
                 or _ELSEWHERE.get(str(key))
                 or nearest(str(key), keys)
                 or "remove the key",
             )
+
+
+def _elsewhere(name: str, keys: Mapping[str, Key], path: str) -> str:
+    """Key that another toolkit calls so, or that stands elsewhere: what a stage calls it, where `path` is one's."""
+    if not re.fullmatch(r"stages\[\d+\]", path):
+        return ours(name)
+    return beside(name, keys) or ours(name, keys)
 
 
 #: Key that no part of a recipe has -> where what it names belongs.
@@ -234,7 +244,7 @@ def _refuse_of_other_kinds(
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=ours(str(key))
+                hint=_elsewhere(str(key), keys, path)
                 or _one_level_down(str(key), keys, base)
                 or f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
                 f"give all of it: {_replaced(path, 'kind: ..., ...')}",

@@ -13,6 +13,7 @@ from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import with_defaults
+from rlhf.recipe.places import KEYS, below
 from rlhf.recipe.rewards import as_named, deciding, plain_rewards, refuse_two, rewards_of
 from rlhf.recipe.stages import plain_stage, stages_of
 
@@ -107,20 +108,7 @@ class Recipe:
         }
 
 
-#: Every key of a recipe, in the order in which they are written.
-KEYS = (
-    *("name", "seed", "policy", "environment", "agent", "rewards", "engine", "asynchrony", "cluster", "limits"),
-    *("evaluation", "stages", "trackers", "push_to_hub"),
-)
 _REQUIRED = ("policy", "environment", "stages")
-
-
-#: Keys of stages that are most often taken for those of a recipe; the stages themselves would have to load torch.
-OF_STAGES = frozenset((
-    "steps", "tasks_per_step", "group_size", "minibatches", "epochs", "batch_size", "n_demonstrations", "advantage",
-    "loss", "optimizer", "sampler", "filters", "critic", "trainer", "evaluate_every", "checkpoint_every",
-    "max_tokens_per_microbatch",
-))  # fmt: skip
 
 
 def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
@@ -133,9 +121,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     """
     for key in values:
         if key not in KEYS:
-            hint = ours(key) or nearest(key, KEYS) or "remove the key"
-            if key in OF_STAGES:
-                hint = f"it is a key of a stage: stages.N.{key}, counted from 0"
+            hint = below(key) or ours(key) or nearest(key, KEYS) or "remove the key"
             raise RecipeError(
                 f"a recipe has no key '{key}'", where=key, got=given(values[key]), expected=", ".join(KEYS), hint=hint
             )
