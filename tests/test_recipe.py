@@ -104,7 +104,32 @@ def test_bad_yaml_says_the_line() -> None:
 
 
 def test_a_key_written_twice_is_an_error() -> None:
-    assert "'seed' is written twice" in refused(lambda: parse("seed: 1\nname: x\nseed: 2\n", "r.yaml")).expected
+    assert "'seed' is written twice" in refused(lambda: parse("seed: 1\nname: x\nseed: 2\n", "r.yaml")).what
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "expected", "hint"),
+    [
+        ("seed: 1\nseed: 2\n", "'seed' is written twice", "each key once", "remove one"),
+        ("a:\n\tb: 1\n", "found character '\\t'", "spaces before a key", "replace the tabs"),
+        ("a: [1, 2\nb: 3\n", "found ':'", "',' or ']'", "close the brackets"),
+        ("a: {b: 1\n", "found the end of the file", "',' or '}'", "close the brackets"),
+        ("a: 'x\n", "end of stream", "a quote at the end", "close the quotes"),
+        ("- a\nb: 1\n", "found a key", "a key as far in", "align"),
+        ("policy:\n  kind: a\n   family: b\n", "not allowed here", "as far in as the other keys", "align"),
+        ("a: b: c\n", "not allowed here", "one `key: value`", "in quotes"),
+        ("a: @x\n", "cannot start", "no sign of YAML's own", "in quotes"),
+        ("a: *x\n", "undefined alias 'x'", "&NAME", "in quotes"),
+        ("a: !foo x\n", "the tag '!foo'", "without tags", "remove the tag"),
+        ("a: 1\n---\nb: 2\n", "another document", "one document", "remove the line ---"),
+        ('a: "\\q"\n', "unknown escape character 'q'", "an escape such as", "single quotes"),
+        ("a: \x01\n", "special characters", "printable", "remove the character"),
+    ],
+)
+def test_bad_yaml_says_what_is_expected_and_what_to_do(text: str, what: str, expected: str, hint: str) -> None:
+    error = refused(lambda: parse(text, "r.yaml"))
+    assert error.what.startswith("invalid YAML: ") and what in error.what
+    assert expected in error.expected and hint in error.hint and error.got
 
 
 def test_fields_nest() -> None:

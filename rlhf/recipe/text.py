@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.errors import RecipeError
 from rlhf.recipe.size_limits import refuse_long_references, refuse_many_nodes, refused
+from rlhf.recipe.yaml_errors import of_yaml
 
 _NUMBER_STARTS = list("-+.0123456789")
 _CORE: tuple[tuple[str, str, list[str]], ...] = (
@@ -72,7 +73,10 @@ _Dumper.add_representer(str, _represent_text)
 
 def parse(text: str, where: str) -> Any:
     """Read YAML text into plain values. Raises RecipeError with line and column."""
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:  # of a character that YAML has not
+        raise of_yaml(error, text, where) from error
     try:
         node = loader.get_single_node()
         refuse_many_nodes(node, where)
@@ -80,16 +84,7 @@ def parse(text: str, where: str) -> Any:
     except RecursionError:
         raise refused(where, "too many levels") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
-        got = text.splitlines()[mark.line].strip() if mark and mark.line < len(text.splitlines()) else ""
-        raise RecipeError(
-            "invalid YAML",
-            where=place,
-            got=got,
-            expected=str(getattr(error, "problem", None) or "YAML"),
-            hint="look at the indentation, brackets and colons there",
-        ) from error
+        raise of_yaml(error, text, where) from error
     finally:
         loader.dispose()
 
