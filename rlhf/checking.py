@@ -267,5 +267,20 @@ def no_model(named: str, where: str, do: str) -> Iterator[Problem]:
             where,
             f"{named}, {'without config.json' if folder.is_dir() else 'no such folder'}",
             "a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
-            do,
+            _policy_within(folder) or do,
         )
+
+
+def _policy_within(folder: Path) -> str:
+    """Hint for the folder of a run or a checkpoint in the place of a model: where its policy is; '' for others."""
+    checkpoints = [path.parent for path in (folder / "checkpoints").glob("*/state.json")]
+    newest = max(checkpoints, key=lambda one: (one / "state.json").stat().st_mtime, default=folder)
+    policy = newest if newest.name == "policy" else newest / "policy"
+    if (policy / "config.json").is_file():
+        return f"{'a run' if checkpoints else 'a checkpoint'} keeps its policy in a folder of its own: {policy}"
+    is_adapter = (policy / "adapter_config.json").is_file()
+    return (
+        f"its policy is an adapter: `rlhf export {policy.parent} --out FOLDER` makes a model of it"
+        if is_adapter
+        else ""
+    )

@@ -421,3 +421,23 @@ def test_a_folder_without_a_tokenizer_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as error:
         load_folder(str(tmp_path))
     assert error.value.what == "there is no tokenizer in this folder" and "tokenizer.json" in error.value.expected
+
+
+def test_the_folder_of_a_run_is_no_model_and_its_policy_is_named(echo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("0-supervised-000004", "1-policy_gradient-000002"):
+        policy = run / "checkpoints" / name / "policy"
+        policy.mkdir(parents=True)
+        (policy / "config.json").write_text("{}")
+        (policy.parent / "state.json").write_text("{}")
+    os.utime(run / "checkpoints" / "0-supervised-000004" / "state.json", (0, 0))
+    for named, kept in (
+        (run, run / "checkpoints" / "1-policy_gradient-000002" / "policy"),
+        (run / "checkpoints" / "0-supervised-000004", run / "checkpoints" / "0-supervised-000004" / "policy"),
+    ):
+        message = refused("show", str(echo), f"policy={{kind: pretrained, path: {named}}}")
+        assert message.startswith("error policy.path: there is no model in this folder")
+        assert f"keeps its policy in a folder of its own: {kept}" in message
+    (policy / "config.json").rename(policy / "adapter_config.json")
+    message = refused("show", str(echo), f"policy={{kind: pretrained, path: {run}}}")
+    assert f"its policy is an adapter: `rlhf export {policy.parent} --out FOLDER`" in message
