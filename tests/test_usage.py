@@ -28,7 +28,26 @@ from tests.commands import run
         ("train quickstart --hlep", ["got:      --hlep", "do:       did you mean '--help'?"]),
         ("export checkpoint", ["error rlhf export: missing option '--out'", "expected: rlhf export [OPTIONS]"]),
         ("show", ["error rlhf show: missing argument 'recipe'", "do:       rlhf show --help"]),
-        ("trajectories run --step two", ["error rlhf trajectories: invalid value for '--step'", "valid integer"]),
+        (
+            "trajectories run --step two",
+            [
+                "error rlhf trajectories: invalid value for '--step'\n",
+                "got:      two\n",
+                "expected: a whole number, at least 0\n",
+                "do:       change the value; rlhf trajectories --help",
+            ],
+        ),
+        (
+            "evaluate quickstart --n abc",
+            [
+                "invalid value for '--n' / '-n' / '--limit'\n",
+                "got:      abc\n",
+                "expected: a whole number, at least 1\n",
+            ],
+        ),
+        ("evaluate quickstart --n 0", ["got:      0\n", "expected: a whole number, at least 1\n"]),
+        ("evaluate quickstart --price-in -1", ["got:      -1\n", "expected: a number, at least 0\n"]),
+        ("compare a b --difference x", ["got:      x\n", "expected: a number, at least 0.0001\n"]),
         (
             "train quickstart --profile",
             ["rlhf train: option '--profile' requires an argument", "expected: --profile N"],
@@ -92,6 +111,16 @@ def test_of_words_that_no_recipe_has_together_it_is_said_how_many_have_each() ->
     assert all(n_each)
     assert f"got:      webshop: {n_each[0]} of {n_all}, nethack: {n_each[1]} of {n_all}" in told
     assert "all of them" in told
+
+
+def test_words_of_other_lists_are_told_of_and_none_that_is_far() -> None:
+    told = run("recipes", "math").stderr
+    assert "no match among the recipes" in told
+    assert "do:       `rlhf recipes --kinds math` finds 1 of the kinds: reward math" in told
+    assert "`rlhf recipes webshop` finds" in run("recipes", "--suites", "webshop").stderr
+    for word in ("zzzz", "gsm9k"):
+        told = run("recipes", word).stderr
+        assert "did you mean" not in told and "do:       `rlhf recipes` lists all" in told
 
 
 def test_a_reader_that_has_gone_ends_a_command_without_a_word() -> None:

@@ -31,8 +31,22 @@ def usage_error(error: Any, group: TyperGroup, begun: str | None = None) -> Usag
         name, known = said.split("'")[1], list(group.commands)
         hint = nearest(name, known) or help_
         return UsageError("no such command", where=called, got=name, expected=", ".join(known), hint=hint)
+    if (wanted := _number_wanted(error)) and hasattr(error.__cause__, "errors"):  # pydantic's, in its own words
+        what, got = said.partition(":")[0], str(error.__cause__.errors()[0]["input"])
+        hint = f"change the value; {help_}"
+        return UsageError(what[:1].lower() + what[1:], where=called, got=got, expected=wanted, hint=hint)
     expected = error.ctx.get_usage().removeprefix("Usage: ") if error.ctx is not None else ""
     return UsageError(said[:1].lower() + said[1:], where=called, expected=expected or _form(error, command), hint=help_)
+
+
+def _number_wanted(error: Any) -> str:
+    """Description of the number that an option or argument takes: `a whole number, at least 1`; '' for another type."""
+    parameter = getattr(error, "param", None)
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    noun = "a whole number" if annotation is int else "a number" if annotation is float else ""
+    limits = (("at least", getattr(parameter, "min", None)), ("at most", getattr(parameter, "max", None)))
+    bounds = [f"{word} {limit:g}" for word, limit in limits if limit is not None]
+    return ", ".join([noun, *bounds]) if noun else ""
 
 
 def _options(command: Any, ctx: Any) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rlhf.commands.output import AsJson, command, one_of, print_json, results
-from rlhf.errors import RecipeError, nearest
+from rlhf.errors import RecipeError, meant, nearest
 from rlhf.evaluation.folder import no_run
 from rlhf.given_parts import how_to_resume
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rlhf.evaluation.contrib.index import Index, Query
 
 _WORD = re.compile(r"\w{3,}")
+#: Names of another list that a message shows.
+_SHOWN = 4
 
 
 @command
@@ -36,7 +39,7 @@ def recipes(
 ) -> None:
     """List the recipes that ship with the toolkit."""
     noun = "kinds" if kinds else "suites" if suites else "recipes"
-    rows = _matching(words or [], _kinds() if kinds else _suites() if suites else _recipes(), noun)
+    rows = _matching(words or [], noun)
     if as_json:
         print_json({noun: rows})
         return
@@ -55,27 +58,50 @@ def recipes(
     console.print(table)
 
 
-def _matching(words: Sequence[str], rows: list[dict[str, str]], noun: str) -> list[dict[str, str]]:
-    """Rows that contain all words in a cell, or in the file whose path they have."""
-
-    def text(row: Mapping[str, str]) -> str:
-        inside = Path(row["path"]).read_text("utf-8") if words and "path" in row else ""
-        return " ".join([*(value for name, value in row.items() if name != "path"), inside]).casefold()
-
-    texts = [text(row) for row in rows]
+def _matching(words: Sequence[str], noun: str) -> list[dict[str, str]]:
+    """Rows of a list that contain all words. Raises RecipeError where there are none."""
+    rows = _LISTS[noun]()
+    texts = [_text(row, words) for row in rows]
     found = [row for row, inside in zip(rows, texts, strict=True) if all(word.casefold() in inside for word in words)]
     if not found:
-        known = {part for row in rows for name, value in row.items() if name != "path" for part in _WORD.findall(value)}
         n_saying = {word: sum(word.casefold() in inside for inside in texts) for word in words}
-        hints = (nearest(word, known) for word, n in n_saying.items() if not n)
+        hints = (_nearest([word for word, n in n_saying.items() if not n], rows), _elsewhere(words, noun))
         raise RecipeError(
             f"no match among the {noun}",
             where="rlhf recipes",
             got=", ".join(f"{word}: {n} of {len(rows)}" for word, n in n_saying.items()),
             expected="words that one of them contains, all of them",
-            hint=next(filter(None, hints), f"rlhf recipes{'' if noun == 'recipes' else f' --{noun}'} lists all"),
+            hint="; ".join(filter(None, hints)) or f"`rlhf recipes{_option(noun)}` lists all",
         )
     return found
+
+
+def _text(row: Mapping[str, str], words: Sequence[str]) -> str:
+    """Text in which words are looked for: the cells of a row, and the file whose path it has."""
+    inside = Path(row["path"]).read_text("utf-8") if words and "path" in row else ""
+    return " ".join([*(value for name, value in row.items() if name != "path"), inside]).casefold()
+
+
+def _nearest(words: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
+    """Suggestion of a word of the rows that is much like one of `words`, of which none has one; '' where none is."""
+    known = {part for row in rows for name, value in row.items() if name != "path" for part in _WORD.findall(value)}
+    near = (get_close_matches(word, known, n=1, cutoff=0.75) for word in words)
+    return next((meant(found[0]) for found in near if found), "")
+
+
+def _elsewhere(words: Sequence[str], noun: str) -> str:
+    """Other list that contains all of the words, and what it has of them; '' where none does."""
+    for other, listed in _LISTS.items():
+        found = [row for row in listed() if all(word.casefold() in _text(row, words) for word in words)]
+        if other != noun and found:
+            names = [" ".join(row[key] for key in ("section", "kind", "name") if key in row) for row in found]
+            told = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+            return f"`rlhf recipes{_option(other)} {' '.join(words)}` finds {len(names)} of the {other}: {told}"
+    return ""
+
+
+def _option(noun: str) -> str:
+    return "" if noun == "recipes" else f" --{noun}"
 
 
 def _recipes() -> list[dict[str, str]]:
@@ -111,6 +137,10 @@ def _hidden(section: str, kind: str) -> str:
     from rlhf.catalog import CATALOG
 
     return "; hidden by the kind of this name that comes along" if kind in CATALOG[section] else ""
+
+
+#: What `rlhf recipes` lists.
+_LISTS: Mapping[str, Callable[[], list[dict[str, str]]]] = {"recipes": _recipes, "kinds": _kinds, "suites": _suites}
 
 
 @command
