@@ -276,6 +276,7 @@ def test_mistakes_have_the_messages_of_the_recipe(changed: Mapping[str, Any], fo
     [
         ({"recipe": 7}, "rlhf.train", "not a recipe"),
         ({"callbacks": [3]}, "callbacks[0]", "is not a callback"),
+        ({"callback": print}, "callback", "did you mean 'callbacks'"),
         ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object cannot stand here"),
         ({"rewards": {"r": object()}}, "rewards.r.kind", "lacks __call__"),
         ({"environment": object()}, "environment.kind", "lacks"),

@@ -13,17 +13,20 @@ from typing import Any
 
 from rlhf.catalog import CATALOG
 from rlhf.data.untrusted import name_of
-from rlhf.errors import RecipeError, RlhfError, disk
+from rlhf.errors import RecipeError, RlhfError, disk, nearest
 from rlhf.given_parts import PREFIX
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.describe import given as told
+from rlhf.recipe.places import KEYS
 
 #: Section of the part at a key of the recipe, where an object may stand for its settings.
 _SECTIONS = {"policy": "policy", "environment": "environment", "agent": "agent", "rewards": "reward", "stages": "stage"}
 #: Keys of a recipe that have an argument of their own.
 PARTS = ("rewards", "environment", "agent")
 _FILES = ("path", "train", "dev", "test")
+#: Arguments of `rlhf.train` that are no keys of a recipe.
+_OF_CALLS = ("callbacks", "out", "resume", "progress", "memory_check")
 
 
 class Arguments:
@@ -115,8 +118,10 @@ class Arguments:
         section = (
             _SECTIONS.get(head) if rest.count(".") == 0 and bool(rest) == (head in ("rewards", "stages")) else None
         )
-        if section is None and "." not in path and (hint := ours(path)):
-            raise RecipeError(f"a recipe has no key '{path}'", where=path, got=told(part), hint=hint)
+        if section is None and "." not in path and path not in KEYS:
+            hint = ours(path) or nearest(path, (*KEYS, *_OF_CALLS)) or "leave it out"
+            expected = f"{', '.join(_OF_CALLS)}, or a key of a recipe: {', '.join(KEYS)}"
+            raise RecipeError(f"a recipe has no key '{path}'", where=path, got=told(part), expected=expected, hint=hint)
         if section is None:
             raise RecipeError(
                 "an object cannot stand here",

@@ -60,7 +60,7 @@ class Callbacks(StageHook):
                 raise RecipeError(
                     "this is not a callback",
                     where=f"callbacks[{i}]",
-                    got=f"a {type(one).__name__}",
+                    got=repr(one),
                     expected="a function of a StepInfo, or a rlhf.training.hooks.base.StageHook",
                     hint="write def watch(step): print(step.metrics)",
                 )
