@@ -12,13 +12,14 @@ import gc
 import importlib
 import importlib.util
 import json
+import math
 import pickle
 import random
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,15 +29,17 @@ from typing import Any
 from environments.base import Capabilities, EpisodeCapabilities, Properties, StepResult, properties_of
 from environments.check_splits import kept_apart
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
-from environments.validation import checked_result
+from environments.validation import check_episode, checked_result
 from rlhf.data import Task
 from rlhf.data.report import Report, Walk, is_frozen, shorten
-from rlhf.data.untrusted import number, text, truth
+from rlhf.data.untrusted import defined_at, number, text, truth
 from rlhf.errors import EnvError
 
 _MOST_TASKS = 100_000
 _INLINE_S = 0.005
 _N_CLOSED = 6
+#: Actions of the episode that is played where none has ended.
+_N_PATIENT = 200
 _TRIES = ("look", "wait", "yes", "1")  # where an environment does not list its actions
 _GARBAGE = ("", " \t\n", "\x00\x1b[2J\x07", "🙂é漢\u202e" * 20, "'; DROP TABLE --", '{"tool": ', "A" * 20_000)
 
@@ -86,6 +89,7 @@ class _EnvironmentCheck:
     other_process: bool
     enough_s: float
     step_times_s: list[float] = field(default_factory=list)
+    n_ended: int = 0
 
     async def run(self) -> None:
         copy = await self.settings_object()
@@ -104,6 +108,7 @@ class _EnvironmentCheck:
         await self.closing(played)
         if self.properties.inline:
             self.speed()
+        await self.endings(played[0].task)
 
     @property
     def properties(self) -> Properties:
@@ -166,7 +171,12 @@ class _EnvironmentCheck:
         return list(first)
 
     def _list(self, split: str) -> list[Task]:
-        return list(islice(self.environment.tasks(split), _MOST_TASKS))
+        listed = self.environment.tasks(split)
+        if not isinstance(listed, Iterable):
+            got, expected = shorten(listed), "tasks in a list or from a generator"
+            place = f"tasks{defined_at(self.environment.tasks)}"
+            raise EnvError("this lists no tasks", where=place, got=got, expected=expected)
+        return list(islice(listed, _MOST_TASKS))
 
     async def _contents(self, tasks: Sequence[Task]) -> Mapping[str, str]:
         """Map what makes each task the problem it is, apart from its name, to that name."""
@@ -185,8 +195,13 @@ class _EnvironmentCheck:
         ok, episode = await self.walk.call("start(): raises nothing", maker.start, task, during=task.id)
         if not ok:
             return None
+        try:
+            check_episode(episode, maker.start)
+        except EnvError as error:
+            self.walk.note(False, "start(): gives an episode with step and close", f"{task.id}: {error}")
+            return None
         opening = EpisodeCapabilities(episode).opening
-        got = f"{task.id}: `opening` is {shorten(opening)}, expected a StepResult"
+        got = f"{task.id}: `opening` is {shorten(opening)}, expected a StepResult{defined_at(maker.start)}"
         if not self.walk.note(issubclass(type(opening), StepResult), "start(): gives an episode with an opening", got):
             return None
         return episode if self.look_over(opening, f"{task.id}, opening") else None
@@ -198,7 +213,9 @@ class _EnvironmentCheck:
         ok, result = await self.walk.call("step(): raises nothing", episode.step, action, during=during)
         self.step_times_s.append(time.perf_counter() - begin)
         if not ok or not self.walk.note(
-            issubclass(type(result), StepResult), "step(): gives a StepResult", f"{during}: {shorten(result)}"
+            issubclass(type(result), StepResult),
+            "step(): gives a StepResult",
+            f"{during}: {shorten(result)}{defined_at(episode.step)}",
         ):
             return None
         return self.look_over(result, during)
@@ -234,14 +251,14 @@ class _EnvironmentCheck:
         return checked
 
     async def play(
-        self, task: Task, actions: Sequence[str] | None = None, environment: Any = None
+        self, task: Task, actions: Sequence[str] | None = None, environment: Any = None, until: float = math.inf
     ) -> Transcript | None:
-        """Play `actions`, or at random; the transcript ends early where a step fails."""
+        """Play `actions`, or at random until that time; the transcript ends early where a step fails."""
         episode = await self.start(task, environment)
         if episode is None:
             return None
-        done = Transcript(task, (), (episode.opening,))
-        while not done.over and len(done.actions) < (self.max_steps if actions is None else len(actions)):
+        done, most = Transcript(task, (), (episode.opening,)), self.max_steps if actions is None else len(actions)
+        while not done.over and len(done.actions) < most and time.monotonic() < until:
             i, listed = len(done.actions), done.results[-1].admissible_actions
             action = self.rng.choice(listed or _TRIES) if actions is None else actions[i]
             result = await self.step(episode, action, f"{task.id}, step {i}")
@@ -251,8 +268,25 @@ class _EnvironmentCheck:
                 promise, got = "step(): understands every admissible action", f"{task.id}, step {i}: {action!r}"
                 self.walk.note(result.valid, promise, got)
             done = Transcript(task, (*done.actions, action), (*done.results, result))
+        self.n_ended += done.over
         await self.close(episode)
         return done
+
+    async def endings(self, task: Task) -> None:
+        """Where no episode has ended, give one more time, up to the limit of the environment, and say so."""
+        if self.n_ended:
+            return
+        self.max_steps = max(self.max_steps, Capabilities(self.environment).max_steps or _N_PATIENT)
+        until = time.monotonic() + self.enough_s
+        record = await self.play(task, until=until)
+        if record is None or record.over:
+            return
+        if len(record.actions) == self.max_steps or time.monotonic() >= until:  # and not by a step that failed
+            self.walk.caution(
+                "step(): no episode ended",
+                f"{task.id}: not after {len(record.actions)} random actions, nor any other: set terminated=True where "
+                "the task is won or lost, with success; else each attempt goes on to limits.max_turns, unsolved",
+            )
 
     # --- promises about transcripts ----------------------------------------------------------------------------
 

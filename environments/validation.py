@@ -5,27 +5,57 @@ from __future__ import annotations
 from dataclasses import fields
 
 from environments.base import StepResult
-from rlhf.data.untrusted import MAX_TEXT_BYTES, is_large, number, shown, text, texts, truth, type_of
+from rlhf.data.untrusted import MAX_TEXT_BYTES, defined_at, is_large, number, shown, text, texts, truth, type_of
 from rlhf.data.untrusted import slots as slots_of
 from rlhf.errors import EnvError
 
 _NAMES = tuple(field.name for field in fields(StepResult))
 
 
-def checked_result(result: object, where: str) -> StepResult:
+def check_episode(episode: object, start: object) -> None:
+    """Raise EnvError where what the function `start` has returned is no episode."""
+    missing = [name for name in ("step", "close") if not callable(getattr(episode, name, None))]
+    if missing:
+        raise EnvError(
+            "what it returned is no episode",
+            where=f"start{defined_at(start)}",
+            got=f"{type_of(episode)} without {' and '.join(missing)}",
+            expected="an object with `opening`, `step(action)` and `close()`",
+            hint="return one" if episode is None else f"add `async def {missing[0]}` to its class",
+        )
+
+
+def checked_result(result: object, where: str, by: object = None) -> StepResult:
     """Return `result` with Python's own types.
 
     Args:
         result: whatever an environment has answered.
         where: the call that it answered.
+        by: the function that was called, whose place is told.
 
     Raises:
         EnvError: it is no StepResult, a field has another type than it may (truth values are `bool` or NumPy's, and
             nothing else is taken for one), a reward is not finite, or a text has more than `MAX_TEXT_BYTES` bytes.
     """
+    try:
+        return _checked(result, where)
+    except EnvError as error:
+        error.where += defined_at(by)
+        raise
+
+
+def _checked(result: object, where: str) -> StepResult:
     found = slots_of(result, StepResult, _NAMES)
     if found is None:
-        raise EnvError(f"got {type_of(result)}, expected environments.base.StepResult", where=where)
+        raise EnvError(
+            "what it gave is no StepResult",
+            where=where,
+            got=shown(result),
+            expected="environments.base.StepResult",
+            hint="set `self.opening = StepResult(reply)` where the episode is made"
+            if where == "opening"
+            else "return StepResult(reply, reward=..., terminated=..., success=...) on every way through the function",
+        )
     reply, reward, terminated, truncated, state_key, success, valid, actions, seat = found
     plain = (
         _text(reply, "reply is no text", where),

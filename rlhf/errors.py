@@ -23,9 +23,14 @@ Python errors; `boundary` attributes them to the part that raised.
 from __future__ import annotations
 
 import difflib
+import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
+
+#: Where code lies that no user has written: Python's library, installed packages, and this package.
+_OF_OTHERS = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
 
 
 class RlhfError(Exception):
@@ -123,7 +128,21 @@ def boundary(kind: type[RlhfError], where: str, hint: str = "") -> Iterator[None
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise kind("raised an exception", where=where, got=text, hint=hint) from error
+        raise kind("raised an exception", where=where, got=text + raised_at(error), hint=hint) from error
+
+
+def raised_at(error: BaseException) -> str:
+    """Place of an exception, ` (maze.py:12)`: the line within a user's file that led to it, if any.
+
+    Else it is the line that raised; empty where that is one of this package, which has called what cannot be called so,
+    and for an error of ours, which says itself where it happened.
+    """
+    if isinstance(error, RlhfError):
+        return ""
+    lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [(file, line) for file, line in lines if not file.startswith(("<", *_OF_OTHERS))]
+    last = (own or [(file, line) for file, line in lines[-1:] if not file.startswith(_OF_OTHERS[-1])])[-1:]
+    return "".join(f" ({Path(file).name}:{line})" for file, line in last)
 
 
 @contextmanager

@@ -171,14 +171,8 @@ def test_a_trial_leaves_no_trace_in_a_reward(tmp_path: Path) -> None:
     assert recipe.rewards["own"].reward.seen == []
 
 
-@pytest.mark.parametrize(("broken", "said"), [("start", "no game today"), ("step", "cannot move")])
-def test_an_environment_that_fails_is_told_of_before_anything_is_trained(
-    tmp_path: Path, broken: str, said: str
-) -> None:
-    body = {"start": "return Episode()", "step": "return StepResult('Gone.', terminated=True, success=True)"}
-    body[broken] = f"raise RuntimeError('{said}')"
-    (tmp_path / "world.py").write_text(
-        f"""
+WORLD = """
+import json
 from environments.base import StepResult
 from rlhf.data import Task
 
@@ -187,7 +181,7 @@ class Episode:
     opening = StepResult("Go.")
 
     async def step(self, action):
-        {body["step"]}
+        return StepResult("Gone.", terminated=True, success=True)
 
     async def close(self):
         pass
@@ -195,16 +189,50 @@ class Episode:
 
 class World:
     def tasks(self, split):
-        return [Task(id=f"world/{{split}}/{{i}}") for i in range(40)]
+        return [Task(id=f"world/{split}/{i}") for i in range(40)]
 
     def start(self, task):
-        {body["start"]}
+        return Episode()
 """
-    )
+STEP, START = 'return StepResult("Gone.", terminated=True, success=True)', "return Episode()"
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "place", "said"),
+    [
+        (START, "raise RuntimeError('no game today')", "", "start: RuntimeError: no game today (world.py:22)"),
+        (START, "json.loads('no')", "", "(world.py:22)"),  # raised in Python's library, by this line
+        (START, "pass", "start (world.py:21)", "NoneType without step and close"),
+        ("close", "shut", "start (world.py:21)", "Episode without close"),
+        ("(self, action)", "(self)", "", "takes 1 positional argument but 2 were given"),
+        (STEP, "raise RuntimeError('cannot move')", "", "step: RuntimeError: cannot move (world.py:11)"),
+        (STEP, "pass", "step (world.py:10)", "None"),
+        (STEP, 'return "Gone.", 1.0, True, {}', "step (world.py:10)", "tuple of 4"),
+        (STEP, 'return StepResult("Gone.", reward="much")', "step (world.py:10)", "str 'much'"),
+        ('StepResult("Go.")', '"Go."', "opening (world.py:21)", "str 'Go.'"),
+    ],
+)
+def test_a_fault_of_an_environment_is_told_once_with_its_line_before_anything_is_trained(
+    tmp_path: Path, line: str, instead: str, place: str, said: str
+) -> None:
+    (tmp_path / "world.py").write_text(WORLD.replace(line, instead))
     recipe = load(runs.write(tmp_path, STAGES[1:], environment={"kind": "./world.py:World"}))
     with pytest.raises(EnvError) as error:
         train(recipe, tmp_path / "run")
-    assert said in error.value.got and error.value.where.startswith("environment")
+    assert error.value.where == "environment, world/train/0" + (f", {place}" if place else "")
+    assert error.value.got.endswith(said) and "\n" not in error.value.got + error.value.what
+    assert error.value.expected and "rlhf check environment ./FILE.py:NAME" in error.value.hint
+
+
+@pytest.mark.parametrize(("listed", "got"), [("pass", "None"), ("return ['a']", "str 'a'"), ("return []", "nothing")])
+def test_what_lists_no_tasks_is_told_with_its_line(tmp_path: Path, listed: str, got: str) -> None:
+    line = next(line.strip() for line in WORLD.splitlines() if "return [Task" in line)
+    (tmp_path / "world.py").write_text(WORLD.replace(line, listed))
+    recipe = load(runs.write(tmp_path, STAGES[1:], environment={"kind": "./world.py:World"}))
+    with pytest.raises(EnvError) as error:
+        train(recipe, tmp_path / "run")
+    assert (error.value.where, error.value.got) == ("World.tasks('test') (world.py:18)", got)
+    assert error.value.expected and error.value.hint
 
 
 def test_a_model_that_cannot_be_had_is_told_of_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,8 +216,8 @@ def test_a_failed_attempt_is_made_again(tmp_path: Path) -> None:
     ("fault", "says"),
     [
         ("raises", "step: RuntimeError: the lamp fell over"),
-        ("returns nothing", "got NoneType, expected environments.base.StepResult"),
-        ("returns a dictionary", "got dict, expected environments.base.StepResult"),
+        ("returns nothing", "what it gave is no StepResult; got: None; expected: environments.base.StepResult"),
+        ("returns a dictionary", "what it gave is no StepResult; got: dict; expected: environments.base.StepResult"),
         ("rewards with NaN", "reward is no finite number"),
         ("replies with bytes", "reply is no text"),
     ],
@@ -272,7 +272,7 @@ def test_a_demonstration_is_played_again(tmp_path: Path) -> None:
     [
         ("raises", "env_error in words/0: step: RuntimeError: the lamp fell over"),
         ("hangs", "timeout in words/0: step: no answer within 0.05 s"),
-        ("returns nothing", "env_error in words/0: step: got NoneType"),
+        ("returns nothing", "): what it gave is no StepResult; got: None; expected: "),
         ("plans nonsense", "env_error in words/0: plan: got int, expected a list of texts or None"),
         ("plan raises", "env_error in words/0: plan: RuntimeError: lost"),
         ("lists nothing", "this lists no tasks"),

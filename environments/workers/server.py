@@ -29,10 +29,10 @@ from typing import Any
 import psutil
 
 from environments.base import EpisodeCapabilities
-from environments.validation import checked_result
+from environments.validation import check_episode, checked_result
 from environments.workers.protocol import ERROR, READY, TEXT, Frames, answer_of, frame, unpacked
 from rlhf.data.untrusted import described
-from rlhf.errors import EnvError, RlhfError
+from rlhf.errors import RlhfError
 
 #: Exit code of a worker that took more memory than it may.
 TOO_MUCH_MEMORY = 86
@@ -148,7 +148,7 @@ class Server:
             name, *arguments = pickle.loads(payload)
             value = self._calls[name](*arguments)
             value = await value if inspect.isawaitable(value) else value
-            return frame(number, answer_of(checked_result(value, "") if name == "step" else value))
+            return frame(number, answer_of(checked_result(value, "step") if name == "step" else value))
         except BaseException as error:  # whatever an environment raises is told, and the worker goes on
             if isinstance(error, MemoryError):  # it may have grown to its bound since the watch last looked
                 self._watch.end_if_full()
@@ -158,12 +158,9 @@ class Server:
     async def start(self, key: int, task: Any) -> Any:
         """Begin an episode, and give its opening."""
         episode = await _settled(self._environment.start(task))
-        missing = [name for name in ("step", "close") if not callable(getattr(episode, name, None))]
-        if missing:
-            got = f"{type(episode).__name__} without {' and '.join(missing)}"
-            raise EnvError(f"returned {got}; an episode has opening, step and close")
+        check_episode(episode, self._environment.start)
         try:
-            opening = checked_result(EpisodeCapabilities(episode).opening, "opening")
+            opening = checked_result(EpisodeCapabilities(episode).opening, "opening", self._environment.start)
         except BaseException:
             await _settled(episode.close())  # nobody hears of it
             raise

@@ -157,7 +157,7 @@ async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], 
     """
     refused: dict[str, None] = {}
     limits = replace(recipe.limits, max_turns=min(recipe.limits.max_turns, _N_TURNS))
-    lanes, said = lanes_of(recipe.environment), ""
+    lanes, failed = lanes_of(recipe.environment), list[EnvError]()
     try:
         for task in tasks_of(recipe.environment, split, _N_TRIED):
             strays = AtRandom(1.0, {}, random.Random(recipe.seed))
@@ -165,20 +165,32 @@ async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], 
             try:
                 found = await play_one(recipe.environment, task, trial, limits, lanes.open(), ())
             except Ended as ended:
-                told = "\n".join([ended.detail, *(text for text in refused if text not in ended.detail)])
-                said = f"{ended.outcome.value} in {task.id}: {told}"
+                failed.append(_failure(ended, f"{path}environment, {task.id}", list(refused)))
                 continue
             for text in refused:
                 say(f"caution: a request of the agent's program is refused with {text}")
             return task, found.trajectory
     finally:
         await lanes.close()
-    raise EnvError(
-        "the environment fails at its first tasks",
-        where=f"{path}environment, split {split!r}",
-        got=said,
-        expected="a reset and a step",
-        hint="run `rlhf check environment`" if not refused else "mend the requests of the agent's program",
+    raise failed[0]
+
+
+def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
+    """The error of an attempt that the environment has ended, with the words of the check that refused its answer.
+
+    `refused` are the answers to requests of an agent's program that were refused.
+    """
+    causes = ended.__cause__, getattr(ended.__cause__, "__cause__", None)
+    told = next((cause for cause in causes if isinstance(cause, EnvError) and cause.expected), None)
+    detail = "\n".join([ended.detail, *(text for text in refused if text not in ended.detail)])
+    hint = f"{told.hint if told and told.hint else 'fix it'}; to try it alone, from a file of its own: "
+    hint += "`rlhf check environment ./FILE.py:NAME`"
+    return EnvError(
+        f"the environment fails at its first tasks{f': {told.what}' if told else ''}",
+        where=f"{place}, {told.where}" if told else place,
+        got=told.got if told else f"{ended.outcome.value}: {detail}",
+        expected=told.expected if told else "`start` and `step` that answer, and raise nothing",
+        hint="mend the requests of the agent's program" if refused else hint,
     )
 
 

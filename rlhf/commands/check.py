@@ -71,7 +71,7 @@ def check(
         reports = [_part(contract.value, target, fields or [])]
     if suite is not None:
         reports.append(_suite(contract, target, fields or [], suite))
-    are_short = [contract is What.recipe and report.ok for report in reports]
+    are_short = [contract is What.recipe and report.ok and not report.cautions for report in reports]
     for report, is_short in zip(reports, are_short, strict=True):
         results().print(report.heading if is_short else str(report), soft_wrap=True, markup=False)
     if any(are_short) and not as_json:
@@ -229,5 +229,8 @@ def _walk(section: str, part: Any, records: list[tuple[Task, Trajectory]] | None
 
 
 def _plain(report: Report) -> dict[str, Any]:
-    findings = [{"ok": f.ok, "promise": f.promise, "detail": f.detail} for f in report.findings]
+    findings = [
+        {"ok": f.ok, "promise": f.promise, "detail": f.detail, **({"caution": True} if f.is_caution else {})}
+        for f in report.findings
+    ]
     return {"subject": report.subject, "ok": report.ok, "findings": findings}

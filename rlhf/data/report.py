@@ -11,6 +11,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from rlhf.data.untrusted import is_from_outside, message_of, shown
+from rlhf.errors import raised_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,18 @@ class Finding:
         ok: whether the promise was kept.
         promise: the call and what it promises, such as `tasks(): ids are unique`.
         detail: what was got; for a kept promise, what was looked at.
+        is_caution: what is legal and probably not meant: no promise, and `ok`.
     """
 
     ok: bool
     promise: str
     detail: str = ""
+    is_caution: bool = False
+
+    @property
+    def word(self) -> str:
+        """What has become of the promise."""
+        return "CAUTION" if self.is_caution else "kept" if self.ok else "BROKEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +59,21 @@ class Report:
         return tuple(finding for finding in self.findings if not finding.ok)
 
     @property
+    def cautions(self) -> tuple[Finding, ...]:
+        """The findings that are legal and probably not meant."""
+        return tuple(finding for finding in self.findings if finding.is_caution)
+
+    @property
     def heading(self) -> str:
-        """Name of the subject, and the number of promises kept."""
-        return f"{self.subject}: {len(self.findings) - len(self.broken)} of {len(self.findings)} promises kept"
+        """Name of the subject, and the numbers of promises kept and of cautions."""
+        n, n_cautions = len(self.findings) - len(self.cautions), len(self.cautions)
+        more = f", {counted(n_cautions, 'caution')}" if n_cautions else ""
+        return f"{self.subject}: {n - len(self.broken)} of {n} promises kept{more}"
 
     def __str__(self) -> str:
         lines = [self.heading]
         for finding in self.findings:
-            lines.append(f"  {'kept  ' if finding.ok else 'BROKEN'}  {finding.promise}")
+            lines.append(f"  {finding.word:<6}  {finding.promise}")
             lines += [f"            {line}" for line in finding.detail.splitlines()]
         return "\n".join(lines)
 
@@ -94,6 +109,10 @@ class Walk:
         if before is None or (before.ok and not ok):
             self._findings[promise] = Finding(ok, promise, seen if ok else got)
         return ok
+
+    def caution(self, what: str, detail: str) -> None:
+        """Record what breaks no promise and is probably not meant."""
+        self._findings[what] = Finding(True, what, detail, is_caution=True)
 
     async def call(self, promise: str, function: Callable[..., Any], *args: Any, during: str = "") -> tuple[bool, Any]:
         """Call `function`, awaiting what it gives if need be; an exception breaks `promise`.
@@ -154,9 +173,9 @@ def is_frozen(part: object) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Type and message of an exception on one line, with semicolons where the message has several."""
+    """Type, message and place of an exception on one line, with semicolons where the message has several."""
     text = "; ".join(" ".join(line.split()) for line in message_of(error).splitlines() if line.strip())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__) + raised_at(error)
 
 
 def counted(n: int, what: str) -> str:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import RlhfError
+from rlhf.errors import RlhfError, raised_at
 
 #: Bytes of UTF-8 that one text, or all texts of one list, may have.
 MAX_TEXT_BYTES = 4 * 2**20
@@ -154,13 +154,18 @@ def message_of(error: BaseException) -> str:
 
 def described(error: BaseException) -> str:
     """Return kind, message and place of an exception; one of this project's says itself where it happened."""
-    said, trace = message_of(error), error.__traceback__
+    said = message_of(error)
     if issubclass(type(error), RlhfError):
         return said
-    line = f"{type_of(error)}: {said}" if said else type_of(error)
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return line if trace is None else f"{line} ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    return (f"{type_of(error)}: {said}" if said else type_of(error)) + raised_at(error)
+
+
+def defined_at(function: object) -> str:
+    """Place of a function or method, ` (maze.py:12)`; empty for anything else."""
+    plain = inspect.unwrap(function.__func__ if inspect.ismethod(function) else function)  # type: ignore[arg-type]
+    if not inspect.isfunction(plain):
+        return ""
+    return f" ({Path(plain.__code__.co_filename).name}:{plain.__code__.co_firstlineno})"
 
 
 def is_from_outside(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from environments.base import Environment, EpisodeCapabilities, StepResult, TerminalEnvError
-from environments.validation import checked_result
+from environments.validation import check_episode, checked_result
 from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.rollout.executors import CallError, CallTimeout, Lane
@@ -45,13 +45,13 @@ class EnvSession:
     async def start(self) -> StepResult:
         """Begin the attempt and return its opening. Raises Ended."""
         opening = await self._call("start", self._begin, timeout_s=self._limits.start_timeout_s)
-        return checked(opening, "opening")
+        return checked(opening, "opening", self._environment.start)
 
     async def step(self, action: str) -> StepResult:
         """Do one action. Raises Ended."""
         assert self._step is not None
         result = await self._call("step", self._step, action, timeout_s=self._limits.step_timeout_s)
-        return checked(result, "step")
+        return checked(result, "step", self._step)
 
     async def close(self, notes: list[str]) -> None:
         """Free the episode and its lane; what goes wrong is noted, for the episode is over."""
@@ -78,10 +78,7 @@ class EnvSession:
         if late and callable(close):
             # A task of its own: this one has been cancelled and would not get past its next await.
             self._late = asyncio.get_running_loop().create_task(_close(close))
-        missing = [name for name, one in (("step", step), ("close", close)) if not callable(one)]
-        if missing:
-            got = f"{type(episode).__name__} without {' and '.join(missing)}"
-            raise EnvError(f"returned {got}; an episode has opening, step and close")
+        check_episode(episode, self._environment.start)
         return EpisodeCapabilities(episode).opening
 
     async def _call(self, name: str, function: Any, *args: Any, timeout_s: float) -> Any:
@@ -91,9 +88,9 @@ class EnvSession:
             raise Ended(Outcome.TIMEOUT, f"{name}: {error}") from error
         except CallError as error:
             cause = error.__cause__
-            raise Ended(
-                cause.outcome if isinstance(cause, TerminalEnvError) else Outcome.ENV_ERROR, f"{name}: {error}"
-            ) from error
+            outcome = cause.outcome if isinstance(cause, TerminalEnvError) else Outcome.ENV_ERROR
+            is_told = isinstance(cause, EnvError) and cause.where.startswith(name)
+            raise Ended(outcome, str(error) if is_told else f"{name}: {error}") from error
         except EnvError as error:
             raise Ended(Outcome.ENV_ERROR, str(error)) from error
 
@@ -104,9 +101,9 @@ async def _close(close: Callable[[], Any]) -> None:
         await done
 
 
-def checked(result: object, where: str) -> StepResult:
+def checked(result: object, where: str, by: object = None) -> StepResult:
     """Return `result` with plain Python types. Raises Ended where an environment answers something else."""
     try:
-        return checked_result(result, where)
+        return checked_result(result, where, by)
     except EnvError as error:
         raise Ended(Outcome.ENV_ERROR, str(error)) from error

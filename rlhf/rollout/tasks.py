@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from environments.base import Environment
 from rlhf.data import Task
+from rlhf.data.untrusted import defined_at, shown
 from rlhf.errors import EnvError, boundary
 
 
@@ -20,17 +21,24 @@ def tasks_of(environment: Environment, split: str, n: int | None = None) -> Sequ
     found: Sequence[Task]
     with boundary(EnvError, where=where, hint="run `rlhf check environment`"):
         listed = environment.tasks(split)
+        if not isinstance(listed, Iterable):
+            raise _no_tasks("this lists no tasks", f"{where}{defined_at(environment.tasks)}", shown(listed))
         if n is None and isinstance(listed, Sequence) and not isinstance(listed, list | tuple):
             found, first = listed, list(listed[:1])
         else:
             found = first = list(islice(listed, n))
-    odd = [type(task).__name__ for task in first if not isinstance(task, Task)]
+    odd = [shown(task) for task in first if not isinstance(task, Task)]
     if not found or odd:
-        raise EnvError(
-            "this lists no tasks" if not found else "an entry is not a task",
-            where=where,
-            got="nothing" if not found else odd[0],
-            expected="at least one rlhf.data.Task",
-            hint="run `rlhf check environment`",
-        )
+        what = "this lists no tasks" if not found else "an entry is not a task"
+        raise _no_tasks(what, f"{where}{defined_at(environment.tasks)}", "nothing" if not found else odd[0])
     return found
+
+
+def _no_tasks(what: str, where: str, got: str) -> EnvError:
+    return EnvError(
+        what,
+        where=where,
+        got=got,
+        expected="at least one rlhf.data.Task, in a list or from a generator",
+        hint="return [Task(id=..., ...), ...]; `rlhf check environment` looks at every split",
+    )

@@ -358,3 +358,39 @@ def test_a_step_that_hangs_is_named_and_does_not_hang_the_check() -> None:
     assert time.monotonic() - begin < 25
     assert report.broken[-1].promise == "step(): returns"
     assert report.broken[-1].detail == "had not returned after 0.3 s"
+
+
+class Endless(Walker):
+    async def step(self, action: str) -> StepResult:
+        self.cell = 1 + self.cell % 3
+        return self.told(valid=action in ("left", "right"))
+
+
+@dataclass(frozen=True)
+class Treadmill(Corridor):
+    walker: Callable[[int], Any] = Endless
+    properties: ClassVar[Any] = Properties(thread_safe=True, repeats=True)
+    max_steps: ClassVar[int] = 40
+
+
+def test_an_environment_that_never_ends_is_cautioned_against() -> None:
+    report = check(Treadmill())
+    [caution] = report.cautions
+    assert report.ok and "1 caution" in report.heading and "CAUTION" in str(report)
+    assert "not after 40 random actions" in caution.detail and "terminated=True" in caution.detail
+    assert not check(Treadmill(Walker)).cautions
+
+
+class Stepless(Walker):
+    step = None  # type: ignore[assignment]
+
+
+class Closeless(Walker):
+    close = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("walker", "lacking"), [(Stepless, "step"), (Closeless, "close")])
+def test_an_episode_without_a_method_is_a_finding_with_its_line(walker: type[Walker], lacking: str) -> None:
+    [finding] = check(Corridor(walker)).broken
+    assert finding.promise == "start(): gives an episode with step and close"
+    assert f"{walker.__name__} without {lacking}" in finding.detail and "test_check.py:" in finding.detail

@@ -186,7 +186,7 @@ def test_a_package_that_prints_and_errors_that_are_the_environments_own(shared: 
     assert [result.reply for result in play(shared, "print", "go")[1:]] == ["1", "2"]
     assert re.fullmatch(r"step: RuntimeError: the lamp fell over \(troubled.py:\d+\)", ended(shared, "raise").detail)
     assert "SystemExit: 4" in ended(shared, "leave").detail
-    assert "got dict, expected environments.base.StepResult" in ended(shared, "foreign answer").detail
+    assert "what it gave is no StepResult\n  got:      dict" in ended(shared, "foreign answer").detail
     assert "reward is no finite number" in ended(shared, "unpicklable answer").detail
     with pytest.raises(MissingPackageError, match="not installed"):
         play(shared, "need")

@@ -126,7 +126,8 @@ async def play(
                     break
                 except Ended as ended:
                     if ended.outcome not in RETRYABLE or retry == limits.max_retries:
-                        failures.append(f"{ended.outcome.value} in {task.id}: {ended.detail}")
+                        detail = "; ".join(" ".join(line.split()) for line in ended.detail.splitlines())
+                        failures.append(f"{ended.outcome.value} in {task.id}: {detail}")
                         _check_failures(failures, i + 1, len(tasks), limits)
                         break
             on_progress(i + 1, len(tasks))
