@@ -31,7 +31,7 @@ from environments.core.seed_splits import refuse_unknown
 from environments.tasks.dataset_files import Row, load_hub, read, refuse_too_large, size_of
 from environments.tasks.dataset_index import Index, ReadTasks, Source
 from environments.tasks.dataset_reader import OfDatasets, RowReader, reader_of
-from environments.tasks.dataset_rows import CODE, NAMED, SPLITS, Columns, Wanted
+from environments.tasks.dataset_rows import CODE, NAMED, SPLITS, Columns, Wanted, refuse_pattern
 from environments.tasks.own_tools import Tool, call_in, load_tools, result_of, task_info
 from rewards.answers.exact import ExactMatch
 from rewards.code.unit_tests import solution_of
@@ -148,6 +148,7 @@ class Dataset:
         ):
             what, got = f"{other} is for answers, and tests are for programs", str(getattr(wanted, other))
             raise _misfit(other, what, got, "one of the two", f"remove tests, or {other}")
+        refuse_pattern(self.answer_pattern or "")
         if self.split_column and files:
             what = "split_column belongs to path: train, dev and test are splits already"
             raise _misfit("split_column", what, f"{self.split_column} beside {', '.join(files)}", "path", "remove it")

@@ -15,7 +15,7 @@ from environments.tasks.dataset_files import Row
 from rewards.answers.extract import boxed
 from rlhf.data import Message, Role, Task
 from rlhf.data.untrusted import MAX_TEXT_BYTES
-from rlhf.errors import EnvError, closest, nearest
+from rlhf.errors import EnvError, RecipeError, closest, nearest
 
 SPLITS = ("train", "dev", "test")
 #: Other names of splits in columns.
@@ -217,6 +217,20 @@ class Columns:
                 hint="change environment.answer_pattern, or take the row out",
             )
         return found.strip()
+
+
+def refuse_pattern(pattern: str) -> None:
+    """Raise RecipeError for an `answer_pattern` that is no regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise RecipeError(
+            f"this is no regular expression: {error}",
+            where="answer_pattern",
+            got=pattern,
+            expected="a regular expression of Python's `re`, or boxed",
+            hint=r"mend it, or put \ before a bracket that is meant as such; for instance '####\s*(.+)'",
+        ) from error
 
 
 class _Form(string.Formatter):

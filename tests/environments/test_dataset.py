@@ -206,6 +206,7 @@ def test_splits_with_prompts_in_common_are_refused_by_line_or_held_apart(tmp_pat
         ({}, "says where the data is"),
         ({"path": "a.jsonl", "train": "b.jsonl"}, "comes from one place"),
         ({"train": "a.jsonl", "split_column": "part"}, "belongs to path"),
+        ({"path": "a.jsonl", "answer_pattern": "(("}, "no regular expression: missing"),
         ({"path": "a.jsonl", "split_ratios": {"train": 0.5}}, "add up to 1"),
         ({"path": "a.jsonl", "split_ratios": {"trian": 1.0}}, "not of trian"),
     ],
