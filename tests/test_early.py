@@ -157,6 +157,15 @@ def test_a_reward_with_a_mistake_is_told_of_before_any_update(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+def test_a_function_of_lists_that_judges_one_attempt_alone_is_told_of(tmp_path: Path) -> None:
+    text = "def reward(completions, **kwargs):\n    return [1.0]\n"
+    with pytest.raises(RewardError) as error:
+        asyncio.run(try_once(own(tmp_path, text, "reward")))
+    assert "does not judge every completion; got: 1 numbers; expected: a list of 2 numbers" in error.value.got
+    (tmp_path / "right").mkdir()
+    asyncio.run(try_once(own(tmp_path / "right", text.replace("[1.0]", "[1.0 for _ in completions]"), "reward")))
+
+
 def test_a_watched_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NAME_ERROR)
     rewards = {"environment": {"kind": "environment"}, "own": {"kind": "./own.py:reward", "watch": {}}}

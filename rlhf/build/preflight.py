@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from agents.tools import ToolAgent
+from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
 from rlhf.build.program_trial import ProgramTrial, temperatures_of
 from rlhf.build.reference_trial import to_try
 from rlhf.data import Task, Trajectory
+from rlhf.data.report import one_line
 from rlhf.errors import EnvError, RecipeError, RewardError
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
@@ -133,10 +135,13 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
         if (copied := to_try(weighted)) is None:
             continue
         alone = {name: replace(copied, watch=None)}
-        found = await score_group(task, [attempt], alone, timeout_s=recipe.limits.reward_timeout_s)
+        # What judges a whole group is shown one of two: a result of one number would pass with one attempt.
+        n = 1 if Capabilities(copied.reward).over_group is None else 2
+        attempts = [replace(attempt, attempt=i) for i in range(n)]
+        found = await score_group(task, attempts, alone, timeout_s=recipe.limits.reward_timeout_s)
         if not found.failures:
             continue
-        message = found.failures[0].message
+        message = one_line(found.failures[0].message)
         if weighted.watch:
             say(f"caution: the watched reward {path}{name} fails: {message}")
             continue
@@ -182,7 +187,7 @@ def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
     """
     causes = ended.__cause__, getattr(ended.__cause__, "__cause__", None)
     told = next((cause for cause in causes if isinstance(cause, EnvError) and cause.expected), None)
-    detail = "\n".join([ended.detail, *(text for text in refused if text not in ended.detail)])
+    detail = "; ".join(map(one_line, [ended.detail, *(text for text in refused if text not in ended.detail)]))
     hint = f"{told.hint if told and told.hint else 'fix it'}; to try it alone, from a file of its own: "
     hint += "`rlhf check environment ./FILE.py:NAME`"
     return EnvError(

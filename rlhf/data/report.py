@@ -173,9 +173,14 @@ def is_frozen(part: object) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Type, message and place of an exception on one line, with semicolons where the message has several."""
-    text = "; ".join(" ".join(line.split()) for line in message_of(error).splitlines() if line.strip())
+    """Type, message and place of an exception on one line."""
+    text = one_line(message_of(error))
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__) + raised_at(error)
+
+
+def one_line(said: str) -> str:
+    """A message on one line, with semicolons where it has several."""
+    return "; ".join(" ".join(line.split()) for line in said.splitlines() if line.strip())
 
 
 def counted(n: int, what: str) -> str:

@@ -19,6 +19,7 @@ from agents.memory.base import MEMORY, Shown
 from environments.base import Environment, Oracle, StepResult, can_demonstrate
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
 from rlhf.data.generation import DEMONSTRATED
+from rlhf.data.report import one_line
 from rlhf.errors import AgentError, EnvError, RecipeError
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.env_session import Ended, EnvSession
@@ -126,8 +127,7 @@ async def play(
                     break
                 except Ended as ended:
                     if ended.outcome not in RETRYABLE or retry == limits.max_retries:
-                        detail = "; ".join(" ".join(line.split()) for line in ended.detail.splitlines())
-                        failures.append(f"{ended.outcome.value} in {task.id}: {detail}")
+                        failures.append(f"{ended.outcome.value} in {task.id}: {one_line(ended.detail)}")
                         _check_failures(failures, i + 1, len(tasks), limits)
                         break
             on_progress(i + 1, len(tasks))
