@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rewards.combinators.parts import compared_in
-from rlhf.build.preflight import refuse_without_references, try_once
+from rlhf.build.preflight import refuse_without_references, tell_few_tasks, try_once
 from rlhf.build.train import train
 from rlhf.commands.check_availability import models_of, refuse_unreachable_models
 from rlhf.data import Task
@@ -231,6 +231,22 @@ def test_a_fault_of_an_environment_is_told_once_with_its_line_before_anything_is
     assert error.value.where == "environment, world/train/0" + (f", {place}" if place else "")
     assert error.value.got.endswith(said) and "\n" not in error.value.got + error.value.what
     assert error.value.expected and "rlhf check environment ./FILE.py:NAME" in error.value.hint
+
+
+def test_more_tasks_than_there_are_is_said_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(WORLD)
+    world = {"kind": "./world.py:World"}
+    stage, judged = {**STAGES[1], "tasks_per_step": 50}, {"n_tasks": 60, "allow_overlap": True}
+    said: list[str] = []
+    tell_few_tasks(load(runs.write(tmp_path, [stage], environment=world, evaluation=judged)), said.append)
+    assert said == [
+        "caution: evaluation.n_tasks is 60, and the split 'test' has 40 tasks: no more are attempted",
+        "caution: stages[0].tasks_per_step is 50, and the split 'train' has 40 tasks: each step attempts tasks more "
+        "than once; write 40, or add tasks",
+    ]
+    said.clear()
+    tell_few_tasks(load(runs.write(tmp_path, STAGES[1:], environment=world, evaluation={"n_tasks": 40})), said.append)
+    assert said == []
 
 
 @pytest.mark.parametrize(("listed", "got"), [("pass", "None"), ("return ['a']", "str 'a'"), ("return []", "nothing")])

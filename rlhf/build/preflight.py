@@ -16,8 +16,9 @@ from rewards.combinators.parts import compared_in, with_parts
 from rlhf.build.program_trial import ProgramTrial, temperatures_of
 from rlhf.build.reference_trial import to_try
 from rlhf.data import Task, Trajectory
-from rlhf.data.report import one_line
+from rlhf.data.report import counted, one_line
 from rlhf.errors import EnvError, RecipeError, RewardError
+from rlhf.evaluation.evaluate import Evaluation
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
 from rlhf.recipe.view import worlds
@@ -111,6 +112,27 @@ def try_samplers(recipe: Recipe) -> None:
     for stage in recipe.stages:
         if isinstance(stage, PolicyGradient) and not isinstance(stage.sampler, Shuffled | DemonstratedSampler):
             stage.sampler.start(tasks_of(recipe.at(stage).environment, stage.split), recipe.seed)
+
+
+def tell_few_tasks(recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Say which numbers of tasks are more than there are: an evaluation is smaller then, and a step repeats tasks."""
+    own, usual = recipe.evaluation, Evaluation()
+    asked = [("evaluation.n_tasks", own.n_tasks, own.split, recipe.environment)] * (own.n_tasks != usual.n_tasks)
+    if own.watch_n_tasks != usual.watch_n_tasks:
+        asked.append(("evaluation.watch_n_tasks", own.watch_n_tasks, own.watch_split, recipe.environment))
+    for where, wanted, split, environment in asked:
+        if (n := len(tasks_of(environment, split, wanted))) < wanted:
+            say(
+                f"caution: {where} is {wanted}, and the split {split!r} has {counted(n, 'task')}: no more are attempted"
+            )
+    for i, stage in enumerate(recipe.stages):
+        if isinstance(stage, PolicyGradient) and isinstance(stage.sampler, Shuffled):
+            n = len(tasks_of(recipe.at(stage).environment, stage.split, stage.tasks_per_step))
+            if n < stage.tasks_per_step:
+                say(
+                    f"caution: stages[{i}].tasks_per_step is {stage.tasks_per_step}, and the split {stage.split!r} has "
+                    f"{counted(n, 'task')}: each step attempts tasks more than once; write {n}, or add tasks"
+                )
 
 
 async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:

@@ -21,7 +21,7 @@ from rlhf.build.logged_data import logged_runs
 from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.own_code import caution_changed_code
 from rlhf.build.pair_data import check_parts, check_sources, stored_groups
-from rlhf.build.preflight import check_template, refuse_without_references, try_once, try_samplers
+from rlhf.build.preflight import check_template, refuse_without_references, tell_few_tasks, try_once, try_samplers
 from rlhf.build.processes import check_alike, joined, sharded_load, stopped_by_term, stopping_together
 from rlhf.build.record import programs_record, write_record
 from rlhf.build.reference_trial import try_references
@@ -217,6 +217,7 @@ async def _preflight(recipe: Recipe, folder: Path, progress: RichProgress) -> No
     check_data(recipe, progress.say)
     refuse_without_references(recipe)
     if processes.current().is_main:
+        tell_few_tasks(recipe, progress.say)
         await refuse_long_prompts(recipe)
         await try_references(recipe, progress.say)
         await try_once(recipe, progress.say)
