@@ -243,7 +243,10 @@ def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem
             where=where,
             got=split,
             expected=", ".join(offered),
-            do=nearest(split, offered) or "name one of these, or list it in the environment's `properties.splits`",
+            do=nearest(split, offered)
+            or "name one of these; or make it: of a data set by environment.split_ratios, such as "
+            f"{{train: 0.8, dev: 0.1, test: 0.1}}, or environment.{split}: FILE; of an environment of your own by its "
+            "`properties.splits` and `tasks`",
         )
 
 

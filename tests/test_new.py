@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf.commands.new import Part, texts_of
+from rlhf.commands.tune import Tuning, choices_of
+from rlhf.recipe import load
+from rlhf.rollout.tasks import tasks_of
 from tests.commands import last_json, run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +64,17 @@ def test_it_passes_its_check(folder: Path, part: str, monkeypatch: pytest.Monkey
     for what, target in (("reward" if part == "dataset" else part, TARGETS[part]), ("recipe", "my_part.yaml")):
         result = run("check", what, target)
         assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_it_can_be_watched_and_tuned_on_tasks_of_their_own(folder: Path, part: str, tmp_path: Path) -> None:
+    recipe = folder / part / "my_part.yaml"
+    watched = load(recipe, ["stages.1.evaluate_every=10"])
+    assert watched.evaluation.watch_split == "dev"
+    drawn = {split: {task.id for task in tasks_of(watched.environment, split)} for split in ("train", "dev", "test")}
+    assert not any(one & other for one, other in combinations(drawn.values(), 2))
+    assert len(drawn["test"]) >= watched.evaluation.n_tasks
+    Tuning(str(recipe), (), load(recipe), tmp_path, 2).check(choices_of(["stages.1.optimizer.lr=1e-4,1e-3"]))
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -77,6 +77,26 @@ def test_tasks_that_choose_cannot_judge(tmp_path: Path) -> None:
         Tuning(recipe, same, load(recipe, list(same)), tmp_path / "tuned", 1).check([()])
 
 
+def test_data_without_tasks_to_choose_by_is_told_the_setting_that_makes_some(tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": f"is {i}?", "reference": str(i)}) for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    values = {
+        "policy": {"kind": "from_scratch"},
+        "environment": {"kind": "dataset", "path": "rows.jsonl", "split_ratios": {"train": 0.5, "test": 0.5}},
+        "rewards": {"right": {"kind": "exact_match"}},
+        "limits": {"max_tokens": 4},
+        "stages": [{"kind": "policy_gradient"}],
+    }
+    recipe = str(tmp_path / "own.yaml")
+    Path(recipe).write_text(json.dumps(values))
+    with pytest.raises(RecipeError) as refused:
+        Tuning(recipe, (), load(recipe), tmp_path / "tuned", 1).check([()])
+    assert refused.value.where == "evaluation.watch_split" and refused.value.got == "dev"
+    assert "environment.split_ratios" in refused.value.hint and "environment.dev: FILE" in refused.value.hint
+    three = "environment.split_ratios={train: 0.5, dev: 0.2, test: 0.3}"
+    Tuning(recipe, (three,), load(recipe, [three]), tmp_path / "tuned", 1).check([()])
+
+
 def test_the_folder_of_another_tuning_is_refused(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
     tuning.check([()])

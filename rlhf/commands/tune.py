@@ -179,10 +179,12 @@ class Tuning:
         from rlhf.commands.train import differing
         from rlhf.recipe import load
         from rlhf.recipe.model import values_of
+        from rlhf.recipe.splits import check_declared_split
 
+        judge = self.loaded.evaluation
+        check_declared_split(judge.watch_split, self.loaded.environment, "evaluation.watch_split")
         for choice in choices:
             load(self.recipe, [*self.overrides, *choice, *self.held_out])
-        judge = self.loaded.evaluation
         if judge.watch_split == judge.split:
             raise RecipeError(
                 "selection and final evaluation need different tasks",
