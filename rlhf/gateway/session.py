@@ -106,7 +106,8 @@ class Session:
         Args:
             asked: the request.
             name: by which a client knows it again; empty for none.
-            repeats: whether the client says that it asks again; None where it does not say.
+            repeats: whether the client says that it asks again; None where it does not say, which repeats a request
+                that is not answered yet, and asks anew after that.
 
         Raises:
             Refusal: the session is over, or the request cannot be answered.
@@ -117,7 +118,9 @@ class Session:
             known = "of this session" if self._stored.keys() - {""} else "that there is"
             raise Refusal(404, f"no reply {known} is called {asked.previous!r}. Do: send the history.", "not_found")
         key = f"id:{name}" if name else asked.digest
-        call = None if repeats is False and not name else self._known.get(key)
+        call = self._known.get(key)
+        if call is not None and not name and (repeats is False or (repeats is None and call.future.done())):
+            call = None  # asked anew: a client that says nothing of repeats asks again once it has the reply
         if call is None:
             whole = asked.after(self._stored[asked.previous])
             self.counts["n_requests"] += 1

@@ -33,6 +33,9 @@ def test_a_reply_keeps_its_ids_however_a_client_writes_it_again() -> None:
     assert told(known, user("a"), says=reply("", Call("f", {"x": 1, "y": 2})), ids=(5, 6)) == ""
     place = known.place([user("a"), reply(" ", Call("f", {"y": 2, "x": 1})), user("b")])
     assert place.fork is None and place.messages[1].token_ids == (5, 6)
+    told(known, user("c"), says=reply("", Call("f", {"x": [{"y": 5.0}], "z": 0.5})), ids=(7,))
+    place = known.place([user("c"), reply("", Call("f", {"x": [{"y": 5}], "z": 0.5})), user("d")])
+    assert place.fork is None and place.messages[1].token_ids == (7,)
 
 
 def test_reasoning_that_a_client_strips_or_keeps_is_the_same_reply() -> None:

@@ -148,6 +148,15 @@ def test_the_same_question_asked_twice_is_answered_twice_unless_it_has_a_name() 
     assert played.solved and len(played.generations) == 3
 
 
+def test_a_client_that_counts_no_repeats_asks_anew_once_it_has_the_reply() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        for _ in range(3):
+            ask(client_of(mine), extra_headers={"x-stainless-retry-count": openai.Omit()})
+        finish(mine)
+
+    assert len(one(World(limits()), work).generations) == 3
+
+
 def test_two_requests_at_once_are_both_answered() -> None:
     def work(mine: dict[str, Any]) -> None:
         said: list[Any] = []
