@@ -29,7 +29,7 @@ _CALL = re.compile(r"<tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
 _OPENING = re.compile(r"[\[{]")
 _FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
-_PARAMETER = re.compile(r"<parameter=([^<>\s]+)\s*>")
+_INSIDE = re.compile(r"<(function|parameter)=([^<>\s]+)\s*>")
 _LLAMA_TAG = "<|python_tag|>"
 #: What stands in a call, also in a broken one, and hardly in an answer.
 _MARKS: dict[str, tuple[str, ...]] = {
@@ -150,14 +150,27 @@ def _of_mistral(text: str) -> Iterator[Call]:
 
 def _of_xml(text: str) -> Iterator[Call]:
     for function, body in _elements(text, _FUNCTION, "</function>"):
-        parameters = _elements(body, _PARAMETER, "</parameter>")
-        yield Call(function[1], {key[1]: _value(_unwrapped(value)) for key, value in parameters})
+        yield Call(function[1], dict(_parameters(body)))
+
+
+def _parameters(body: str) -> Iterator[tuple[str, Any]]:
+    for tag, value in _elements(body, _INSIDE, "</parameter>"):
+        if tag[1] == "function":
+            raise Unreadable(f"there is no </function> before {tag[0][:80]}")
+        yield tag[2], _value(_unwrapped(value))
 
 
 def _elements(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield each opening tag with the text up to its closing one, in one linear pass."""
+    """Yield each opening tag with the text up to its closing one, in one linear pass.
+
+    Raises:
+        Unreadable: a tag is not closed, so that the text was cut or the closing tag forgotten.
+    """
     at = 0
-    while (tag := opening.search(text, at)) is not None and (end := text.find(closing, tag.end())) >= 0:
+    while (tag := opening.search(text, at)) is not None:
+        end = text.find(closing, tag.end())
+        if end < 0:
+            raise Unreadable(f"{tag[0][:80]} is not closed")
         yield tag, text[tag.end() : end]
         at = end + len(closing)
 
@@ -177,9 +190,13 @@ def _of_python(text: str) -> Iterator[Call]:
             body = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, MemoryError):
         return
-    for node in body.elts if isinstance(body, ast.List | ast.Tuple) else [body]:
-        if isinstance(node, ast.Call):
-            yield _of_node(node)
+    nodes = body.elts if isinstance(body, ast.List | ast.Tuple) else [body]
+    if not any(isinstance(node, ast.Call) for node in nodes):
+        return  # a list in a sentence
+    for node in nodes:
+        if not isinstance(node, ast.Call):
+            raise Unreadable(f"'{ast.unparse(node)[:80]}', beside your calls, is no call, such as f(x=1)")
+        yield _of_node(node)
 
 
 def _of_node(node: ast.Call) -> Call:
@@ -205,9 +222,10 @@ def _objects(text: str, *, must: bool = False) -> Iterator[Call]:
                 raise Unreadable(f"your call is no valid JSON: {error}") from None
             at += 1  # a bracket in a sentence
             continue
-        for one in value if isinstance(value, list) else [value]:
-            if not (must or isinstance(one, dict)):
-                continue  # a list in a sentence
+        several = value if isinstance(value, list) else [value]
+        if not (must or any(isinstance(one, dict) for one in several)):
+            continue  # a list in a sentence
+        for one in several:
             yield _of_object(one)
             n += 1
     if must and not n:

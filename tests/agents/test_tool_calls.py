@@ -84,7 +84,7 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("json", '{"name": "f", "arguments": "{1"}', "no valid JSON"),
         ("json", "[" * 50_000, "no call of a tool|nested too deeply"),
         ("hermes", "<tool_call>search</tool_call>", "no JSON object"),
-        ("hermes", "<tool_call>{", "no call of a tool"),
+        ("hermes", "<tool_call>{", "<tool_call> is not closed"),
         ("python", "[search('a')]", "have to be named"),
         ("python", "[f(x=__import__('os').getpid())]", "no plain value"),
         ("python", "[f(x=open)]", "no plain value"),
@@ -93,14 +93,36 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("json", "```" + "\n" * 90_000, "no call of a tool"),
         ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "a character that is none"),
         ("python", "[f(x='\\ud800')]", "a character that is none"),
-        ("hermes", "<tool_call>" + "\n" * 90_000, "no call of a tool"),
-        ("hermes", "<tool_call>" * 9_000, "no call of a tool"),
-        ("xml", "<function=f>" * 8_000, "no call of a tool"),
+        ("hermes", "<tool_call>" + "\n" * 90_000, "not closed"),
+        ("hermes", "<tool_call>" * 9_000, "not closed"),
+        ("xml", "<function=f>" * 8_000, "not closed"),
         ("xml", "<function=" * 9_900, "no call of a tool"),
         ("xml", f"<function=f{' ' * 90_000}", "no call of a tool"),
     ],
 )
 def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str, says: str) -> None:
+    with pytest.raises(Unreadable, match=says):
+        read_calls(text, style)
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "says"),
+    [
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "rm", "arg', "<tool_call> is not closed"),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}', "<tool_call> is not closed"),
+        ("xml", "<function=f><parameter=a>1</parameter><parameter=b>x</function>", "<parameter=b> is not closed"),
+        ("xml", "<function=f></function><function=g><parameter=b>x", "<function=g> is not closed"),
+        ("xml", "<function=f><parameter=a>1</parameter><function=g></function>", "<function=g> is not closed"),
+        (
+            "xml",
+            "<function=f><parameter=a>1</parameter><function=g><parameter=b>2</parameter></function>",
+            "no </function> before <function=g>",
+        ),
+        ("python", "[f(x=1), h]", "'h', beside your calls, is no call"),
+        ("json", '[{"name": "f"}, "g"]', "no `name`"),
+    ],
+)
+def test_a_broken_call_beside_whole_ones_makes_none_of_them(style: Style, text: str, says: str) -> None:
     with pytest.raises(Unreadable, match=says):
         read_calls(text, style)
 
