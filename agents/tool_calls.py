@@ -16,7 +16,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +38,11 @@ _MARKS: dict[str, tuple[str, ...]] = {
     "mistral": ("[TOOL_CALLS]",),
     "xml": ("<tool_call>", "<function="),
 }
+#: Names that JSON schemas have for what `json.loads` returns; a text aside.
+_TYPES: Mapping[type, frozenset[str]] = {
+    bool: frozenset({"boolean"}), int: frozenset({"integer", "number"}), float: frozenset({"number"}),
+    type(None): frozenset({"null"}), list: frozenset({"array"}), dict: frozenset({"object"}),
+}  # fmt: skip
 #: Keys of a call in JSON without a tag. An answer may well have one of them, so it takes two, or one and a tool's name.
 _KEYS = ('"name"', '"tool"', '"arguments"', '"parameters"')
 
@@ -69,10 +74,16 @@ class Unreadable(ValueError):
     """No call can be read; the message is a sentence for the policy."""
 
 
-def read_calls(text: str, style: Style) -> list[Call]:
+def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
     """Read the calls in a reply without its thoughts, in order.
 
     Text around the calls is passed over, and JSON is read from a code fence too. Nothing is evaluated.
+
+    Args:
+        text: the reply.
+        style: how calls are written.
+        tools: their definitions. In the style `xml`, where text stands without quotes, they say which arguments are
+            text: `2024` is a number otherwise.
 
     Raises:
         Unreadable: there is no call, or one of them is broken.
@@ -80,7 +91,7 @@ def read_calls(text: str, style: Style) -> list[Call]:
     if len(text) > _MOST_CHARS:
         raise Unreadable(f"your reply has {len(text)} characters, at most {_MOST_CHARS} are read")
     try:
-        calls = list(_READERS[style](text))
+        calls = list(_of_xml(text, tools) if style == "xml" else _READERS[style](text))
         for call in calls:
             call.text.encode()  # as every reader of it will: JSON can spell out half a character
     except RecursionError:
@@ -117,6 +128,12 @@ def write_calls(calls: Sequence[Call], style: Style) -> str:
     return calls[0].text if len(calls) == 1 else _json([_plain(call) for call in calls])
 
 
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The definition itself, also where it is wrapped as `{"type": "function", "function": ...}`."""
+    inner = tool.get("function")
+    return inner if isinstance(inner, Mapping) else tool
+
+
 def how_to_call(style: Style) -> str:
     """Say, by an example, how a call is to be written."""
     return f"Write a call as {write_calls([Call('NAME', {'ARGUMENT': 'VALUE'})], style)}"
@@ -148,16 +165,19 @@ def _of_mistral(text: str) -> Iterator[Call]:
         yield from _objects(found[1], must=True)
 
 
-def _of_xml(text: str) -> Iterator[Call]:
+def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[Call]:
+    known = {function.get("name"): function for function in map(function_of, tools)}
     for function, body in _elements(text, _FUNCTION, "</function>"):
-        yield Call(function[1], dict(_parameters(body)))
+        schema = known.get(function[1], {}).get("parameters")
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        yield Call(function[1], dict(_parameters(body, properties if isinstance(properties, Mapping) else {})))
 
 
-def _parameters(body: str) -> Iterator[tuple[str, Any]]:
+def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for tag, value in _elements(body, _INSIDE, "</parameter>"):
         if tag[1] == "function":
             raise Unreadable(f"there is no </function> before {tag[0][:80]}")
-        yield tag[2], _value(_unwrapped(value))
+        yield tag[2], _typed(_unwrapped(value), _types(properties.get(tag[2])))
 
 
 def _elements(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[re.Match[str], str]]:
@@ -254,9 +274,38 @@ def _of_object(value: Any) -> Call:
 def _value(text: str) -> Any:
     """JSON where it is JSON and no text, else the text itself."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except ValueError:
         return text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _types(schema: Any) -> set[str]:
+    """Types that a JSON schema allows; empty where it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    own = schema.get("type")
+    found = set(map(str, own)) if isinstance(own, list) else {str(own)} - {"None"}
+    for name in ("anyOf", "oneOf"):
+        several = schema.get(name)
+        found = found.union(*map(_types, several if isinstance(several, list) else ()))
+    return found
+
+
+def _typed(text: str, types: Collection[str]) -> Any:
+    """`_value`, and the text itself where the types allow a text and not that value.
+
+    In quotes is only what `_as_parameter` puts in quotes; others that a model writes belong to the text.
+    """
+    value = _value(text)
+    if "string" not in types:
+        return value
+    if isinstance(value, str):
+        return value if _as_parameter(value) == text else text
+    return value if _TYPES[type(value)] & set(types) else text
 
 
 def _plain(call: Call) -> dict[str, Any]:
@@ -287,6 +336,5 @@ _READERS = {
     "hermes": _of_hermes,
     "llama": _of_llama,
     "mistral": _of_mistral,
-    "xml": _of_xml,
     "python": _of_python,
 }

@@ -13,7 +13,7 @@ from agents.base import History
 from agents.chat import ChatAgent
 from agents.memory.base import Exchange
 from agents.parsing import Parsed
-from agents.tool_calls import Call, Style, Unreadable, how_to_call, is_attempt, read_calls, write_calls
+from agents.tool_calls import Call, Style, Unreadable, function_of, how_to_call, is_attempt, read_calls, write_calls
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role
 from rlhf.settings import STRICT
@@ -98,7 +98,7 @@ class ToolAgent(ChatAgent):
         if problem := self._problem_of_thoughts(text, was_cut):
             return Parsed("", f"No tool was called: {problem}.")
         try:
-            calls = read_calls(answer, self.style)
+            calls = read_calls(answer, self.style, self.tools(history))
             self._check(calls, history)
         except Unreadable as error:
             if self._is_answer(answer, history):
@@ -110,7 +110,7 @@ class ToolAgent(ChatAgent):
 
     def _is_answer(self, answer: str, history: History) -> bool:
         """True if a reply whose call cannot be read is no call, in a task that takes such replies."""
-        names = [str(_function(tool).get("name")) for tool in self.tools(history)]
+        names = [str(function_of(tool).get("name")) for tool in self.tools(history)]
         return bool(history.task.info.get(PLAIN) and answer.strip()) and not is_attempt(answer, self.style, names)
 
     def written(self, action: str) -> str:
@@ -123,7 +123,7 @@ class ToolAgent(ChatAgent):
     def _check(self, calls: Sequence[Call], history: History) -> None:
         if len(calls) > self.max_calls:
             raise Unreadable(f"your reply has {len(calls)} calls, at most {self.max_calls} are allowed")
-        known = {_function(tool).get("name"): _function(tool) for tool in self.tools(history)}
+        known = {function_of(tool).get("name"): function_of(tool) for tool in self.tools(history)}
         steps = [step for turn in history.turns if turn.action.error is None for step in turn.action.steps]
         used = [call.name for call in _calls_of(steps)]
         for i, call in enumerate(calls):
@@ -131,19 +131,13 @@ class ToolAgent(ChatAgent):
                 raise Unreadable(f"there is no tool '{call.name[:80]}'; there are {', '.join(map(str, known))}")
             if len(call.text) > self.max_action_chars:
                 raise Unreadable(f"a call has {len(call.text)} characters, at most {self.max_action_chars} are allowed")
-            needed = (_function(known.get(call.name, {})).get("parameters") or {}).get("required") or ()
+            needed = (function_of(known.get(call.name, {})).get("parameters") or {}).get("required") or ()
             if missing := [name for name in needed if name not in call.arguments]:
                 raise Unreadable(f"the call of '{call.name}' lacks {', '.join(missing)}")
             most = self.max_uses.get(call.name)
             n = used.count(call.name) + sum(c.name == call.name for c in calls[: i + 1])
             if most is not None and n > most:
                 raise Unreadable(f"'{call.name}' may be called {most} times in all")
-
-
-def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The definition itself, also where it is wrapped as `{"type": "function", "function": ...}`."""
-    inner = tool.get("function")
-    return inner if isinstance(inner, Mapping) else tool
 
 
 def _calls_of(steps: Sequence[str]) -> list[Call]:

@@ -99,7 +99,7 @@ class ExternalAgent:
         if not names or was_cut:
             return text.strip(), ()
         try:
-            calls = tuple(read_calls(text, self.style))
+            calls = tuple(read_calls(text, self.style, asked.tools))
         except Unreadable:
             return text.strip(), ()
         if len(calls) > self.max_calls or any(call.name not in names for call in calls):

@@ -127,6 +127,41 @@ def test_a_broken_call_beside_whole_ones_makes_none_of_them(style: Style, text: 
         read_calls(text, style)
 
 
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "string"}, "2024", "2024"),
+        ({"type": "string"}, "02139", "02139"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "string"}, '"an exact phrase"', '"an exact phrase"'),
+        ({"type": "string"}, '"2024"', "2024"),  # as `write_calls` has it
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "2024", "2024"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "integer"]}, "2024", 2024),
+        ({"type": "integer"}, "2024", 2024),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({}, "2024", 2024),
+        (None, "2024", 2024),
+    ],
+)
+def test_text_in_xml_is_text_where_the_schema_says_so(schema: Any, written: str, value: Any) -> None:
+    tool = {"function": {"name": "search", "parameters": {"properties": {"query": schema}}}}
+    text = f"<function=search>\n<parameter=query>\n{written}\n</parameter>\n</function>"
+    assert read_calls(text, "xml", [tool]) == [Call("search", {"query": value})]
+
+
+@given(text=TEXTS | st.from_regex(r"-?[0-9.e]{1,4}|null|true|NaN|\"[a0\"]{0,3}\"", fullmatch=True))
+def test_any_text_of_a_text_argument_is_read_back_from_xml(text: str) -> None:
+    [found] = read_calls(write_calls([Call("search", {"query": text})], "xml"), "xml", [SEARCH])
+    assert found.arguments == {"query": text}
+
+
+def test_an_agent_reads_xml_by_the_schemas_of_its_tools() -> None:
+    said = "<function=search>\n<parameter=query>\n2024\n</parameter>\n</function>"
+    assert act(ToolAgent(style="xml"), said)[0].text == call("2024")
+
+
 def call(query: str = "a", name: str = "search") -> str:
     return json.dumps({"name": name, "arguments": {"query": query}})
 

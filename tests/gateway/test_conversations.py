@@ -7,6 +7,7 @@ from rlhf.data import Finish, Role
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.conversation import ChatMessage, Conversations
 from rlhf.gateway.recording import chats_of
+from rlhf.gateway.request import ChatRequest
 
 TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},)
 
@@ -114,3 +115,10 @@ def test_conversations_are_recorded_as_chats_in_which_each_reply_is_learnt_once(
         assert [row.get("tools") for row in rows] == [None, None, list(TOOLS) if through == "template" else None]
         first = rows[2]["messages"][0]
         assert first["role"] == ("system" if through == "text" else "user")
+
+
+def test_what_is_text_in_the_schema_of_a_tool_stays_text() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": {"type": "string"}}}}}
+    said = "<function=f><parameter=q>2024</parameter></function>"
+    _, [call] = ExternalAgent(style="xml").read(said, ChatRequest((), tools=(tool,)), was_cut=False)
+    assert call == Call("f", {"q": "2024"})
