@@ -24,7 +24,7 @@ Style = Literal["json", "hermes", "llama", "mistral", "xml", "python"]
 
 _MOST_CHARS = 100_000
 # A reply may be anything, also a tag and ten thousand empty lines: no pattern here has two ways to read white space.
-_FENCE = re.compile(r"`{3,}(?:json|python|tool_code)?(.*?)`{3,}", re.DOTALL)
+_FENCE = re.compile(r"`{3,}(\w++(?=\s)|json|python|tool_code|)(.*?)(?:`{3,}|\Z)", re.DOTALL)
 _CALL = re.compile(r"<tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
 _OPENING = re.compile(r"[\[{]")
@@ -140,15 +140,22 @@ def how_to_call(style: Style) -> str:
 
 
 def _of_json(text: str) -> Iterator[Call]:
-    fenced = None if text.lstrip().startswith(("{", "[")) else _FENCE.search(text)
-    if fenced is None:
-        yield from _objects(text)
-        return
-    try:
-        found = list(_objects(fenced[1]))
-    except Unreadable:
-        found = list(_objects(text[fenced.start(1) :]))  # the fence may have closed within an argument
-    yield from found
+    if text.lstrip().startswith(("{", "[")):
+        return _objects(text)
+    found: list[Call] = []
+    for fence in _FENCE.finditer(text):
+        if _is_program(fence):
+            continue
+        try:
+            found += _objects(fence[2])
+        except Unreadable:  # the fence may have closed within an argument: what follows is read as one
+            return iter([*found, *_objects(text[fence.start(2) :])])
+    return iter(found) if found else _objects(_FENCE.sub(lambda fence: "" if _is_program(fence) else fence[0], text))
+
+
+def _is_program(fence: re.Match[str]) -> bool:
+    """True for a fence with a program or other text beside the calls, by the word at its head and how it begins."""
+    return fence[1] not in ("", "json") and not fence[2].lstrip().startswith(("{", "["))
 
 
 def _of_hermes(text: str) -> Iterator[Call]:
@@ -200,8 +207,13 @@ def _unwrapped(value: str) -> str:
 
 
 def _of_python(text: str) -> Iterator[Call]:
-    fenced = None if text.lstrip().startswith("[") else _FENCE.search(text)
-    source = (fenced[1] if fenced else text).strip()
+    fences = [] if text.lstrip().startswith("[") else [fence[2] for fence in _FENCE.finditer(text)]
+    for source in fences or [text]:
+        yield from _of_source(source.strip(), must=len(fences) > 1 and source.lstrip().startswith("["))
+
+
+def _of_source(source: str, *, must: bool) -> Iterator[Call]:
+    """Yield the calls in an expression; `must` raises for what is none."""
     begin = source.find("[")
     source = source[begin:] if begin > 0 and source.endswith("]") else source
     try:
@@ -209,6 +221,8 @@ def _of_python(text: str) -> Iterator[Call]:
             warnings.simplefilter("ignore", SyntaxWarning)
             body = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, MemoryError):
+        if must:
+            raise Unreadable("one of your lists of calls is no valid Python") from None
         return
     nodes = body.elts if isinstance(body, ast.List | ast.Tuple) else [body]
     if not any(isinstance(node, ast.Call) for node in nodes):

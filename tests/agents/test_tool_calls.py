@@ -68,6 +68,9 @@ def test_any_text_is_read_or_refused_in_a_sentence(style: Style, text: str) -> N
         ("xml", "<tool_call>\n<function=search>\n<parameter=query>\na\n</parameter>\n</function>\n</tool_call>"),
         ("python", "[search(query='a')]"),
         ("python", '```python\nsearch(query="a")\n```'),
+        ("python", '```search(query="a")```'),
+        ("json", '```json{"name": "search", "arguments": {"query": "a"}}```'),
+        ("json", '```tool_call\n{"name": "search", "arguments": {"query": "a"}}\n```'),
     ],
 )
 def test_calls_as_models_write_them(style: Style, text: str) -> None:
@@ -91,6 +94,9 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("json", "x" * 200_000, "200000 characters"),
         # Readers that look at white space again and again would take minutes for these.
         ("json", "```" + "\n" * 90_000, "no call of a tool"),
+        ("json", "```" + "a" * 90_000, "no call of a tool"),
+        ("json", "`" * 90_000, "no call of a tool"),
+        ("python", "```a " * 20_000, "no call of a tool"),
         ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "a character that is none"),
         ("python", "[f(x='\\ud800')]", "a character that is none"),
         ("hermes", "<tool_call>" + "\n" * 90_000, "not closed"),
@@ -120,6 +126,9 @@ def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str
         ),
         ("python", "[f(x=1), h]", "'h', beside your calls, is no call"),
         ("json", '[{"name": "f"}, "g"]', "no `name`"),
+        ("json", '```json\n{"name": "f"}\n```\n```json\n{"name": "g", \n```', "no valid JSON"),
+        ("json", 'So:\n```json\n{"name": "f"}\n```\n```json\n{"name": "g", ', "no valid JSON"),
+        ("python", "```python\n[f()]\n```\n```python\n[g(x=]\n```", "no valid Python"),
     ],
 )
 def test_a_broken_call_beside_whole_ones_makes_none_of_them(style: Style, text: str, says: str) -> None:
@@ -241,6 +250,17 @@ def test_a_fence_within_an_argument_ends_nothing() -> None:
         assert found.arguments == {"text": said}
     [found] = read_calls(f"[write(text={said!r})]", "python")
     assert found.arguments == {"text": said}
+
+
+@pytest.mark.parametrize("program", ["```python\nprint({1})\n```", "```bash\nls\n```", "```\nls\n```"])
+def test_calls_are_read_from_every_fence_and_programs_are_passed_over(program: str) -> None:
+    fenced = [f"```json\n{call(query)}\n```" for query in ("a", "```\nb\n```", "c")]
+    expected = [Call("search", {"query": query}) for query in ("a", "```\nb\n```", "c")]
+    assert read_calls("\n".join([program, *fenced]), "json") == expected
+    assert read_calls("\n".join(["So:", *fenced[:1], program, *fenced[2:]]), "json") == expected[::2]
+    assert read_calls(f"{program}\nNow: {call()}", "json") == [Call("search", {"query": "a"})]
+    written = "\n".join(f"```python\n{write_calls([one], 'python')}\n```" for one in expected[::2])
+    assert read_calls(f"So:\n{written}", "python") == expected[::2]
 
 
 def test_a_call_without_arguments_may_say_null_and_no_number_is_infinite() -> None:
