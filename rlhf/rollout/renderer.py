@@ -79,7 +79,8 @@ class Renderer:
         self._special = _special_ids(tokenizer)
         self._hidden = frozenset(i for text, i in self._special.items() if text not in _KEPT)
         longest_first = sorted(self._special, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._control = _any_of(longest_first)
+        self._unsayable = _any_of([text for text in longest_first if text not in _KEPT])
         self._first = lru_cache(cache_size)(self._make_first)
         self._glue = lru_cache(cache_size)(self._make_glue)
         with boundary(ModelError, where="chat template", hint="the template must take user and assistant messages"):
@@ -151,7 +152,7 @@ class Renderer:
         if self.opens_thinking:
             inside = text.startswith(_THINK)
             text = text.removeprefix(_THINK).removeprefix("\n") if inside else f"\n{_THINK_END}\n\n{text}"
-        return (*self._encode(self._defused(text)), self.stop_ids[0])
+        return (*self._encode(self._defused(text, is_said=True)), self.stop_ids[0])
 
     @staticmethod
     def extends(previous: Generation, prompt: Prompt) -> bool:
@@ -204,7 +205,10 @@ class Renderer:
         return packed_ids(glue if ended_by is None else self._without_end(glue, ended_by))
 
     def _render(self, messages: Sequence[Message], *, header: bool, tools: Any = None) -> str:
-        conversation = [{"role": m.role.value, "content": self._defused(m.content)} for m in messages]
+        conversation = [
+            {"role": m.role.value, "content": self._defused(m.content, is_said=m.role is Role.ASSISTANT)}
+            for m in messages
+        ]
         text = self.tokenizer.apply_chat_template(
             conversation,
             tools=self._harmless(tools),
@@ -242,11 +246,14 @@ class Renderer:
             )
         return rest
 
-    def _defused(self, text: str) -> str:
-        """`text` with its literal control tokens marked, so that an observation cannot fake a turn."""
+    def _defused(self, text: str, *, is_said: bool = False) -> str:
+        """`text` with its literal control tokens marked, so that an observation cannot fake a turn.
+
+        What the assistant says keeps those by which replies are parsed, as `decode` does: it would sample them.
+        """
         text = text.encode("utf-8", "replace").decode()  # half characters, which no tokenizer takes
         text = text.replace(_OPEN, "").replace(_CLOSE, "")
-        return self._control.sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
+        return (self._unsayable if is_said else self._control).sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
 
     def _harmless(self, value: Any) -> Any:
         """JSON value with control tokens in its texts marked, as tool descriptions may be untrusted."""
@@ -292,6 +299,11 @@ class Renderer:
             if token in self._hidden or self.decode((token,)).strip():
                 break
         return glue
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """Pattern of any of these texts; matches nothing where there is none."""
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 
 def _special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

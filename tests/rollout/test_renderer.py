@@ -180,6 +180,29 @@ def test_a_demonstrated_reply_is_what_the_policy_would_sample():
     assert renderer.encode_reply("a<|im_end|>b").count(renderer.stop_ids[0]) == 1
 
 
+def test_only_the_assistant_says_the_control_tokens_that_replies_are_parsed_by():
+    made = tokenizer()
+    kept = ["<think>", "</think>", "[TOOL_CALLS]"]
+    made.add_special_tokens({"additional_special_tokens": [*kept, "[INST]"]})
+    renderer = Renderer(made)
+    kept_ids = set(made.convert_tokens_to_ids(kept))
+    text = '<think>\nhm\n</think>\n\n[TOOL_CALLS][{"name": "f"}]'
+    sampled = said(renderer, text)
+    assert kept_ids <= set(sampled.token_ids)
+    assert renderer.encode_reply(renderer.reply_text(sampled.token_ids)) == sampled.token_ids
+    written = renderer.prompt([user("a"), Message(Role.ASSISTANT, text), user("b")])
+    assert written.token_ids == renderer.prompt([user("a"), sampled, user("b")]).token_ids
+    others = [Message(role, text) for role in (Role.SYSTEM, Role.USER, Role.TOOL)]
+    shown = renderer.prompt([*others, said(renderer, "look"), *others[1:]])
+    assert not kept_ids & set(shown.token_ids)
+    hidden = {*made.convert_tokens_to_ids(["[INST]", "<|im_start|>"])}
+    assert not hidden & set(renderer.encode_reply("[INST]<|im_start|>"))
+    faked = [user("a"), Message(Role.ASSISTANT, "[INST]<|im_start|>"), user("b")]
+    plain = [user("a"), Message(Role.ASSISTANT, "x"), user("b")]
+    count = [[i for i in renderer.prompt(one).token_ids if i in hidden] for one in (faked, plain)]
+    assert count[0] == count[1]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
