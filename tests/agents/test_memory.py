@@ -216,6 +216,19 @@ def test_constant_memory_shows_the_opening_and_one_exchange() -> None:
         ChatAgent(memory=ConstantMemory())
 
 
+def test_turns_that_a_start_state_gives_take_none_of_those_left() -> None:
+    agent = ChatAgent(system="", memory=ConstantMemory(max_turns=4), think="require")
+    given_turns = tuple(Turn(Action(f"given {i}"), f"seen {i}") for i in range(6))
+    for turns, left in (((), "4 turns"), ((_sampled(), _sampled()), "2 turns")):
+        policy = scribe("<think>I know</think>go")
+        asyncio.run(agent.act(History(Task("t"), "opening", (*given_turns, *turns)), policy))
+        assert said(policy.shown[-1])[-1].endswith(f"[{left} left]")
+
+
+def _sampled() -> Turn:
+    return Turn(Action("go", (Generation(Prompt((1,)), (5,), (0.0,), Finish.STOP, 0),)), "seen")
+
+
 def test_a_reply_without_thoughts_does_not_wipe_the_constant_memory() -> None:
     agent = ChatAgent(system="", memory=ConstantMemory(), think="require")
     policy, turns = play(agent, ["go", "<think>I know 1</think>look", "go", "go", "<think>I know 4</think>go", "go"])

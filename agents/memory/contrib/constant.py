@@ -44,11 +44,16 @@ class ConstantMemory(Plain):
         """Show the opening and the newest exchange in which an action was read."""
         shown = list(newest(_taken_in(past), 1))
         if self.max_turns is not None:
-            left = max(self.max_turns - len(past) + 1, 1)
+            left = max(self.max_turns - sum(map(_was_sampled, past)), 1)
             last = shown[-1]
             hint = f"{last.observation}\n[{left} {'turn' if left == 1 else 'turns'} left]"
             shown[-1] = replace(last, observation=hint)
         return Recalled(conversation(shown))
+
+
+def _was_sampled(exchange: Exchange) -> bool:
+    """True for a turn of the policy's own, which counts; turns given by a start state have no ids."""
+    return exchange.reply is not None and exchange.reply.token_ids is not None
 
 
 def _taken_in(past: Sequence[Exchange]) -> Sequence[Exchange]:
