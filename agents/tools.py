@@ -15,7 +15,7 @@ from agents.memory.base import Exchange
 from agents.parsing import Parsed
 from agents.tool_calls import Call, Style, Unreadable, function_of, how_to_call, is_attempt, read_calls, write_calls
 from rlhf.checking import CheckContext, Problem
-from rlhf.data import Message, Role
+from rlhf.data import Action, Message, Role
 from rlhf.settings import STRICT
 
 #: Name in `Task.info` of the tools of a task: OpenAI's definitions of functions, as JSON values.
@@ -70,8 +70,14 @@ class ToolAgent(ChatAgent):
         past = super().past(history)
         if self.through == "text":
             return past
-        called = (False, *(turn.action.error is None for turn in history.turns))
+        called = (False, *(self._called(turn.action, history) for turn in history.turns))
         return tuple(e.as_from(Role.TOOL) if was else e for e, was in zip(past, called, strict=True))
+
+    def _called(self, action: Action, history: History) -> bool:
+        """True if tools were called, and not an answer given, to which a user replies."""
+        names = {function_of(tool).get("name") for tool in self.tools(history)}
+        calls = _calls_of(action.steps) if action.error is None else []
+        return any(call.name in names or not names for call in calls)
 
     def instructions(self, history: History) -> tuple[Message, ...]:
         """The instruction, with the tools of the task."""

@@ -233,6 +233,15 @@ def test_the_instruction_tells_of_the_tools_or_the_template_does() -> None:
     assert [m.role for m in policy.shown[-1][1][1:]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
 
 
+def test_what_follows_an_answer_is_said_by_the_user_and_by_a_tool_what_follows_a_call() -> None:
+    task = Task("t", info={"tools": [SEARCH], "plain_answer": True})
+    texts = (call(), "Which size?", call(name="Mia"), f"{call()}\n{call('b')}")
+    turns = tuple(Turn(Action(text, parts=tuple(text.split("\n")) if "\n" in text else ()), "...") for text in texts)
+    refused = Turn(Action("", error="No tool was called"), "No tool was called", valid=False)
+    past = ToolAgent(through="template", style="hermes").past(History(task, "Hello", (*turns, refused)))
+    assert [one.role for one in past] == [Role.USER, Role.TOOL, Role.USER, Role.USER, Role.TOOL, Role.USER]
+
+
 def test_without_definitions_any_name_is_passed_on() -> None:
     action, policy = act(ToolAgent(), call(name="whatever"), tools=())
     assert action.error is None and "Tools:" not in policy.shown[-1][1][0].content
