@@ -22,6 +22,9 @@ from rlhf.settings import STRICT
 TOOLS = "tools"
 #: Name in `Task.info` of what says that a reply without a call is the answer.
 PLAIN = "plain_answer"
+#: Name in `Task.info` of the replies, without case, that are passed on though they call no tool: those by which an
+#: agent around this one is told something.
+WORDS = "words"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -115,7 +118,9 @@ class ToolAgent(ChatAgent):
         return Parsed("\n".join(texts), parts=texts if len(texts) > 1 else ())
 
     def _is_answer(self, answer: str, history: History) -> bool:
-        """True if a reply whose call cannot be read is no call, in a task that takes such replies."""
+        """True if a reply whose call cannot be read is no call, where such a reply is taken."""
+        if answer.strip(" .!\r\n").casefold() in history.task.info.get(WORDS, ()):
+            return True
         names = [str(function_of(tool).get("name")) for tool in self.tools(history)]
         return bool(history.task.info.get(PLAIN) and answer.strip()) and not is_attempt(answer, self.style, names)
 
