@@ -22,7 +22,8 @@ from rlhf.gateway.programs import KEY, Programs, programs_of
 from rlhf.gateway.request import Refusal
 from rlhf.gateway.server import Gateway
 from rlhf.gateway.session import Session
-from rlhf.gateway.wires import chat
+from rlhf.gateway.wires import chat, responses
+from rlhf.gateway.wires import messages as anthropic_messages
 from rlhf.rollout.limits import Limits
 from tests.gateway.talks import World, post
 
@@ -215,7 +216,7 @@ def test_a_wrong_key_is_refused() -> None:
 BREAKS = [
     {"temperature": 0}, {"top_p": 0.9}, {"n": 2}, {"stop": ["."]}, {"logit_bias": {"5": 1}}, {"presence_penalty": 0.5},
     {"frequency_penalty": 1}, {"response_format": {"type": "json_object"}}, {"tool_choice": "required"},
-    {"logprobs": True, "top_logprobs": 3},
+    {"parallel_tool_calls": False}, {"logprobs": True, "top_logprobs": 3},
 ]  # fmt: skip
 
 
@@ -232,6 +233,7 @@ def test_parameters_that_break_the_contract_of_log_probs_are_refused() -> None:
             "user": "me",
             "store": True,
             "metadata": {"a": "b"},
+            "parallel_tool_calls": True,
         }
         said = ask(client_of(mine), **harmless, logprobs=True)
         recorded.extend(token.logprob for token in said.logprobs.content)
@@ -304,6 +306,19 @@ def of_anthropic(mine: dict[str, Any], **how: Any) -> Any:
 
 def of_responses(mine: dict[str, Any], **how: Any) -> Any:
     return client_of(mine).responses.create(**{"model": "m", "input": "Begin.", **how})
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "told"),
+    [
+        (chat, {"messages": HELLO}, {"parallel_tool_calls": False}),
+        (responses, {"input": "Begin."}, {"parallel_tool_calls": False}),
+        (anthropic_messages, {"messages": HELLO}, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+    ],
+)
+def test_every_wire_tells_of_a_client_that_takes_one_call_at_a_time(wire: Any, body: Any, told: Any) -> None:
+    assert wire.read({**body, **told}).sampling == told
+    assert not wire.read({**body, "parallel_tool_calls": True}).sampling
 
 
 @pytest.mark.parametrize("asks", [of_anthropic, of_responses])

@@ -16,7 +16,7 @@ _SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "temperature": (), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "n": (1,), "presence_penalty": (0,),
     "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "stop": ([], ""),
     "response_format": ({"type": "text"},), "tool_choice": ("auto",), "top_logprobs": (0,), "guided_json": (),
-    "prediction": (), "modalities": (["text"],), "audio": (),
+    "prediction": (), "modalities": (["text"],), "audio": (), "parallel_tool_calls": (True,),
 }  # fmt: skip
 
 
