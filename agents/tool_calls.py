@@ -2,7 +2,7 @@
 
 | style | how a call looks | who writes it |
 |---|---|---|
-| `json` | `{"name": "f", "arguments": {"x": 1}}`, alone, in a list, or in a code fence | prompts of one's own |
+| `json` | `{"name": "f", "arguments": {"x": 1}}`, alone, in a list, or in code fences | prompts of one's own |
 | `hermes` | `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>` | Hermes, Qwen2.5, Qwen3 |
 | `llama` | `{"name": "f", "parameters": {"x": 1}}`, with or without `<|python_tag|>` | Llama 3 |
 | `mistral` | `[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]` | Mistral |
@@ -77,7 +77,8 @@ class Unreadable(ValueError):
 def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
     """Read the calls in a reply without its thoughts, in order.
 
-    Text around the calls is passed over, and JSON is read from a code fence too. Nothing is evaluated.
+    Text around the calls is passed over. In JSON and Python, where code fences hold calls, only the fences are read.
+    Nothing is evaluated.
 
     Args:
         text: the reply.
