@@ -203,7 +203,7 @@ class _Rollout:
         players: Players | None,
     ) -> None:
         self._parts = (environment, agent, engine, renderer, limits, sampling)
-        self._max_retries, self._seed, self._step = limits.max_retries, seed, step
+        self._limits, self._seed, self._step = limits, seed, step
         self._number, self._players = next(_runs), players
         self.board, self.lanes = board, lanes_of(environment)
 
@@ -211,7 +211,7 @@ class _Rollout:
         """Make one attempt, afresh where that may help."""
         retry = 0
         trajectory = await self._once(job, retry)
-        while trajectory.outcome in RETRYABLE and retry < self._max_retries:
+        while trajectory.outcome in RETRYABLE and retry < self._limits.max_retries:
             retry += 1
             self.board.n_retries += 1
             trajectory = await self._once(job, retry)
@@ -262,7 +262,8 @@ class _Rollout:
         Replies of the group within which one of them leaves are recorded in pieces from then on.
         """
         rng = random.Random(stable_seed(self._seed, self._step, job.task.id, job.occurrence, "branches", number))
-        group[:], found = split_generations(group, await branches_of(grouping, job.task, group, rng))
+        asked = await branches_of(grouping, job.task, group, rng, self._limits.reward_timeout_s)
+        group[:], found = split_generations(group, asked)
         return [replace(job, attempt=attempt, branch=branch) for attempt, branch in enumerate(found, start=len(group))]
 
     async def _once(self, job: _Job, retry: int) -> Trajectory:

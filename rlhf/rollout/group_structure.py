@@ -23,6 +23,7 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.data import Message, Role, Task, Trajectory
 from rlhf.data.generation import calls_of
 from rlhf.rollout.branching import Branch, Fork
+from rlhf.rollout.limits import Limits
 from rlhf.settings import STRICT
 
 
@@ -32,7 +33,8 @@ class GroupStructure(Protocol):
 
     A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches. A
     method `posed(task, attempt)` gives the task as that attempt reads it. One that asks a judge where to branch has a
-    method `branches_by_value(task, group, rng)`, async, in the place of `branches`.
+    method `branches_by_value(task, group, rng, timeout_s)`, async, in the place of `branches`; `timeout_s` is the limit
+    of each call of a reward.
     """
 
     @property
@@ -76,11 +78,15 @@ def posed(grouping: object, task: Task, attempt: int) -> Task:
 
 
 async def branches_of(
-    grouping: GroupStructure, task: Task, group: Sequence[Trajectory], rng: random.Random
+    grouping: GroupStructure,
+    task: Task,
+    group: Sequence[Trajectory],
+    rng: random.Random,
+    timeout_s: float = Limits().reward_timeout_s,
 ) -> list[Branch]:
     """Return the branches of the next round, of a structure that asks a judge or of one that does not."""
     by_value = _Optional(grouping).branches_by_value
-    return grouping.branches(group, rng) if by_value is None else await by_value(task, group, rng)
+    return grouping.branches(group, rng) if by_value is None else await by_value(task, group, rng, timeout_s)
 
 
 def unreplayable(section: str, part: object, path: str, context: CheckContext) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from rlhf.rollout.group_structure import Tree, branches_of, trees_of
 from tests.rollout.small_world import Corridor
 from tests.rollout.test_group import LIMITS
 from tests.rollout.test_trees import grow
+from tests.rollout.trouble import Troubled, raises
 
 
 def said(logprob: float) -> Turn:
@@ -110,6 +112,35 @@ def test_guidance_finds_what_chance_misses() -> None:
     chance = n_solved(Tree(branches_per_round=1, rounds=3))
     guided = n_solved(ValueTree(branches_per_round=1, rounds=3, judge=north, explore=0.1))
     assert guided >= chance + 4, (guided, chance)
+
+
+def test_the_failure_of_a_part_ends_no_run() -> None:
+    """Every attempt at the second task fails: there are no branches there."""
+    world = Troubled(length=4, trouble=raises, at=0, seeds=frozenset({1}))
+    asked: list[str] = []
+
+    def judge(task: Task, trajectory: Trajectory) -> float:
+        asked.append(task.id)
+        return 0.0
+
+    limits = replace(LIMITS, max_turns=6, max_retries=0)
+    for structure in (ValueTree(judge=judge), ValueTree()):
+        well, bad = grow(structure, 3, environment=world, tasks=world.tasks("test")[:2], limits=limits)
+        assert len(well) == 3 and [t.outcome for t in bad] == [Outcome.ENV_ERROR]
+    assert {*asked} == {well[0].task_id}
+
+
+def test_a_judge_that_fails_leaves_a_tree_without_values() -> None:
+    async def slow(task: Task, trajectory: Trajectory) -> float:
+        await asyncio.sleep(60.0)
+        return 0.0
+
+    limits = replace(LIMITS, max_turns=6, reward_timeout_s=0.05)
+    begun = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="grows without values"):
+        groups = grow(ValueTree(judge=slow), 3, limits=limits)
+    assert [len(group) for group in groups] == [3, 3]
+    assert time.monotonic() - begun < 30, "the limit is that of the recipe"
 
 
 def test_other_structures_are_asked_as_before() -> None:

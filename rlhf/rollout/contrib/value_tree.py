@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
@@ -14,10 +15,10 @@ from pydantic.dataclasses import dataclass
 
 from rewards.base import GroupReward, Reward
 from rlhf.data import Task, Trajectory
+from rlhf.errors import RewardError
 from rlhf.rollout.branching import Branch
 from rlhf.rollout.contrib.strategies import BestOfN, judged, unseen
 from rlhf.rollout.group_structure import Tree, trees_of
-from rlhf.rollout.limits import Limits
 from rlhf.settings import STRICT
 
 
@@ -54,7 +55,8 @@ class ValueTree(Tree):
 
     States are those of `tree` with `at: turn`, and the start is among them only where there is no other. Rounds of one
     state each (`branches_per_round: 1`) look again before every branch. The judge is not told the reference, nor how an
-    attempt came out; where it fails on an attempt, that has no value.
+    attempt came out; where it fails on an attempt, that has no value. Where it fails on all attempts at a task, a
+    warning says so, and branches leave from the states that were met first.
 
     Sources: bandit-based planning, Kocsis and Szepesvári, 2006; policy-guided tree search, arXiv 2502.06813; best-first
     search of BFS-Prover, arXiv 2502.03438.
@@ -74,22 +76,29 @@ class ValueTree(Tree):
         """Refuse a judge that knows whether an attempt was right."""
         BestOfN(judge=self.judge)
 
-    async def branches_by_value(self, task: Task, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
-        """Return the next round's branches, tree by tree.
-
-        Raises:
-            RewardError: the judge fails on every attempt.
-        """
-        values: Mapping[int, float] = {}
-        if self.judge is not None and group:
-            found = await judged(self.judge, *unseen(task, group), Limits().reward_timeout_s)
-            values = {group[i].attempt: value for i, value in found.items()}
+    async def branches_by_value(
+        self, task: Task, group: Sequence[Trajectory], rng: random.Random, timeout_s: float
+    ) -> list[Branch]:
+        """Return the next round's branches, tree by tree."""
+        values = await self._values(task, group, timeout_s)
         return [
             Branch(node.attempt.attempt, node.attempt.turns[: node.turn])
             for attempts in trees_of(group)
             for node in self.chosen(nodes_of(attempts), values)
             for _ in range(self.continuations)
         ]
+
+    async def _values(self, task: Task, group: Sequence[Trajectory], timeout_s: float) -> dict[int, float]:
+        """What the judge gives each attempt, by its number, without those that failed for no fault of the policy."""
+        alive = [t for t in group if not t.outcome.is_failure_of_a_part]
+        if self.judge is None or not alive:
+            return {}
+        try:
+            found = await judged(self.judge, *unseen(task, alive), timeout_s)
+        except RewardError as error:
+            warnings.warn(f"a tree of attempts grows without values: {error}", RuntimeWarning, stacklevel=2)
+            return {}
+        return {alive[i].attempt: value for i, value in found.items()}
 
     def chosen(self, nodes: Sequence[Node], values: Mapping[int, float]) -> list[Node]:
         """Return the states of a tree to branch from, best first; from the first again where there are fewer."""
