@@ -111,8 +111,8 @@ class Worker:
             raise WorkerLost("the worker process of this episode is gone", where=f"worker {self.pid}", got=self.lost)
         loop = self._here()
         call = _Call(next(_numbers), name, loop.create_future(), self._limit_s())
+        self._out += frame(call.number, (name, *arguments))  # before it waits: not everything can be pickled
         self._calls.append(call)
-        self._out += frame(call.number, (name, *arguments))
         if len(self._calls) == 1:
             self._begin_next()
             self._flush()

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,20 @@ def test_a_start_that_goes_wrong_gives_its_seat_back(begins: str, outcome: Outco
             assert error.outcome is outcome and says in error.detail
     finally:
         pool.close()
+
+
+def test_a_task_that_cannot_be_pickled_costs_the_others_of_its_worker_nothing(shared: Processes) -> None:
+    async def beside() -> None:
+        other: Any = await shared.start(TASK)
+        with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match="pickle"):
+            await shared.start(replace(TASK, info={"f": lambda: 1}))
+        assert (await other.step("go")).reply == "1"
+        new: Any = await shared.start(TASK)
+        assert new.opening.reply.split()[0] == other.opening.reply.split()[0], "the same worker"
+        for episode in (other, new):
+            await episode.close()
+
+    asyncio.run(beside())
 
 
 def test_others_in_a_lost_worker_are_told_that_it_was_not_they() -> None:
