@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from agents.base import History, PolicyHandle
@@ -11,6 +11,7 @@ from agents.memory.base import Shown
 from agents.stores.store import Store
 from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Generation, ScoredGroup, Trajectory
+from rlhf.data.task import origin_of
 
 #: Notes of the turn in which an episode asked the store: what it was shown, and the ids of the entries behind that.
 RECALLED, ENTRIES = "recalled", "recalled entries"
@@ -94,7 +95,8 @@ class Hears(Protocol):
 class StoreKind(Protocol):
     """Memory across episodes: what an episode is told at its start, and what is stored after a step.
 
-    A frozen dataclass of its recipe keys; all that it learns is in the store.
+    A frozen dataclass of its recipe keys; all that it learns is in the store. Tasks have the ids of whole tasks here,
+    also where an episode begins in the middle of one.
     """
 
     def recollect(self, store: Store, history: History) -> Recollection:
@@ -129,6 +131,17 @@ def asks_policy(kind: object) -> bool:
 def asks_in_turns(kind: object) -> bool:
     """True if a kind may ask the policy during an episode."""
     return isinstance(kind, Follows) and bool(KindCapabilities(kind).asks_in_turns)
+
+
+def as_whole_tasks(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    """Return groups under the ids of whole tasks: what a start state leaves, its task has left."""
+    found = []
+    for group in groups:
+        n_given = max((t.n_given for t in group.trajectories), default=0)
+        task_id = origin_of(group.task_id, n_given)
+        trajectories = tuple(replace(t, task_id=task_id) for t in group.trajectories)
+        found.append(replace(group, task_id=task_id, trajectories=trajectories))
+    return found
 
 
 def n_shown(groups: Sequence[ScoredGroup]) -> int:

@@ -95,10 +95,11 @@ class Remembering:
         before = {i: t.action.notes for i, t in enumerate(history.turns) if RECALLED in t.action.notes}
         told = {i if follows else 0: left[RECALLED] for i, left in before.items()}
         found: Recollection | None = None
+        asking = replace(history, task=history.task.beginning)  # a start state is not shown what its task has left
         if isinstance(self.store, Follows):
-            found = await self.store.follow(store, history, policy)
+            found = await self.store.follow(store, asking, policy)
         elif not before and store is not None:
-            found = self.store.recollect(store, history)
+            found = self.store.recollect(store, asking)
         notes: dict[str, str] = {}
         if found is not None:
             told[len(history.turns) if follows else 0] = found.text

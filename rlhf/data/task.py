@@ -78,3 +78,14 @@ class Task:
     def beginning(self) -> Task:
         """The task from its very beginning, as its environment made it."""
         return replace(self, id=self.origin, prefix=(), origin="") if self.prefix else self
+
+
+def origin_of(task_id: str, n_given: int) -> str:
+    """Return the id of the task that a start state with `n_given` turns is of, as `Task.started_after` names those.
+
+    >>> origin_of("w/1@2", 2), origin_of("w/1@2-0a1b2c3d", 2), origin_of("w/1@2", 0), origin_of("w/1@20", 2)
+    ('w/1', 'w/1', 'w/1@2', 'w/1@20')
+    """
+    origin, at, rest = task_id.rpartition("@")
+    is_of_one = at and n_given and rest.partition("-")[0] == str(n_given)
+    return origin if is_of_one else task_id

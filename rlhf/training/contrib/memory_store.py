@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.base import Reply
 from agents.stores import copies
-from agents.stores.kind import Asks, asks_policy
+from agents.stores.kind import Asks, as_whole_tasks, asks_policy
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.data import Message, ScoredGroup
@@ -84,7 +84,7 @@ class StoreKeeper:
         """
         figures: dict[str, float] = {}
         if self.store is not None and self.store.split is not None:
-            kind = self.agent.store
+            kind, groups = self.agent.store, as_whole_tasks(groups)
             asker = Asker(runner, seed)
             with self.store.transaction():
                 if isinstance(kind, Asks) and asks_policy(kind):
