@@ -94,14 +94,15 @@ class Notes:
     """Prompt for links and changes, after the new note and its neighbours."""
 
     def recollect(self, store: Store, history: History) -> Recollection:
-        """Choose notes for a task that begins; those of the task itself are left out."""
-        found = [f.entry for f in store.search(history.opening, self.k + 1, kind=_NOTE)]
-        chosen = [e for e in found if e.origin.task != history.task.id][: self.k]
+        """Choose notes for a task that begins; those that the task itself had a part in are left out."""
+        tasks, task = store.tasks(), history.task.id
+        found = [f.entry for f in store.search(history.opening, len(tasks), kind=_NOTE)] if tasks else []
+        chosen = [e for e in found if task not in tasks[e.id]][: self.k]
         by_id = {entry.id: entry for entry in chosen}
         for entry in chosen:
             for link in store.links(entry.id):
                 other = store.get(link.target if link.source == entry.id else link.source)
-                if other.origin.task != history.task.id and len(by_id) < 2 * self.k:
+                if task not in tasks[other.id] and len(by_id) < 2 * self.k:
                     by_id.setdefault(other.id, other)
         lines = [f"- {entry.text}" for entry in by_id.values()]
         return Recollection("\n".join(["Notes:", *lines]) if lines else "", tuple(by_id))
@@ -167,6 +168,7 @@ class Notes:
             now = _Note(old.content, context, old.keywords, tags, old.solved)
             if now != old:
                 store.update(target.id, now.text, now.fields)
+                store.also(target.id, store.get(number).origin)
                 counts.evolved += 1
 
     @staticmethod

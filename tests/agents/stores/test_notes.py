@@ -63,6 +63,17 @@ def test_the_second_note_is_linked_to_the_first_and_changes_it(store: Store) -> 
     assert store.versions(1)[0] == "The red key opens the door houses [key, door]"
 
 
+def test_what_a_note_was_told_of_a_task_is_not_shown_to_that_task(store: Store) -> None:
+    learn(store, says(KEY), group("b", "find the key", ("look", True)))
+    change = {"updates": [{"id": 1, "context": "the door code is 1234"}]}
+    learn(store, says(DOOR, change), group("a", "find the door", ("1234", True)))
+    learn(store, says({"content": "door after door"}, {"links": [1]}), group("c", "find the door", ("x", False)))
+    assert store.tasks() == {1: {"a", "b"}, 2: {"a"}, 3: {"c"}}
+    shown = {task: Notes(k=1).recollect(store, History(Task(task), "the door code")) for task in "abd"}
+    assert "1234" in shown["d"].text and 1 not in shown["b"].entries
+    assert shown["a"].entries == (3,), "found further down, and no way over a link"
+
+
 @pytest.mark.parametrize("said", ["no JSON", '{"content": ', "[1, 2]", '{"content": ""}', '{"content": 3}', "", "{}"])
 def test_a_note_that_is_none_leaves_a_plain_one(store: Store, said: str) -> None:
     figures = learn(store, says(said), group("a", "find the key", ("look", False)))
