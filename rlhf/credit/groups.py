@@ -13,7 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlhf.data import Credit, Score, ScoredGroup
+from rlhf.data import Credit, Score, ScoredGroup, Trajectory
+from rlhf.data.generation import calls_of
 from rlhf.data.scoring import TokensGNT
 from rlhf.errors import DataError
 
@@ -49,6 +50,17 @@ def turn_rewards(group: ScoredGroup) -> list[tuple[float, ...]]:
     if not all(math.isfinite(x) for row in rewards for x in row):
         raise DataError("a turn's score is not finite", where=f"group {group.task_id}", got=str(rewards))
     return rewards
+
+
+def call_numbers(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    """Generation numbers of each call of a trajectory: one, or several of a call that is recorded in pieces."""
+    found: list[tuple[int, ...]] = []
+    number = 0
+    for turn in trajectory.turns:
+        for call in calls_of(turn.generations):
+            found.append(tuple(range(number, number + len(call))))
+            number += len(call)
+    return found
 
 
 def per_turn(score: Score, reward: str, group: ScoredGroup) -> tuple[float, ...]:

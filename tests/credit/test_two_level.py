@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.credit.contrib.hrpo import HRPO
+from rlhf.credit.contrib.turn_rloo import TurnRLOO
 from rlhf.credit.contrib.two_level import PLAN, TwoLevel, options_of
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import credit_of
@@ -19,6 +20,7 @@ from rlhf.credit.turn_gae import TurnGAE
 from rlhf.data import Generation, Score, ScoredGroup, Values, Verdict
 from rlhf.errors import DataError
 from rlhf.metrics import METRICS
+from rlhf.rollout.branching import Branch, Fork, split_generations
 from tests.credit.credit_groups import call, group_of, turn_of
 
 #: A turn: (its calls in order, `p:...` naming a subgoal and `.` acting; its reward; the state it began in).
@@ -49,11 +51,11 @@ B: list[Told] = [(["p:key", "."], 0.0, "x"), ([".", "p:door", "."], 1.0, "w")]
 def test_a_turn_belongs_to_the_option_that_acted_in_it() -> None:
     options = options_of(group(A, B))
     assert [(o.owner, o.subgoal, o.plan, o.own, o.turns) for o in options] == [
-        (0, "key", 0, (1, 2), range(0, 2)),
-        (0, "door", 3, (4,), range(2, 3)),
+        (0, "key", (0,), (1, 2), range(0, 2)),
+        (0, "door", (3,), (4,), range(2, 3)),
         # B's second turn begins with the executor's word that the key is found: a call of the first option.
-        (1, "key", 0, (1, 2), range(0, 1)),
-        (1, "door", 3, (4,), range(1, 2)),
+        (1, "key", (0,), (1, 2), range(0, 1)),
+        (1, "door", (3,), (4,), range(1, 2)),
     ]
     assert [o.state_key for o in options] == ["x", "z", "x", "w"]
 
@@ -173,7 +175,7 @@ def test_every_token_gets_a_number_and_options_part_the_turns(told: list[list[To
     for i, trajectory in enumerate(made.trajectories):
         own = [o for o in options_of(made) if o.owner == i]
         assert [t for o in own for t in o.turns] == list(range(len(trajectory.turns)))
-        numbers = sorted(n for o in own for n in (*o.own, *(() if o.plan is None else (o.plan,))))
+        numbers = sorted(n for o in own for n in (*o.own, *o.plan))
         assert numbers == list(range(len(trajectory.generations)))
 
 
@@ -187,9 +189,38 @@ def test_a_turn_that_names_two_subgoals_has_an_option_for_each() -> None:
     both = turn_of(list(map(said, ["p:key", ".", "p:door", "."])), subgoal="key\ndoor")
     options = options_of(group_of([[both]], [[1.0]]))
     assert [(o.subgoal, o.plan, o.own, o.turns) for o in options] == [
-        ("key", 0, (1,), range(0, 0)),
-        ("door", 2, (3,), range(0, 1)),
+        ("key", (0,), (1,), range(0, 0)),
+        ("door", (2,), (3,), range(0, 1)),
     ]
+
+
+def cut_in_pieces(whole: ScoredGroup, attempt: int, call: int) -> ScoredGroup:
+    """The group after another attempt has left this one within a call of its first turn, after one token."""
+    found, _ = split_generations(whole.trajectories, [Branch(attempt, (), fork=Fork(call, 1))])
+    return replace(whole, trajectories=tuple(found))
+
+
+def test_a_plan_in_pieces_names_one_subgoal() -> None:
+    both = turn_of(list(map(said, ["p:key", ".", "p:door", "."])), subgoal="key\ndoor")
+    first = cut_in_pieces(group_of([[both]], [[1.0]]), 0, 0)
+    assert [(o.subgoal, o.plan, o.own, o.turns) for o in options_of(first)] == [
+        ("key", (0, 1), (2,), range(0, 0)),
+        ("door", (3,), (4,), range(0, 1)),
+    ]
+    # Both levels say of the pieces what they say of the whole call.
+    whole = group(A, B)
+    for settings in ({}, {"high": TurnRLOO(), "compare": "all"}, {"high": None, "horizon": "option"}):
+        flat = TwoLevel(**settings)(whole).tokens_GNT
+        head, tail, *others = TwoLevel(**settings)(cut_in_pieces(whole, 0, 0)).tokens_GNT[0]
+        assert (head + tail, *others) == flat[0]
+
+
+def test_to_a_critic_a_plan_in_pieces_is_worth_what_comes_after_it() -> None:
+    pieces = cut_in_pieces(group(A), 0, 0)
+    values = Values((((1.0,), (0.5,), (2.0,), (3.0,), (4.0, 0.5), (5.0,)),), (0.0,))
+    low = TwoLevel(high=None, low=GAE(gamma=1, lam=1, whiten=False), horizon="option")
+    [credit] = credit_of(low, [pieces], [values])
+    assert credit.returns_GNT == (((2.0,), (2.0,), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
 
 
 def test_a_level_without_a_critic_does_not_draw_the_values_of_its_tokens_to_zero() -> None:

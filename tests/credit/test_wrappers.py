@@ -17,12 +17,24 @@ from rlhf.credit.contrib.hicra import HICRA
 from rlhf.credit.contrib.ktae import KTAE, fisher_p, information_gain
 from rlhf.credit.contrib.lite_ppo import LitePPO
 from rlhf.credit.contrib.task_normalised import TaskNormalised
+from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import AdvantageEstimator, credit_of
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.data import Credit
 from rlhf.errors import RecipeError
-from tests.credit.credit_groups import group, group_of, outcome_group, per_token, per_trajectory, taking, turn
+from rlhf.rollout.branching import Branch, Fork, split_generations
+from tests.credit.credit_groups import (
+    call,
+    group,
+    group_of,
+    outcome_group,
+    per_token,
+    per_trajectory,
+    taking,
+    turn,
+    turn_of,
+)
 
 WRAPPERS = [TaskNormalised, DurationAware, KTAE, Reviews, lambda **how: HICRA(grams=((7, 7),), **how)]
 NAMES = ["task_normalised", "duration_aware", "ktae", "reviews", "hicra"]
@@ -178,6 +190,17 @@ def test_hicra_raises_planning_tokens():
 )
 def test_planning_tokens_are_those_of_grams_and_between_tags(settings, ids, expected):
     assert HICRA(**settings).planning(ids) == [bool(x) for x in expected]
+
+
+def test_hicra_reads_a_call_in_pieces_as_a_whole():
+    whole = group_of([[turn_of([call((10, 11, 12, 13, 5)), call((11,))])], [turn_of([call((5,))])]], [[1.0], [0.0]])
+    pieces, _ = split_generations(whole.trajectories, [Branch(0, (), fork=Fork(0, 2))])
+    tags, gram = HICRA(begin=(10,), end=(13,), inner=DrGRPO()), HICRA(grams=((11, 12),), inner=DrGRPO())
+    for hicra in (tags, gram):
+        assert hicra(whole).tokens_GNT[0] == (pytest.approx((0.5, 0.6, 0.6, 0.5, 0.5)), (0.5,))
+        first, second, other = hicra(replace(whole, trajectories=tuple(pieces))).tokens_GNT[0]
+        assert (first + second, other) == hicra(whole).tokens_GNT[0]
+        assert hicra(whole).metrics["credit/n_planning_tokens"] == 2
 
 
 @pytest.mark.parametrize("settings", [{}, {"end": (9,)}, {"grams": ((),)}, {"grams": ((1,),), "end": (9,)}])

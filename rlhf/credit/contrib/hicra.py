@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import with_counters
+from rlhf.credit.groups import call_numbers, with_counters
 from rlhf.credit.wrapper import Wrapper
-from rlhf.data import Credit, ScoredGroup
+from rlhf.data import Credit, ScoredGroup, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.settings import STRICT
 
@@ -72,14 +73,23 @@ class HICRA(Wrapper):
         for group, credit in zip(groups, credits, strict=True):
             trajectories = []
             for trajectory, rows in zip(group.trajectories, credit.tokens_GNT, strict=True):
-                masks = [self.planning(generation.token_ids) for generation in trajectory.generations]
+                masks = self._masks(trajectory)
                 n_planning += sum(map(sum, masks))
                 trajectories.append(tuple(map(self._raised, rows, masks)))
             changed.append(replace(credit, tokens_GNT=tuple(trajectories)))
         return with_counters(changed, {"credit/n_planning_tokens": float(n_planning)})
 
+    def _masks(self, trajectory: Trajectory) -> list[list[bool]]:
+        """Return `[N][T]`, the planning tokens of all generations: those of whole calls, cut where their pieces end."""
+        generations = trajectory.generations
+        masks = []
+        for numbers in call_numbers(trajectory):
+            found = iter(self.planning([i for n in numbers for i in generations[n].token_ids]))
+            masks += [list(islice(found, generations[n].n_tokens)) for n in numbers]
+        return masks
+
     def planning(self, ids: Sequence[int]) -> list[bool]:
-        """Return `[T]`, whether each token of a generation is a planning token."""
+        """Return `[T]`, whether each token of a call is a planning token."""
         found = [False] * len(ids)
         for gram in self.grams:
             for start in _places(ids, gram):

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from agents.chat import ChatAgent
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import AdvantageEstimator, credit_of, names_no_reward, without
-from rlhf.credit.groups import per_turn, turn_rewards
+from rlhf.credit.groups import call_numbers, per_turn, turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values, Verdict
 from rlhf.data.scoring import TokensGNT
@@ -36,7 +36,7 @@ class Option:
     Attributes:
         owner: number of its trajectory in the group.
         subgoal: what the planner said; empty before the first subgoal.
-        plan: number of the generation that names the subgoal; None before the first.
+        plan: numbers of the pieces of the call that names the subgoal; empty before the first.
         own: numbers of the executor's generations, in order.
         turns: the turns whose action it chose.
         state_key: state of the environment in which it began.
@@ -44,7 +44,7 @@ class Option:
 
     owner: int
     subgoal: str
-    plan: int | None
+    plan: tuple[int, ...]
     own: tuple[int, ...]
     turns: range
     state_key: str | None
@@ -150,28 +150,27 @@ class TwoLevel:
         places: list[list[_Place]] = []
         for i, trajectory in enumerate(group.trajectories):
             own = [o for o in options if o.owner == i]
-            planned = [o for o in own if o.plan is not None]
+            planned = [o for o in own if o.plan]
             if not planned:
                 continue
             earned = self._of_plans(own, rewards_GK[i])
             calls = trajectory.generations
             turns = tuple(
-                Turn(Action(o.subgoal, (calls[o.plan],)), "", x, o.state_key)
+                Turn(Action(o.subgoal, tuple(calls[n] for n in o.plan)), "", x, o.state_key)
                 for o, x in zip(planned, earned, strict=True)
-                if o.plan is not None
             )
             trajectories.append(replace(trajectory, turns=turns, n_given=0, n_shared=0, parent=None))
             parts = _with_turns(group.scores[i], partial(self._of_plans, own))
             scores.append(Score(parts, earned, math.fsum(earned)))
-            places.append([(i, o.plan) for o in planned if o.plan is not None])
+            places.append([(i, n) for o in planned for n in o.plan])
         made = ScoredGroup(group.task_id, tuple(trajectories), tuple(scores), group.failures)
         return _Level([made], [places])
 
     def _of_plans(self, own: Sequence[Option], rewards_K: Sequence[float]) -> tuple[float, ...]:
         """Discounted reward of each option with a plan; turns before the first plan count for that one."""
         worth = [(o, math.fsum(self.gamma**t * rewards_K[t] for t in o.turns)) for o in own]
-        first, *others = [w for o, w in worth if o.plan is not None]
-        return (first + math.fsum(w for o, w in worth if o.plan is None), *others)
+        first, *others = [w for o, w in worth if o.plan]
+        return (first + math.fsum(w for o, w in worth if not o.plan), *others)
 
     def _low(self, group: ScoredGroup, options: Sequence[Option]) -> _Level:
         """Groups whose trajectories are options, those that are compared with each other together."""
@@ -245,22 +244,21 @@ def options_of(group: ScoredGroup) -> list[Option]:
 
 def _cut(owner: int, trajectory: Trajectory) -> Iterator[Option]:
     calls, of_turn = trajectory.generations, _turn_numbers(trajectory)
-    plans = [n for n, call in enumerate(calls) if call.role == PLAN]
+    plans = [numbers for numbers in call_numbers(trajectory) if calls[numbers[0]].role == PLAN]
+    began = [of_turn[first] for first, *_ in plans]
     acts: list[int] = []  # of each turn, how many plans were made until it acted
     for t in range(len(trajectory.turns)):
-        acts.append(sum(of_turn[n] <= t for n in plans))
-    borders = [0, *plans, len(calls)]
+        acts.append(sum(begin <= t for begin in began))
+    borders = [0, *(first for first, *_ in plans), len(calls)]
     for k, (first, end) in enumerate(pairwise(borders)):
-        plan = plans[k - 1] if k else None
-        own = tuple(n for n in range(first, end) if n != plan)
+        plan = plans[k - 1] if k else ()
+        own = tuple(range(first + len(plan), end))
         turns = [t for t, n in enumerate(acts) if n == k]
-        if plan is None and not own and not turns:
+        if not plan and not own and not turns:
             continue
-        begin = of_turn[plan] if plan is not None else 0
+        begin = began[k - 1] if plan else 0
         span = range(turns[0], turns[-1] + 1) if turns else range(begin, begin)
-        text = (
-            "" if plan is None else _subgoal(trajectory.turns[begin], sum(of_turn[n] == begin for n in plans[: k - 1]))
-        )
+        text = _subgoal(trajectory.turns[begin], began[: k - 1].count(begin)) if plan else ""
         key = trajectory.turns[begin].state_key if trajectory.turns else None
         yield Option(owner, text, plan, own, span, key)
 
@@ -309,9 +307,11 @@ def _own_returns(group: ScoredGroup, values: Values) -> list[list[tuple[float, .
     found: list[list[tuple[float, ...]]] = []
     for trajectory, rows_NT in zip(group.trajectories, values.tokens_GNT, strict=True):
         rows = list(map(tuple, rows_NT))
-        for n, (call, (row, after)) in enumerate(zip(trajectory.generations, pairwise(rows), strict=False)):
-            if call.role == PLAN and after:
-                rows[n] = (after[0],) * len(row)
+        calls = trajectory.generations
+        for plan, (after, *_) in pairwise(call_numbers(trajectory)):
+            if calls[plan[0]].role == PLAN and rows_NT[after]:
+                for n in plan:
+                    rows[n] = (rows_NT[after][0],) * len(rows[n])
         found.append(rows)
     return found
 
@@ -363,7 +363,7 @@ def _values_at(
     tokens = tuple(tuple(values.tokens_GNT[i][n] for i, n in rows) for rows in places)
     actions = values.actions_GNT
     of_actions = actions and tuple(tuple(actions[i][n] for i, n in rows) for rows in places)
-    follows = {(a.owner, n): b.plan for a, b in pairwise(options) if a.owner == b.owner for n in (*a.own[-1:],)}
+    follows = {(a.owner, n): b.plan[0] for a, b in pairwise(options) if a.owner == b.owner for n in (*a.own[-1:],)}
     cuts = []
     for rows, trajectory in zip(places, group.trajectories, strict=True):
         i, n = rows[-1]
