@@ -37,6 +37,8 @@ CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 #: Made with the first entry that another task than its own had a part in.
 _ALSO = """CREATE TABLE IF NOT EXISTS also (
     id INTEGER NOT NULL, task TEXT NOT NULL, split TEXT NOT NULL, PRIMARY KEY (id, task))"""
+#: Most earlier versions of one entry; of more the oldest go.
+MAX_EARLIER = 10
 _FORMAT = "rlhf-store-1"
 _PAGE = 4096
 _T = TypeVar("_T")
@@ -170,11 +172,17 @@ class Store:
             return int(self._base.execute(f"INSERT INTO entry ({names}) VALUES ({marks})", row).lastrowid or 0)
 
     def update(self, number: int, text: str | None = None, fields: Mapping[str, Any] | None = None) -> Entry:
-        """Change an entry; what it said before stays among its `versions`. Raises UnknownEntry."""
+        """Change an entry; what it said before stays among its `versions`, of which the newest are kept.
+
+        Raises:
+            UnknownEntry: there is no such entry.
+        """
         with self.transaction():
             before = self.get(number)
             kept = (number, before.version, before.text, written(before.fields, self.path))
             self._base.execute("INSERT INTO earlier VALUES (?, ?, ?, ?)", kept)
+            gone = (number, before.version - MAX_EARLIER)
+            self._base.execute("DELETE FROM earlier WHERE id = ? AND version <= ?", gone)
             now = before.text if text is None else text
             in_json = written(before.fields if fields is None else fields, self.path)
             row = (now, in_json, before.version + 1, self._vector(now), number)
@@ -182,12 +190,11 @@ class Store:
             return self.get(number)
 
     def delete(self, number: int) -> None:
-        """Remove an entry with its links; its versions stay. Raises UnknownEntry."""
+        """Remove an entry with its versions and links. Raises UnknownEntry."""
         with self.transaction():
-            before = self.get(number)
-            kept = (number, before.version, before.text, written(before.fields, self.path))
-            self._base.execute("INSERT INTO earlier VALUES (?, ?, ?, ?)", kept)
+            self.get(number)
             self._base.execute("DELETE FROM entry WHERE id = ?", (number,))
+            self._base.execute("DELETE FROM earlier WHERE id = ?", (number,))
             self._base.execute("DELETE FROM link WHERE source = ? OR target = ?", (number, number))
             if self._has_also():
                 self._base.execute("DELETE FROM also WHERE id = ?", (number,))
@@ -262,7 +269,7 @@ class Store:
         return found
 
     def versions(self, number: int) -> list[str]:
-        """Texts of an entry, oldest first; the last is the present one unless it was deleted."""
+        """Texts of an entry, oldest first: the present one, and at most `MAX_EARLIER` before it."""
         rows = self._rows("SELECT text FROM earlier WHERE id = ? ORDER BY version", (number,))
         return [row[0] for row in (*rows, *self._rows("SELECT text FROM entry WHERE id = ?", (number,)))]
 

@@ -283,3 +283,11 @@ def test_it_is_a_kind_that_asks_and_an_agent(store: Store) -> None:
     assert check_agent(Remembering(inner=ChatAgent(system=""), store=Typed())).ok
     store.add("case", "of another kind", Origin("a", "train"))
     assert shown(Typed(), store, "of another kind") == []
+
+
+def test_what_is_written_anew_at_every_step_does_not_pile_up(store: Store) -> None:
+    kind = Typed(core=None, semantic=None, ask_policy=False)
+    for _ in range(20):
+        kind.learn(store, [group("a", "find the key", ("go", True))], "train")
+    tables = [table for table, _ in store.rows_of_all()]
+    assert tables.count("entry") == 2 and tables.count("earlier") == 0
