@@ -117,6 +117,17 @@ def test_an_agent_that_does_not_fit_the_seats_is_refused(tmp_path: Path, agent: 
         load(path, [f"agent={agent}"])
 
 
+def test_no_seat_is_told_of_attempts_in_which_others_had_their_secrets(tmp_path: Path) -> None:
+    path = write(tmp_path, [SELF_PLAY])
+    retry = "stages.0.rollout={kind: retry, retries: 1}"
+    with pytest.raises(RecipeError, match=r"stages\[0\].rollout.kind: a retry would show a seat"):
+        load(path, [retry])
+    assert load(path, [retry, "environment.opponent=chance", "stages.0.advantage={kind: grpo}"])
+    ended = CliRunner().invoke(app, ["evaluate", str(path), "--strategy", "reflect_and_retry"])
+    assert ended.exit_code == 2 and "what only the other seats may see" in ended.stderr, ended.stderr
+    assert "got:      reflect_and_retry in" in ended.stderr and "for the seats first, second" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("stage", "says"),
     [

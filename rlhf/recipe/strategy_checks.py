@@ -66,7 +66,7 @@ def check_strategy(
     """
     from rewards.base import reads_tokens
     from rlhf.rollout.contrib.strategies import StrategyCapabilities
-    from rlhf.rollout.group_structure import replays
+    from rlhf.rollout.group_structure import replays, shows_attempts
 
     if strategy is None:
         return
@@ -89,7 +89,16 @@ def check_strategy(
             hint="judge: {kind: grade, url: ...} asks a language model",
         )
     for name, environment in environments.items():
-        if replays(strategy.rollout) and not properties_declared_by(environment).replayable:
+        properties = properties_declared_by(environment)
+        if shows_attempts(strategy.rollout) and len(properties.seats) > 1:
+            raise RecipeError(
+                "a candidate would show a seat what only the other seats may see",
+                where=f"parts.{name}.environment",
+                got=f"{kind} in {kind_of('environment', environment)}, for the seats {', '.join(properties.seats)}",
+                expected="a game of one seat",
+                hint="use strategy: {kind: best_of_n}, whose candidates know nothing of each other",
+            )
+        if replays(strategy.rollout) and not properties.replayable:
             raise RecipeError(
                 "candidates would begin with a replay, and this environment is not replayable",
                 where=f"parts.{name}.environment",

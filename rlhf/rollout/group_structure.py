@@ -31,7 +31,8 @@ from rlhf.settings import STRICT
 class GroupStructure(Protocol):
     """Structure of a group: independent attempts, trees or chains of retries.
 
-    A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches. A
+    A frozen dataclass whose fields are its recipe keys; with an attribute `replays = True` if it ever branches, and
+    `shows_attempts = True` if an attempt reads what was said in others, which a game of several seats cannot have. A
     method `posed(task, attempt)` gives the task as that attempt reads it. One that asks a judge where to branch has a
     method `branches_by_value(task, group, rng, timeout_s)`, async, in the place of `branches`; `timeout_s` is the limit
     of each call of a reward.
@@ -57,6 +58,7 @@ class GroupStructure(Protocol):
 
 class _Optional(CapabilityView):
     replays = Capability[object](False)
+    shows_attempts = Capability(False, bool)
     posed = Capability[Callable[[Task, int], Task] | None](None, Callable)
     told_first = Capability[Callable[[int], Message] | None](None, Callable)
     branches_by_value = Capability[Callable[..., Awaitable[list[Branch]]] | None](None, Callable)
@@ -65,6 +67,11 @@ class _Optional(CapabilityView):
 def replays(part: object) -> bool:
     """True if episodes of this sampler or rollout begin with a replay (attribute `replays`)."""
     return bool(_Optional(part).replays)
+
+
+def shows_attempts(grouping: object) -> bool:
+    """True if attempts of this group structure read other attempts, observations of all seats included."""
+    return _Optional(grouping).shows_attempts
 
 
 def posed(grouping: object, task: Task, attempt: int) -> Task:
@@ -227,6 +234,8 @@ class Retry:
     Sources: RISE, arXiv 2407.18219 (there all attempts of a chain are one conversation); Reflexion, arXiv 2303.11366.
     """
 
+    shows_attempts: ClassVar[bool] = True
+
     retries: Annotated[int, Field(ge=1)] = 2
     """Maximum retries after the first attempt."""
     until: Literal["solved", "end"] = "solved"
@@ -240,7 +249,16 @@ class Retry:
     """Maximum length of a previous attempt; its end is shown."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse `until: solved` where a reward decides success, as rewards come after the retries."""
+        """Refuse games of several seats, and `until: solved` where a reward decides success, after the retries."""
+        seats = context.recipe.properties.seats
+        if len(seats) > 1 and not context.is_trained:
+            yield Problem(
+                "a retry would show a seat what only the other seats may see",
+                where=f"{context.path}.kind",
+                got=f"{context.kind_of('rollout', self)}, for the seats {', '.join(seats)}",
+                expected="a game of one seat",
+                do="use rollout: {kind: independent}",
+            )
         solving = next((name for name, w in context.recipe.rewards.items() if w.solved_at is not None), None)
         if solving and self.until == "solved" and context.learns and not context.is_trained:
             yield Problem(
