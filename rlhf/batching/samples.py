@@ -172,7 +172,7 @@ def make_samples(
     Returns:
         The rows, in the order of the trajectories, and counters. `Sample.group` is the index into `groups`;
         `Sample.sequence` numbers the trajectories of all groups in order. A trajectory without sampled tokens has no
-        row.
+        row, and neither has one that is not trained on (`Credit.trains_G`).
 
     Raises:
         DataError: credit does not match the sampled tokens, or is not finite; or no generation has one of the roles.
@@ -185,13 +185,16 @@ def make_samples(
         _check_count(len(credit.tokens_GNT), len(group.trajectories), group, "trajectories")
         returns_GNT = (None,) * len(group.trajectories) if credit.returns_GNT is None else credit.returns_GNT
         _check_count(len(returns_GNT), len(group.trajectories), group, "trajectories", "returns")
-        for trajectory, credit_NT, returns_NT in zip(group.trajectories, credit.tokens_GNT, returns_GNT, strict=True):
+        trains_G = (True,) * len(group.trajectories) if credit.trains_G is None else credit.trains_G
+        _check_count(len(trains_G), len(group.trajectories), group, "trajectories", "marks of what trains")
+        of_trajectories = zip(group.trajectories, credit.tokens_GNT, returns_GNT, trains_G, strict=True)
+        for trajectory, credit_NT, returns_NT, trains in of_trajectories:
             credited = _credited(trajectory.generations, credit_NT, returns_NT, group)
             own = (found for found in credited if not found[0].by)
             runs = list(_runs(found for found in own if roles is None or found[0].role in roles))
             n_rewritten += max(len(runs) - 1, 0)
             n_without_tokens += not runs
-            for run in runs:
+            for run in runs if trains else ():
                 samples.extend(_rows(run, layout, sequence, number, group))
             sequence += 1
     counters = sample_counters(samples) | {

@@ -171,11 +171,14 @@ class Credit:
         metrics: counters of the estimator (groups without signal, singletons, ...).
         returns_GNT: `[G][N][T]` what a critic is to be trained on, in units of the reward: the advantage before
             whitening plus the value; None where the estimator uses no critic.
+        trains_G: `[G]` whether a trajectory is trained on; the others have no row, and so no part in the reduction or
+            in KL and entropy terms. None where all are.
     """
 
     tokens_GNT: TokensGNT
     metrics: Mapping[str, float] = field(default_factory=dict)
     returns_GNT: TokensGNT | None = None
+    trains_G: tuple[bool, ...] | None = None
 
     def check(self, group: ScoredGroup) -> None:
         """Raise DataError unless there is one finite number, and return, for each sampled token of `group`."""

@@ -150,6 +150,18 @@ def test_what_a_critic_learns_lies_beside_the_advantages(layout):
         make_samples([made], [replace(credit, returns_GNT=(((0.5,), (0.25,)),))], layout)
 
 
+@pytest.mark.parametrize("layout", ["trajectory", "generation"])
+def test_what_is_not_trained_on_has_no_row(layout):
+    made = group(*(trajectory(*GROWING) for _ in range(3)))
+    credit = constant_credit(made, (0.5, -0.5, 0.25))
+    every, _ = make_samples([made], [credit], layout)
+    kept, counters = make_samples([made], [replace(credit, trains_G=(True, False, True))], layout)
+    assert [s.sequence for s in kept] == [s.sequence for s in every if s.sequence != 1]
+    assert counters["batch/n_samples"] == len(kept) and counters["batch/n_trajectories_without_tokens"] == 0
+    with pytest.raises(DataError, match="marks of what trains do not match the trajectories"):
+        make_samples([made], [replace(credit, trains_G=(True,))], layout)
+
+
 def test_credit_that_is_not_finite_raises():
     made = group(trajectory(*GROWING))
     with pytest.raises(DataError, match="finite"):

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from agents.chat import ChatAgent
 from environments.tasks.dataset import Dataset
+from rlhf.batching.filters import Filters
+from rlhf.batching.samples import make_samples
 from rlhf.credit.contrib.event_order import EventOrder
 from rlhf.credit.dr_grpo import DrGRPO
+from rlhf.credit.estimator import credit_of
 from rlhf.credit.grpo import GRPO
 from rlhf.data import SamplingParams, Task
 from rlhf.errors import DataError, RecipeError
@@ -55,6 +58,13 @@ def test_it_is_the_inner_estimator_of_those_in_order(returns: list[float], alpha
     found = per_trajectory(EventOrder(alpha=alpha)(outcome_group(returns)))
     expected = iter(per_trajectory(GRPO()(raised)) if own else [])
     assert found == pytest.approx([0.0 if (i + 1) % 3 == 0 else next(expected) for i in range(len(returns))])
+
+
+def test_shuffled_attempts_have_no_part_in_the_update() -> None:
+    groups = [outcome_group([1.0, 0.0, 0.0]), outcome_group([1.0, 0.0, 1.0, 0.0])]
+    samples, _ = make_samples(groups, credit_of(EventOrder(), groups))
+    rows, _ = Filters()(samples, groups)
+    assert [(row.group, row.sequence) for row in rows] == [(0, 0), (0, 1), (1, 3), (1, 4), (1, 6)]
 
 
 def test_every_third_attempt_reads_the_events_in_another_order(tmp_path: Path) -> None:

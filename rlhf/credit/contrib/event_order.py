@@ -24,7 +24,7 @@ class EventOrder:
     An attempt is right if its score is at least `min_correct`. With p the share of right ones among the attempts in
     order and p̃ that among the shuffled ones, a right attempt in order is worth R + α where p ≥ μ p̃ and p > 0, and R
     elsewhere: a question that is answered as well without the order teaches less. `inner` compares the attempts in
-    order; the shuffled ones have the advantage 0, and nothing is learnt from them.
+    order; the shuffled ones have the advantage 0 and no rows in the update, so that nothing is learnt from them.
 
     Scores (1, 0) in order and (0) shuffled: p = .5 ≥ .8 · 0, so the scores become (1.3, 0). With (1) shuffled: .5 < .8,
     and they stay (1, 0). By `dr_grpo`: (.65, −.65, 0) and (.5, −.5, 0). Without attempts of either sort nothing is
@@ -90,7 +90,8 @@ class EventOrder:
                 tuple((0.0,) * g.n_tokens for g in t.generations) if self._is_shuffled(t.attempt) else next(rows)
                 for t in group.trajectories
             )
-            credits.append(replace(credit, tokens_GNT=tokens))
+            trains = tuple(not self._is_shuffled(t.attempt) for t in group.trajectories)
+            credits.append(replace(credit, tokens_GNT=tokens, trains_G=trains))
         return with_counters(credits, {"credit/n_order_helped": float(sum(helped for _, helped in cut))})
 
     def _is_shuffled(self, attempt: int) -> bool:
