@@ -144,11 +144,10 @@ def _of_json(text: str) -> Iterator[Call]:
     if text.lstrip().startswith(("{", "[")):
         return _objects(text)
     found: list[Call] = []
-    for fence in _FENCE.finditer(text):
-        if _is_program(fence):
-            continue
+    fences = [fence for fence in _FENCE.finditer(text) if not _is_program(fence)]
+    for fence in [fence for fence in fences if any(key in fence[2] for key in _KEYS)] or fences:
         try:
-            found += _objects(fence[2])
+            found = [*found, *_objects(fence[2])]
         except Unreadable:  # the fence may have closed within an argument: what follows is read as one
             return iter([*found, *_objects(text[fence.start(2) :])])
     return iter(found) if found else _objects(_FENCE.sub(lambda fence: "" if _is_program(fence) else fence[0], text))
@@ -209,8 +208,15 @@ def _unwrapped(value: str) -> str:
 
 def _of_python(text: str) -> Iterator[Call]:
     fences = [] if text.lstrip().startswith("[") else [fence[2] for fence in _FENCE.finditer(text)]
-    for source in fences or [text]:
-        yield from _of_source(source.strip(), must=len(fences) > 1 and source.lstrip().startswith("["))
+    found: list[Call] = []
+    for source in map(str.strip, fences or [text]):
+        is_list = source.startswith("[")
+        try:
+            found = [*found, *_of_source(source, must=is_list and len(fences) > 1)]
+        except Unreadable:
+            if is_list or not found:
+                raise  # else a program behind the calls
+    yield from found
 
 
 def _of_source(source: str, *, must: bool) -> Iterator[Call]:

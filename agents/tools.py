@@ -22,9 +22,8 @@ from rlhf.settings import STRICT
 TOOLS = "tools"
 #: Name in `Task.info` of what says that a reply without a call is the answer.
 PLAIN = "plain_answer"
-#: Name in `Task.info` of the replies, without case, that are passed on though they call no tool: those by which an
-#: agent around this one is told something.
-WORDS = "words"
+#: Name in `Task.info` of replies, casefolded, that an agent around this one wants passed on though they call no tool.
+PASSED_ON = "rlhf: passed on"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -119,7 +118,7 @@ class ToolAgent(ChatAgent):
 
     def _is_answer(self, answer: str, history: History) -> bool:
         """True if a reply whose call cannot be read is no call, where such a reply is taken."""
-        if answer.strip(" .!\r\n").casefold() in history.task.info.get(WORDS, ()):
+        if answer.strip(" .!\r\n").casefold() in history.task.info.get(PASSED_ON, ()):
             return True
         names = [str(function_of(tool).get("name")) for tool in self.tools(history)]
         return bool(history.task.info.get(PLAIN) and answer.strip()) and not is_attempt(answer, self.style, names)

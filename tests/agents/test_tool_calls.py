@@ -272,6 +272,17 @@ def test_calls_are_read_from_every_fence_and_programs_are_passed_over(program: s
     assert read_calls(f"So:\n{written}", "python") == expected[::2]
 
 
+def test_calls_of_one_fence_are_made_once_and_expected_results_are_no_calls() -> None:
+    several = [Call("search", {"query": "a"}), Call("search", {"query": "```\nb\n```"})]
+    both = "\n".join(call(one.arguments["query"]) for one in several)
+    assert read_calls(f"So:\n```json\n{both}\n```", "json") == several
+    for result in ('```json\n{"result": 3}\n```', "```text\n{ok}\n```", "```\n[1, 2]\n```"):
+        assert read_calls(f"So:\n```json\n{call()}\n```\nThen:\n{result}", "json") == several[:1]
+    assert read_calls("So:\n```python\n[f(x=1)]\n```\n```python\nprint(2)\n```", "python") == [Call("f", {"x": 1})]
+    with pytest.raises(Unreadable, match="named"):
+        read_calls("So:\n```python\nprint(2)\n```", "python")
+
+
 def test_a_call_without_arguments_may_say_null_and_no_number_is_infinite() -> None:
     [found] = read_calls('{"name": "look", "arguments": null}', "json")
     assert found == Call("look", {})
