@@ -19,7 +19,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from environments.transcript import Transcript, awaited, difference, first_ids, 
 from environments.validation import check_episode, checked_result
 from rlhf.data import Task
 from rlhf.data.report import Report, Walk, is_frozen, shorten
-from rlhf.data.untrusted import defined_at, number, text, truth
+from rlhf.data.untrusted import defined_at, is_listing, number, text, truth
 from rlhf.errors import EnvError
 
 _MOST_TASKS = 100_000
@@ -172,7 +172,7 @@ class _EnvironmentCheck:
 
     def _list(self, split: str) -> list[Task]:
         listed = self.environment.tasks(split)
-        if not isinstance(listed, Iterable):
+        if not is_listing(listed):
             got, expected = shorten(listed), "tasks in a list or from a generator"
             place = f"tasks{defined_at(self.environment.tasks)}"
             raise EnvError("this lists no tasks", where=place, got=got, expected=expected)
@@ -284,8 +284,9 @@ class _EnvironmentCheck:
         if len(record.actions) == self.max_steps or time.monotonic() >= until:  # and not by a step that failed
             self.walk.caution(
                 "step(): no episode ended",
-                f"{task.id}: not after {len(record.actions)} random actions, nor any other: set terminated=True where "
-                "the task is won or lost, with success; else each attempt goes on to limits.max_turns, unsolved",
+                f"{task.id}: none terminated, the longest after {len(record.actions)} random actions: return "
+                "terminated=True, with success, when the task is won or lost; otherwise every attempt runs to "
+                "limits.max_turns and counts as unsolved",
             )
 
     # --- promises about transcripts ----------------------------------------------------------------------------

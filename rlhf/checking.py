@@ -237,6 +237,7 @@ def unused(
 
 def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem]:
     """Yield a problem, at key or option `where`, for a split that the environment lacks."""
+    of_file = f", or environment.{split}: FILE" if split in ("train", "dev", "test") else ""
     if split not in offered:
         yield Problem(
             "the environment has no such split",
@@ -245,8 +246,8 @@ def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem
             expected=", ".join(offered),
             do=nearest(split, offered)
             or "name one of these; or make it: of a data set by environment.split_ratios, such as "
-            f"{{train: 0.8, dev: 0.1, test: 0.1}}, or environment.{split}: FILE; of an environment of your own by its "
-            "`properties.splits` and `tasks`",
+            f"{{train: 0.8, dev: 0.1, test: 0.1}}{of_file}; of an environment of your own by its `properties.splits` "
+            "and `tasks`",
         )
 
 

@@ -272,6 +272,7 @@ class Manifest:
         with disk("the list of files", target):
             mark = mark_of(source or path)
             known = self._known()
+            before = _READ.get(target)
             if known.get(name, ())[-1:] == (mark,):
                 return
             values = {"name": name, "bytes": mark.n_bytes, "sha256": mark.sha256}
@@ -280,7 +281,7 @@ class Manifest:
                 _end_with_a_line(file)
                 n_bytes = file.tell()
                 file.write(line)
-            before, after = _READ.get(target), _state(target)
+            after = _state(target)
             is_own = n_bytes == 0 or (before is not None and before[0][1] == n_bytes)
             if is_own and after[1] == n_bytes + len(line):  # nobody else wrote meanwhile: not to be read again
                 _keep(target, after, {**known, name: (*known.get(name, ())[-1:], mark)})

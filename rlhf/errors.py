@@ -23,6 +23,7 @@ Python errors; `boundary` attributes them to the part that raised.
 from __future__ import annotations
 
 import difflib
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,7 +31,10 @@ from pathlib import Path
 from traceback import walk_tb
 
 #: Where code lies that no user has written: Python's library, installed packages, and this package.
-_OF_OTHERS = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
+_OF_TOOLKIT = tuple(
+    str(Path(__file__).parents[1] / name) + os.sep for name in ("rlhf", "agents", "environments", "rewards")
+)
+_OF_OTHERS = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")), *_OF_TOOLKIT)
 
 
 class RlhfError(Exception):
@@ -141,7 +145,7 @@ def raised_at(error: BaseException) -> str:
         return ""
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     own = [(file, line) for file, line in lines if not file.startswith(("<", *_OF_OTHERS))]
-    last = (own or [(file, line) for file, line in lines[-1:] if not file.startswith(_OF_OTHERS[-1])])[-1:]
+    last = (own or [(file, line) for file, line in lines[-1:] if not file.startswith(_OF_TOOLKIT)])[-1:]
     return "".join(f" ({Path(file).name}:{line})" for file, line in last)
 
 

@@ -311,9 +311,10 @@ def test_prompts_that_fill_the_context_are_no_failure_of_the_policy(n_short: int
     if n_short:
         assert result.exit_code == 0 and "parts.tasks: 5 of 8 attempts count as failed because their first" in said
     else:
-        assert result.exit_code == 2 and "error parts.tasks: no prompt leaves room for an answer" in said
+        assert (tmp_path / "out" / "report.html").is_file()
+        assert result.exit_code == 2 and "error parts.tasks: every prompt is longer than the context window" in said
         assert "got: 8 of 8 attempts ended at their first prompt" in said
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["n_without_room"] == 8 - n_short
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["n_prompt_too_long"] == 8 - n_short
 
 
 def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:

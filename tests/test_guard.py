@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf.build.contamination import in_both
-from rlhf.data import Task
+from rlhf.data import Message, Role, Task
 from rlhf.errors import RecipeError
 from tests.commands import last_json, run
 from tests.training import runs
@@ -42,6 +42,15 @@ def test_a_question_is_found_however_often_it_is_asked() -> None:
     twice = [asked("train/0"), asked("train/1"), asked("train/2", "3 + 1?")]
     assert in_both([asked("test/0"), asked("test/1", "1 + 3?")], twice) == ["test/0"]
     assert in_both([asked("test/0"), asked("test/1")], twice[:1]) == ["test/0", "test/1"]
+    elsewhere = Task("train/0", info={"prompt": "2 + 2?", "row": 7}, reference="4")  # in another line of a file
+    assert in_both([asked("test/0")], [elsewhere]) == ["test/0"]
+
+
+def test_a_system_message_of_all_tasks_makes_none_the_same() -> None:
+    def maze(name: str) -> Task:
+        return Task(name, messages=(Message(Role.SYSTEM, "You walk a maze."),))
+
+    assert in_both([maze("test/0"), maze("test/1")], [maze("train/0"), maze("train/1")]) == []
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,9 @@ def test_rows_are_as_long_as_episodes_can_be_and_may_be_longer_than_the_budget(t
     assert 6 * short < long < 10 * short  # 2 rows of 128 tokens, and of 1,024
     budget = "stages=[{kind: policy_gradient, steps: 3, max_tokens_per_microbatch: 256}]"
     assert activations(budget, limits) < 0.3 * activations(budget, limits, "limits.max_context=1024")
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')  # whose rows no limit bounds
+    data = "stages=[{kind: supervised, data: {path: chats.jsonl}, max_tokens_per_microbatch: 256}]"
+    assert activations(data, limits) == activations(data, limits, "limits.max_context=1024")
 
 
 def test_keys_of_a_stage_of_pairs_are_named() -> None:

@@ -118,7 +118,7 @@ def test_a_key_written_twice_is_an_error() -> None:
         ("- a\nb: 1\n", "found a key", "a key as far in", "align"),
         ("policy:\n  kind: a\n   family: b\n", "not allowed here", "as far in as the other keys", "align"),
         ("a: b: c\n", "not allowed here", "one `key: value`", "in quotes"),
-        ("a: @x\n", "cannot start", "no sign of YAML's own", "in quotes"),
+        ("a: @x\n", "cannot start", "one of YAML's special characters", "in quotes"),
         ("a: *x\n", "undefined alias 'x'", "&NAME", "in quotes"),
         ("a: !foo x\n", "the tag '!foo'", "without tags", "remove the tag"),
         ("a: 1\n---\nb: 2\n", "another document", "one document", "remove the line ---"),

@@ -186,7 +186,7 @@ def make_samples(
         returns_GNT = (None,) * len(group.trajectories) if credit.returns_GNT is None else credit.returns_GNT
         _check_count(len(returns_GNT), len(group.trajectories), group, "trajectories", "returns")
         trains_G = (True,) * len(group.trajectories) if credit.trains_G is None else credit.trains_G
-        _check_count(len(trains_G), len(group.trajectories), group, "trajectories", "marks of what trains")
+        _check_count(len(trains_G), len(group.trajectories), group, "trajectories", "entries of trains_G")
         of_trajectories = zip(group.trajectories, credit.tokens_GNT, returns_GNT, trains_G, strict=True)
         for trajectory, credit_NT, returns_NT, trains in of_trajectories:
             credited = _credited(trajectory.generations, credit_NT, returns_NT, group)

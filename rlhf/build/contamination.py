@@ -24,8 +24,8 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 def in_both(judged: Sequence[Task], trained: Sequence[Task], *, by_id: bool = True) -> list[str]:
     """Ids of evaluation tasks that are also trained on, compared by content, and by id in one environment.
 
-    Tasks with a prompt are the same where their contents are. Others, which an environment draws by
-    their ids, are told apart by content unless the same is in another task of the list, or there is nothing but an id.
+    Questions are the same where their contents are. Other tasks, which an environment draws by their ids, are told
+    apart by content unless the same is in another task of the list, or there is nothing but an id.
     """
     own, judged_ids = _telling(judged), {task.id for task in judged if by_id}
     asked, ids, inside = set(own.values()), set[str](), Counter[str]()
@@ -35,24 +35,25 @@ def in_both(judged: Sequence[Task], trained: Sequence[Task], *, by_id: bool = Tr
     return [
         task.id
         for task in judged
-        if task.id in ids or inside[own.get(task.id, "")] == 1 or (_is_asked(task) and inside[own[task.id]])
+        if task.id in ids or inside[own.get(task.id, "")] == 1 or (_is_question(task) and inside[own[task.id]])
     ]
 
 
-def _is_asked(task: Task) -> bool:
-    """True if what is in a task is the whole of it: it has a prompt, rather than an id that a world is drawn by."""
-    return bool(task.messages) or isinstance(task.info.get("prompt"), str)
+def _is_question(task: Task) -> bool:
+    """True if what is in a task is the whole of it: a prompt, rather than an id that a world is drawn by."""
+    return isinstance(task.info.get("prompt"), str)
 
 
 def _telling(tasks: Sequence[Task]) -> dict[str, str]:
     """Task -> everything in it but its id, where that tells it from the others or is the whole of it."""
     inside = {task.id: _content(task) for task in tasks}
-    counts, asked = Counter(inside.values()), {task.id for task in tasks if _is_asked(task)}
+    counts, asked = Counter(inside.values()), {task.id for task in tasks if _is_question(task)}
     return {name: text for name, text in inside.items() if name in asked or (counts[text] == 1 and text != _NOTHING)}
 
 
 def _content(task: Task) -> str:
     values = asdict(task)
+    values["info"] = {key: value for key, value in values["info"].items() if key != "row"}  # its place in a file
     return json.dumps({key: values[key] for key in values if key not in ("id", "origin")}, sort_keys=True, default=str)
 
 

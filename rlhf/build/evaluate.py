@@ -44,8 +44,9 @@ from rlhf.viewer.report import write_report
 _CAUTION = Text.assemble(("caution", "yellow"), " ")
 #: Differing keys that a message names.
 _MOST_NAMED = 4
-#: Of the versions on record, those that an evaluation goes on with alone.
+#: Of the versions on record, what may not change while an evaluation is made, and keys of the engine that may.
 _COMPARED = ("environment", "engine")
+_MEMORY_KEYS = frozenset({"max_sessions", "max_batch_tokens", "gpu_memory_share", "kv_cache_gb", "sleep"})
 
 
 def evaluate(
@@ -92,11 +93,11 @@ def evaluate(
         with RunningProgress(console, found.suite.attempts, n_each) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
         summary = finish(folder, found, tasks, price_in, price_out)
-        _refuse_without_room(summary, console)
         if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
             console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
         if out is not None:
             write_report(out)
+        _refuse_without_room(summary, console)
         return summary
 
 
@@ -157,22 +158,23 @@ def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Clean
 
 
 def _refuse_without_room(summary: Mapping[str, Any], console: CleanConsole) -> None:
-    """Say how many attempts ended at a first prompt that fills the context; raise RecipeError if all of a part did."""
+    """Say how many attempts ended at a prompt longer than the context; raise RecipeError if all attempts did."""
+    n, of = summary["n_prompt_too_long"], summary["n_attempts"] - summary["n_errors"]
+    hint = "raise limits.max_context where the policy reads more, or shorten the prompts or agent.system"
+    if n and n == of:
+        raise RecipeError(
+            "every prompt is longer than the context window, so this evaluation says nothing about the policy",
+            where=", ".join(f"parts.{name}" for name in summary["parts"]),
+            got=f"{n:,} of {of:,} attempts ended at their first prompt",
+            expected="prompts shorter than the context window of the policy",
+            hint=hint,
+        )
     for name, part in summary["parts"].items():
-        n, of = part["n_without_room"], part["n_attempts"] - part["n_errors"]
-        hint = "raise limits.max_context where the policy reads more, or shorten the prompts or agent.system"
-        if n and n == of:
-            raise RecipeError(
-                "no prompt leaves room for an answer in the context, so this evaluation says nothing about the policy",
-                where=f"parts.{name}",
-                got=f"{n:,} of {of:,} attempts ended at their first prompt",
-                expected="prompts shorter than the context of the policy",
-                hint=hint,
-            )
-        if n:
+        if part["n_prompt_too_long"]:
+            n, of = part["n_prompt_too_long"], part["n_attempts"] - part["n_errors"]
             console.print(
-                _CAUTION + f"parts.{name}: {n:,} of {of:,} attempts count as failed because their first prompt "
-                f"fills the context of the policy; {hint}",
+                _CAUTION + f"parts.{name}: {n:,} of {of:,} attempts count as failed because their first prompt is "
+                f"longer than the context window of the policy; {hint}",
                 soft_wrap=True,
             )
 
@@ -226,7 +228,10 @@ def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks
         record = json.loads(read_listed(folder / VERSIONS)) if (folder / VERSIONS).is_file() else {}
         made = json.loads(json.dumps(versions_of(found) if record else {}))
         sides = [{k: v.get(k) for k in plan if k in held} for v in (held, written)]
-        of_versions = [{k: v.get(k) for k in _COMPARED if k in record} for v in (record, made)]
+        of_versions = [
+            {k: {key: v[k].get(key) for key in record[k] if key not in _MEMORY_KEYS} for k in _COMPARED if k in record}
+            for v in (record, made)
+        ]
         before, now = (flat(side | versions) for side, versions in zip(sides, of_versions, strict=True))
         differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if differing:

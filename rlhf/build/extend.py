@@ -46,6 +46,12 @@ def extended(recipe: Recipe, folder: Path, state: State, say: Callable[[str], No
     return state
 
 
+def asks_for_more(recipe: Recipe, state: State) -> bool:
+    """True if the last stage of a finished run has more steps than it was finished with."""
+    stage = recipe.stages[-1]
+    return isinstance(stage, PolicyGradient) and stage.steps > (state.of_steps or state.step)
+
+
 def _extended(recipe: Recipe, folder: Path, state: State, say: Callable[[str], None]) -> State:
     own, stage = load(folder), recipe.stages[-1]
     before: Any = own.stages[-1]

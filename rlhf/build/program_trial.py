@@ -22,7 +22,7 @@ def temperatures_of(recipe: Recipe) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ProgramTrial:
-    """Actions of others in the policy's place, given after its refusals.
+    """Random actions in place of the policy's, once requests that the run would reject are rejected.
 
     Attributes:
         strays: who acts.

@@ -16,7 +16,7 @@ import torch
 from rlhf import locks, processes
 from rlhf.build.contamination import refuse_overlap
 from rlhf.build.engine import context_of, make_publisher, start_engine
-from rlhf.build.extend import extended
+from rlhf.build.extend import asks_for_more, extended
 from rlhf.build.logged_data import logged_runs
 from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.own_code import caution_changed_code
@@ -125,11 +125,12 @@ async def _train(
         for note in locks.notes(folder):
             progress.say(note)
         found, state = begin_of(folder, is_resumed, progress.say)
-        if is_resumed:  # before the record of a finished run is opened again
+        if is_resumed and (not is_finished(recipe, state) or asks_for_more(recipe, state)):
             check_environments(folder, recipe)
             check_data_unchanged(folder, digests(recipe))
             if processes.current().is_main:
                 caution_changed_code(folder, recipe, progress.say)
+            # After what may be refused: it changes the record of the run.
             state = extended(recipe, folder, state, progress.say)
         profiler = None if profile is None else profiler_of(recipe.stages, profile, folder, state)
         if is_finished(recipe, state):

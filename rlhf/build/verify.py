@@ -59,9 +59,16 @@ def compared(before: Path, now: Path) -> dict[str, Any]:
         "n_attempts": len(attempts[0]),
         "n_changed": len(other),
         "first": _words(other[0]) if other else None,
-        "changed": _changed(_facts(before), _facts(now)),
+        "changed": _changed(*_comparable(_facts(before), _facts(now))),
         "figures": figures,
     }
+
+
+def _comparable(kept: dict[str, Any], again: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts of two evaluations, less the policy's keys where an earlier version kept none."""
+    if any(key.startswith("policy.") for key in kept):
+        return kept, again
+    return kept, {key: value for key, value in again.items() if not key.startswith("policy.")}
 
 
 def _facts(folder: Path) -> dict[str, Any]:

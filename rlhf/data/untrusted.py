@@ -160,6 +160,15 @@ def described(error: BaseException) -> str:
     return (f"{type_of(error)}: {said}" if said else type_of(error)) + raised_at(error)
 
 
+def is_listing(value: object) -> bool:
+    """True if a value can be gone through, also by its `__getitem__` alone, as a map-style data set."""
+    try:
+        iter(value)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
 def defined_at(function: object) -> str:
     """Place of a function or method, ` (maze.py:12)`; empty for anything else."""
     plain = inspect.unwrap(function.__func__ if inspect.ismethod(function) else function)  # type: ignore[arg-type]

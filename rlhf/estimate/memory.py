@@ -301,10 +301,10 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     else:
         loss, reads_all = stage.loss, False
         n_rows = -(-stage.tasks_per_step * stage.group_size // stage.minibatches)
-    row = _length(recipe, context)
     if isinstance(stage, PairStage):
-        n_tokens = n_rows * row
-    else:  # a row that is longer than the budget has a micro-batch of its own
+        n_tokens = n_rows * _length(recipe, context)
+    else:  # a row that is longer than the budget has a micro-batch of its own; of a file's rows nothing is known
+        row = 0 if stage.reads_file else _length(recipe, context)
         n_tokens = min(max(stage.max_tokens_per_microbatch, row), n_rows * context)
     n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
     return Pass(

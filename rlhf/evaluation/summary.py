@@ -51,7 +51,7 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "n_solved": outcomes[Outcome.SOLVED],
         "n_failed": outcomes[Outcome.FAILED],
         "truncated": _truncated(counted),
-        "n_without_room": sum(a.outcome is Outcome.TOKEN_LIMIT and not a.n_turns and not a.n_tokens for a in counted),
+        "n_prompt_too_long": sum(a.outcome is Outcome.TOKEN_LIMIT and a.n_turns == a.n_tokens == 0 for a in counted),
         "errors": {str(o): outcomes[o] for o in Outcome if o.is_failure_of_a_part},
         "n_errors": len(attempts) - len(counted),
         "n_retries": sum(a.n_retries for a in attempts),

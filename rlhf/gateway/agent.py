@@ -89,6 +89,8 @@ class ExternalAgent:
     def overridden(self, asked: ChatRequest, temperature: float) -> dict[str, Any]:
         """Sampling parameters of a request that the recipe's override. Raises Refusal where they may not be."""
         found = conflicting_parameters(asked.sampling, temperature)
+        if self.max_calls == 1 or not asked.tools:  # at most one call is made anyway
+            found.pop("parallel_tool_calls", None)
         if found and not self.override_sampling:
             raise sampling_refusal(found, temperature)
         return found

@@ -43,7 +43,7 @@ class ChatMessage:
         """Key by which messages are compared."""
         if self.role is not Role.ASSISTANT:
             return self.role, self.text
-        calls = tuple((call.name, json.dumps(_without_zeros(call.arguments), sort_keys=True)) for call in self.calls)
+        calls = tuple((call.name, json.dumps(_with_ints(call.arguments), sort_keys=True)) for call in self.calls)
         return self.role, split_thoughts(self.text).answer.strip(), calls
 
     def __str__(self) -> str:
@@ -52,12 +52,12 @@ class ChatMessage:
         return f"{self.role.value}: {text!r}{calls}"
 
 
-def _without_zeros(value: Any) -> Any:
-    """Plain values with whole numbers as integers: clients in JavaScript write 5.0 as 5."""
+def _with_ints(value: Any) -> Any:
+    """JSON values with integral floats as ints: JavaScript clients serialise 5.0 as 5."""
     if isinstance(value, Mapping):
-        return {key: _without_zeros(one) for key, one in value.items()}
+        return {key: _with_ints(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_zeros(one) for one in value]
+        return [_with_ints(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -260,7 +260,7 @@ class ExternalEpisode:
 
     def _out_of_context(self, said: str) -> OutOfContext:
         return OutOfContext(
-            "the context is full, and the program asked with no shorter conversation",
+            "context length exceeded, and the program sent no shorter request",
             where=self._task.id,
             got=self.session.told(said),
             hint="raise limits.max_context, or let the program shorten its conversation at that error",

@@ -156,8 +156,8 @@ _PROCESSES = (
     "processes are no key: rlhf train RECIPE --nproc N, with trainer: {kind: fsdp} or {kind: deepspeed} in stages"
 )
 _WHOLE = (
-    "there is none: attempts are sampled from all tokens, as the trainer computes their probabilities; "
-    "temperature is a key of stages and of evaluation"
+    "not supported in training: attempts are sampled from the full softmax, so that the sampler's log-probs are the "
+    "trainer's; temperature is a key of stages and of evaluation"
 )
 _REFERENCE = (
     "the reference of the KL term is the policy at the start of a stage: stages.N.loss: {..., kl: k3, kl_coef: ...}"

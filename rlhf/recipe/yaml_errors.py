@@ -12,7 +12,7 @@ _QUOTES = "put the text in quotes"
 _FAULTS: tuple[tuple[str, str, str], ...] = (
     (r"is written twice", "each key once in its mapping", "remove one of the two"),
     (r"'\\t'", "spaces before a key: YAML takes no tabs there", "replace the tabs by spaces"),
-    (r"cannot start any token", "a value that begins with no sign of YAML's own", _QUOTES),
+    (r"cannot start any token", "a value that does not begin with one of YAML's special characters", _QUOTES),
     (
         r"mapping values are not allowed",
         "one `key: value` in a line, as far in as the other keys of its mapping",
@@ -24,7 +24,7 @@ _FAULTS: tuple[tuple[str, str, str], ...] = (
     (r"another document", "one document", "remove the line ---, and what comes after it if it is another recipe"),
     (r"unknown escape", r"an escape such as \n or \\", "use single quotes, in which a backslash is one"),
     (r"unhashable", "text as a key", "a value in braces or brackets goes after a key"),
-    (r"for merging", "a mapping after <<", "write << : *NAME, or remove it"),
+    (r"for merging", "a mapping after <<", "write <<: *NAME, or remove it"),
     (
         r"special characters|#x",
         "printable characters",

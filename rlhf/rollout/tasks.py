@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from environments.base import Environment
 from rlhf.data import Task
-from rlhf.data.untrusted import defined_at, shown
+from rlhf.data.untrusted import defined_at, is_listing, shown
 from rlhf.errors import EnvError, boundary
 
 
@@ -21,7 +21,7 @@ def tasks_of(environment: Environment, split: str, n: int | None = None) -> Sequ
     found: Sequence[Task]
     with boundary(EnvError, where=where, hint="run `rlhf check environment`"):
         listed = environment.tasks(split)
-        if not isinstance(listed, Iterable):
+        if not is_listing(listed):
             raise _no_tasks("this lists no tasks", f"{where}{defined_at(environment.tasks)}", shown(listed))
         if n is None and isinstance(listed, Sequence) and not isinstance(listed, list | tuple):
             found, first = listed, list(listed[:1])

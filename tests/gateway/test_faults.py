@@ -216,7 +216,8 @@ def test_a_wrong_key_is_refused() -> None:
 BREAKS = [
     {"temperature": 0}, {"top_p": 0.9}, {"n": 2}, {"stop": ["."]}, {"logit_bias": {"5": 1}}, {"presence_penalty": 0.5},
     {"frequency_penalty": 1}, {"response_format": {"type": "json_object"}}, {"tool_choice": "required"},
-    {"parallel_tool_calls": False}, {"logprobs": True, "top_logprobs": 3},
+    {"logprobs": True, "top_logprobs": 3},
+    {"parallel_tool_calls": False, "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}]},
 ]  # fmt: skip
 
 
@@ -233,7 +234,7 @@ def test_parameters_that_break_the_contract_of_log_probs_are_refused() -> None:
             "user": "me",
             "store": True,
             "metadata": {"a": "b"},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": False,  # there are no tools
         }
         said = ask(client_of(mine), **harmless, logprobs=True)
         recorded.extend(token.logprob for token in said.logprobs.content)
@@ -319,6 +320,14 @@ def of_responses(mine: dict[str, Any], **how: Any) -> Any:
 def test_every_wire_tells_of_a_client_that_takes_one_call_at_a_time(wire: Any, body: Any, told: Any) -> None:
     assert wire.read({**body, **told}).sampling == told
     assert not wire.read({**body, "parallel_tool_calls": True}).sampling
+
+
+def test_one_call_at_a_time_is_no_parameter_where_no_more_are_made() -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    asked = chat.read({"messages": HELLO, "tools": tools, "parallel_tool_calls": False})
+    assert ExternalAgent(max_calls=1).overridden(asked, 1.0) == {}
+    with pytest.raises(Refusal, match="parallel_tool_calls"):
+        ExternalAgent(max_calls=2).overridden(asked, 1.0)
 
 
 @pytest.mark.parametrize("asks", [of_anthropic, of_responses])

@@ -346,11 +346,12 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
         runs.run(path, tmp_path / "run", resume=True)
     written(tmp_path, *chats())
     assert runs.run(path, tmp_path / "run", resume=True).result["n_episodes"] > 0
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     longer = yaml.safe_load(path.read_text())
     longer["stages"][-1]["steps"] = 4
     path.write_text(yaml.safe_dump(longer))
     (tmp_path / "chats.jsonl").rename(tmp_path / "elsewhere.jsonl")
+    assert "this run is finished" in runs.run(tmp_path / "run" / "recipe.yaml", tmp_path / "run", resume=True).said
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     with pytest.raises(CheckpointError, match="no such file"):
         runs.run(path, tmp_path / "run", resume=True)
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before

@@ -96,7 +96,8 @@ class ValueTree(Tree):
         try:
             found = await judged(self.judge, *unseen(task, alive), timeout_s)
         except RewardError as error:
-            warnings.warn(f"a tree of attempts grows without values: {error}", RuntimeWarning, stacklevel=2)
+            told = f"value_tree: the judge fails on every attempt at {task.id}, so branches are chosen without it"
+            warnings.warn(f"{told}: {error.got}", RuntimeWarning, stacklevel=2)
             return {}
         return {alive[i].attempt: value for i, value in found.items()}
 
