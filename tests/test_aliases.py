@@ -100,7 +100,7 @@ def test_a_key_of_another_toolkit_is_answered_with_ours(override: str, answer: s
         ("policy.seed=1", "it is a key of the recipe: write seed: ... at its top"),
         ("output_dir=runs/a", "rlhf train RECIPE --out FOLDER"),
         ("num_gpus=2", "rlhf train RECIPE --nproc N"),
-        ("stages.1.top_p=0.9", "sampled from all tokens"),
+        ("stages.1.top_p=0.9", "sampled from the full softmax"),
         ("stages.1={kind: preference, kl_coef: 0.2}", "stages.N.beta"),
     ],
 )

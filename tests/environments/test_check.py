@@ -377,7 +377,7 @@ def test_an_environment_that_never_ends_is_cautioned_against() -> None:
     report = check(Treadmill())
     [caution] = report.cautions
     assert report.ok and "1 caution" in report.heading and "CAUTION" in str(report)
-    assert "not after 40 random actions" in caution.detail and "terminated=True" in caution.detail
+    assert "the longest after 40 random actions" in caution.detail and "terminated=True" in caution.detail
     assert not check(Treadmill(Walker)).cautions
 
 
