@@ -24,6 +24,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -311,11 +312,13 @@ def read_call(text: str) -> tuple[str, object] | str:
 
 def same_number(said: object, wanted: int) -> bool:
     """True if a number, or a text that is nothing else, is the wanted number."""
-    try:
-        number = float(said.replace(",", "") if isinstance(said, str) else said)  # type: ignore[arg-type]
-    except (ValueError, TypeError, OverflowError):
+    if isinstance(said, bool) or not isinstance(said, int | float | str):
         return False
-    return not isinstance(said, bool) and math.isclose(number, wanted, rel_tol=1e-9, abs_tol=1e-6)
+    try:  # as a decimal: floats of large numbers are equal to their neighbours
+        number = Decimal(said.replace(",", "").strip() if isinstance(said, str) else said)
+        return number.is_finite() and number.adjusted() < _MOST_DIGITS and abs(number - wanted) <= Decimal("1e-6")
+    except InvalidOperation:
+        return False
 
 
 def calculated(expression: str) -> str:

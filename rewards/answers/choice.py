@@ -31,17 +31,19 @@ class MultipleChoice:
     examples: ClassVar[tuple[tuple[str, str], ...]] = (("The answer is (B).", "B"), ("C) 5", "(C)"))
 
     n_choices: Annotated[int, Field(ge=2, le=26)] = 5
-    """Number of choices, from A on."""
+    """Number of choices, from A on; more where the reference is one of the letters after."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""
-        right = self.letters(extract.boxed(reference) or reference)
-        said = self.letters(self._found(without_denied(answer)))
+        wanted = extract.boxed(reference) or reference
+        alone = re.fullmatch(r"\W*([A-Za-z])\W*", wanted)
+        n = max(self.n_choices, ord(alone[1].upper()) - ord("A") + 1 if alone else 0)
+        right, said = self.letters(wanted, n), self.letters(self._found(without_denied(answer)), n)
         named = "".join(sorted(said)) or "no choice"
         return Verdict(float(len(said) == 1 and said == right), why=f"names {named}, not {reference[:20]}"[:80])
 
-    def letters(self, text: str) -> set[str]:
-        """Return the letters that a short text names."""
+    def letters(self, text: str, n: int | None = None) -> set[str]:
+        """Return the letters that a short text names, among the first `n`, or `n_choices`."""
         text = re.sub(r"\\text(?:bf|it|rm)?\s*\{([^{}]*)\}|[$*]", r"\1", text).strip()
         head = re.match(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$))\s*(?!or\b|and\b)", text)
         if head is not None and (len(text) > 8 or not _ALONE.search(text, head.end())):
@@ -49,7 +51,7 @@ class MultipleChoice:
         else:
             found = [m[1] for m in _ALONE.finditer(text) if m[1].isupper() or len(text) <= 3]
             found += list(text) if re.fullmatch(r"[A-Z]{2,5}", text) else []
-        last = chr(ord("A") + self.n_choices - 1)
+        last = chr(ord("A") + (n or self.n_choices) - 1)
         # "A" and "I" are words too: in longer texts they count only where nothing else stands alone.
         names = {letter.upper() for letter in found if letter.upper() <= last}
         return names - {"A", "I"} or names if len(text) > 20 else names

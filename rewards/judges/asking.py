@@ -252,7 +252,7 @@ def marked(reply: str, mark: str, pattern: str) -> str:
     Raises:
         Unreadable: there is no such line.
     """
-    line = re.compile(rf"^\W*VERDICT\W+{mark}\W*:\W*({pattern})\W*$", re.IGNORECASE | re.MULTILINE)
+    line = re.compile(rf"^\W*VERDICT\W+{mark}\W*:[^\w-]*({pattern})\W*$", re.IGNORECASE | re.MULTILINE)
     found = line.findall(reply)
     if not found:
         raise Unreadable(f"no line 'VERDICT {mark}: ...'")

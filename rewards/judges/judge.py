@@ -143,6 +143,15 @@ def elo(d_GG: Sequence[Sequence[float]]) -> list[float]:
     return [(x - 1) / (x + 1) for x in p]
 
 
+#: Points as judges write them: 8, 8.5, 8/10, 8 points.
+_POINTS = r"(?:10(?:\.0+)?|[0-9](?:\.[0-9]+)?)(?:\s*/\s*10|\s+points?)?"
+
+
+def points_of(said: str) -> float:
+    """Points of ten between 0 and 1, of a text that begins with their number."""
+    return float(said.split("/")[0].split()[0]) / 10
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Grade(AsksModel):
     """Pointwise judge: a model reasons, and gives 0 to 10 points, here 0 to 1; or yes or no.
@@ -180,7 +189,7 @@ class Grade(AsksModel):
     def _read(self, reply: str, question: Question) -> float:
         try:
             if self.scale == "points":
-                return int(marked(reply, question.mark, "10|[0-9]")) / 10
+                return points_of(marked(reply, question.mark, _POINTS))
             return float(marked(reply, question.mark, "YES|NO") == "YES")
         except Unreadable:
             if self.unreadable == "wrong":

@@ -113,6 +113,8 @@ def test_the_calculator_never_raises(text: str) -> None:
 def test_an_answer_is_the_number_alone(said: object, right: bool) -> None:
     assert same_number(said, 52) is right
     assert same_number("1,234", 1234)
+    assert same_number("21341334000", 21341334000) and not same_number(21341334020, 21341334000)
+    assert not same_number("1e999999999", 52) and not same_number("Infinity", 52)
 
 
 def test_a_wrong_answer_ends_it_and_steps_run_out() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rewards.judges.asking import RULES, Asker, Unreadable, asked, marked, record_of
-from rewards.judges.judge import Grade, Judge, Principles, elo, preferred, yes_over_no
+from rewards.judges.judge import _POINTS, Grade, Judge, Principles, elo, points_of, preferred, yes_over_no
 from rewards.models.local_model import LocalChat
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import ModelError, RewardError
@@ -142,6 +142,22 @@ def test_points_are_tenths_and_each_attempt_is_judged_by_itself() -> None:
 
     with served(reply) as (url, _):
         assert values(Grade(url=url, model="m"), attempts("3", "10", "0")) == [0.3, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("8", 0.8), ("8/10", 0.8), ("10 / 10", 1.0), ("8.5", 0.85), ("10.0", 1.0), ("**7 points**", 0.7),
+        ("1 point", 0.1),
+        ("-3", None), ("11", None), ("8/5", None), ("10.5", None), ("8 or 9", None), ("eight", None),
+    ],
+)  # fmt: skip
+def test_points_are_read_as_judges_write_them(said: str, value: float | None) -> None:
+    if value is None:
+        with pytest.raises(Unreadable):
+            marked(f"VERDICT ab: {said}", "ab", _POINTS)
+    else:
+        assert points_of(marked(f"Well.\nVERDICT ab: {said}", "ab", _POINTS)) == pytest.approx(value)
 
 
 def test_a_policy_that_judges_itself_says_yes_no_or_nothing() -> None:

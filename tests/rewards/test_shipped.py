@@ -19,6 +19,7 @@ from agents.memory.base import Shown
 from rewards.answers.calls import answer_in, calls_in
 from rlhf.catalog import CATALOG
 from rlhf.data import Action
+from rlhf.recipe import load
 from rlhf.rollout.scoring import Weighted, score_group
 from tests.rewards.shipped import (
     CALLS,
@@ -241,6 +242,17 @@ def test_a_searched_answer_keeps_the_form_with_every_setting_of_the_chat_agent(k
     for said in ([search, answer], [TAGGED[0].format(search[7:-1]), TAGGED[1].format(task.reference)]):
         played = attempt(world, built("agent", CHAT | agent), [around.format(text) for text in said])
         assert played.solved and totals(reward, task, [played]) == [pytest.approx(FORMS[kind])]
+
+
+def test_the_recipe_of_experts_pays_for_asking_and_not_for_guessing() -> None:
+    recipe = load("routing/routing-grpo-qwen3")
+    world, reward = recipe.environment, recipe.rewards["score"].reward
+    task = first_task(world)
+    asked = attempt(world, recipe.agent, world.plan(task, ()))
+    guessed = attempt(world, recipe.agent, ["answer nothing"])
+    [for_asking] = totals(reward, task, [asked])
+    assert asked.solved and 0.8 < for_asking < 1.0
+    assert not guessed.solved and totals(reward, task, [guessed]) == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,13 @@ def test_a_choice_is_one_letter(answer, right):
     assert MultipleChoice()(answer, "(B)").value == right
 
 
+def test_a_reference_beyond_the_choices_widens_them() -> None:
+    assert MultipleChoice()("The answer is (G).", "G").value == 1.0
+    assert MultipleChoice()("The answer is (F).", "(G)").value == 0.0
+    assert MultipleChoice()("J", r"\boxed{J}").value == 1.0
+    assert MultipleChoice(n_choices=4)("The answer is (E).", "A").value == 0.0
+
+
 DENIALS = (
     "The answer is not B.",
     "The answer isn't B.",
