@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -72,14 +72,9 @@ class ToolAgent(ChatAgent):
         past = super().past(history)
         if self.through == "text":
             return past
-        called = (False, *(self._called(turn.action, history) for turn in history.turns))
-        return tuple(e.as_from(Role.TOOL) if was else e for e, was in zip(past, called, strict=True))
-
-    def _called(self, action: Action, history: History) -> bool:
-        """True if tools were called, and not an answer given, to which a user replies."""
         names = {function_of(tool).get("name") for tool in self.tools(history)}
-        calls = _calls_of(action.steps) if action.error is None else []
-        return any(call.name in names or not names for call in calls)
+        called = (False, *(_has_called(turn.action, names) for turn in history.turns))
+        return tuple(e.as_from(Role.TOOL) if was else e for e, was in zip(past, called, strict=True))
 
     def instructions(self, history: History) -> tuple[Message, ...]:
         """The instruction, with the tools of the task."""
@@ -148,6 +143,12 @@ class ToolAgent(ChatAgent):
             n = used.count(call.name) + sum(c.name == call.name for c in calls[: i + 1])
             if most is not None and n > most:
                 raise Unreadable(f"'{call.name}' may be called {most} times in all")
+
+
+def _has_called(action: Action, names: Collection[Any]) -> bool:
+    """True if a tool of these names was called, or any where there are none; else a user replies to an answer."""
+    calls = _calls_of(action.steps) if action.error is None else []
+    return any(call.name in names or not names for call in calls)
 
 
 def _calls_of(steps: Sequence[str]) -> list[Call]:

@@ -273,7 +273,7 @@ class _EnvironmentCheck:
         return done
 
     async def endings(self, task: Task) -> None:
-        """Where no episode has ended, give one more time, up to the limit of the environment, and say so."""
+        """Caution for an environment in which no episode has ended, after one more that is played to its limit."""
         if self.n_ended:
             return
         self.max_steps = max(self.max_steps, Capabilities(self.environment).max_steps or _N_PATIENT)

@@ -225,14 +225,12 @@ def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks
     path, written = folder / PLAN, parse(to_text(plan), "plan")
     if path.is_file():
         held = parse(read_listed(path), str(path))
-        record = json.loads(read_listed(folder / VERSIONS)) if (folder / VERSIONS).is_file() else {}
-        made = json.loads(json.dumps(versions_of(found) if record else {}))
-        sides = [{k: v.get(k) for k in plan if k in held} for v in (held, written)]
-        of_versions = [
-            {k: {key: v[k].get(key) for key in record[k] if key not in _MEMORY_KEYS} for k in _COMPARED if k in record}
-            for v in (record, made)
-        ]
-        before, now = (flat(side | versions) for side, versions in zip(sides, of_versions, strict=True))
+        before, now = ({k: v.get(k) for k in plan if k in held} for v in (held, written))
+        if (folder / VERSIONS).is_file():
+            record = json.loads(read_listed(folder / VERSIONS))
+            before |= _kept(record, record)
+            now |= _kept(json.loads(json.dumps(versions_of(found))), record)
+        before, now = flat(before), flat(now)
         differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if differing:
             raise RecipeError(
@@ -256,6 +254,12 @@ def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks
         folder.mkdir(parents=True, exist_ok=True)
         write_listed(folder / VERSIONS, json.dumps(versions_of(found), indent=1) + "\n")
         write_listed(path, to_text(plan))
+
+
+def _kept(versions: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of versions, what is in `record` and may not change while an evaluation is made."""
+    names = {name: [key for key in record[name] if key not in _MEMORY_KEYS] for name in _COMPARED if name in record}
+    return {name: {key: versions[name].get(key) for key in keys} for name, keys in names.items()}
 
 
 def _list_older(folder: Path, console: CleanConsole) -> None:

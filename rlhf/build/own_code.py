@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlhf import given_parts
+from rlhf.build.resume import recorded
 from rlhf.digests import mark_of
-from rlhf.errors import RlhfError, disk
+from rlhf.errors import RlhfError
 from rlhf.recipe import Recipe
 from rlhf.recipe.model import values_of
 
@@ -28,12 +28,8 @@ def code_digests(recipe: Recipe) -> dict[str, str]:
 
 def caution_changed_code(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
     """Print a caution for each part whose code is not the one that the run in `folder` began with."""
-    path = folder / "versions.json"
-    if not path.is_file():
-        return
-    with disk("the record of versions", path):
-        record = json.loads(path.read_text("utf-8")).get("code", {})
-    for key, now in code_digests(recipe).items():
+    record = recorded(folder, "code")
+    for key, now in code_digests(recipe).items() if record else ():
         if record.get(key, now) != now:
             name = now.partition(" sha256:")[0]
             say(

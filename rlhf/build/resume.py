@@ -132,15 +132,16 @@ def begin_of(folder: Path, is_resumed: bool, say: Say) -> tuple[Path | None, Sta
     return found, checkpoint.load_state(found) if found else State(0, "", 0, False, 0)
 
 
+_VERSIONS = "versions.json"
 #: What a run reads again when it goes on, besides its checkpoints and logs.
-_READ_AGAIN = ("recipe.yaml", "versions.json", "base", "demonstrations", "reward_model", "judges")
+_READ_AGAIN = ("recipe.yaml", _VERSIONS, "base", "demonstrations", "reward_model", "judges")
 
 
 def _check_record(folder: Path, say: Say) -> None:
     """Verify a run's files against their digests; create the list where there is none."""
     manifest = Manifest(folder)
     if manifest.is_there:
-        for name in ("recipe.yaml", "versions.json"):
+        for name in ("recipe.yaml", _VERSIONS):
             if (folder / name).is_file():
                 manifest.require(folder / name)
         Manifest(folder / "trajectories").check_all()  # the report reads them, at the end
@@ -161,6 +162,16 @@ def own_environments(recipe: Recipe) -> dict[str, Any]:
     return {f"stages[{i}].environment": environment for i, environment in own if environment is not None}
 
 
+def recorded(folder: Path, key: str) -> Mapping[str, Any]:
+    """What the record of a run in `folder` says of `key`; empty where there is no record of it."""
+    path = folder / _VERSIONS
+    if not path.is_file():
+        return {}
+    with disk("the record of versions", path):
+        found: Mapping[str, Any] = json.loads(path.read_text("utf-8")).get(key, {})
+        return found
+
+
 def check_environments(folder: Path, recipe: Recipe) -> None:
     """Check that the environments of a run are those that it began with, as `check_environment` does."""
     for path, environment in {"environment": recipe.environment, **own_environments(recipe)}.items():
@@ -173,16 +184,12 @@ def check_environment(folder: Path, environment: object, key: str = "environment
     Raises:
         CheckpointError: it is another version of the package, or another content of the file.
     """
-    path = folder / "versions.json"
-    if not path.is_file():
-        return
-    with disk("the record of versions", path):
-        record = json.loads(path.read_text("utf-8")).get(key, {})
+    record = recorded(folder, key)
     for name, now in made_of(environment).items():
         if record.get(name) and record[name] != now:
             raise CheckpointError(
                 "the environment is not the one that this run began with",
-                where=f"{path}, {key}.{name}",
+                where=f"{folder / _VERSIONS}, {key}.{name}",
                 got=now or "nothing: it is gone",
                 expected=record[name],
                 hint="put it back, or start a new run from the newest checkpoint: policy.path",
@@ -191,16 +198,11 @@ def check_environment(folder: Path, environment: object, key: str = "environment
 
 def check_data_unchanged(folder: Path, now: Mapping[str, str]) -> None:
     """Raise CheckpointError where training data changed since the run began, or a file is gone."""
-    path = folder / "versions.json"
-    if not path.is_file():
-        return
-    with disk("the record of versions", path):
-        record = json.loads(path.read_text("utf-8")).get("data", {})
-    for name, digest in record.items():
+    for name, digest in recorded(folder, "data").items():
         if now.get(name) != digest:
             raise CheckpointError(
                 "the data is not what this run began with",
-                where=f"{path}, {name}",
+                where=f"{folder / _VERSIONS}, {name}",
                 got=now.get(name, "no such file"),
                 expected=digest,
                 hint="put the file back, or start a new run",

@@ -230,7 +230,7 @@ def _launch(
 def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
     """Load the run's own recipe. Whatever else the command line says must agree with it, but for the trainer."""
     from rlhf.recipe import find, load
-    from rlhf.recipe.model import values_of
+    from rlhf.recipe.model import differing, values_of
     from rlhf.recipe.text import read
     from rlhf.training.stages.policy_gradient import PolicyGradient
 
@@ -282,16 +282,6 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return asked
-
-
-def differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
-    """Return the dotted keys, as an override has them, that two recipes give different values."""
-    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
-        mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
-    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
-        return [] if mine == theirs else [path]
-    keys = [*mine, *(key for key in theirs if key not in mine)]
-    return [p for k in keys for p in differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k))]
 
 
 def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:

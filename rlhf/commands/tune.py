@@ -176,9 +176,8 @@ class Tuning:
 
     def check(self, choices: Sequence[Choice]) -> None:
         """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained."""
-        from rlhf.commands.train import differing
         from rlhf.recipe import load
-        from rlhf.recipe.model import values_of
+        from rlhf.recipe.model import differing, values_of
         from rlhf.recipe.splits import check_declared_split
 
         judge = self.loaded.evaluation

@@ -32,7 +32,7 @@ class Finding:
 
     @property
     def word(self) -> str:
-        """What has become of the promise."""
+        """Word of the outcome: kept, BROKEN or CAUTION."""
         return "CAUTION" if self.is_caution else "kept" if self.ok else "BROKEN"
 
 

@@ -204,7 +204,7 @@ class Session:
         self.wake()
 
     def told(self, said: str) -> str:
-        """What a program says at its end, behind the refusal of its last request if there is one."""
+        """Last words of a program, behind the refusal of its last request if there is one."""
         if self.refusal is None:
             return said
         refused = f"its last request was refused with {self.refusal.status}: {self.refusal.message}"

@@ -180,6 +180,16 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
+    """Return the dotted keys, as an override has them, that two recipes give different values."""
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return [] if mine == theirs else [path]
+    keys = [*mine, *(key for key in theirs if key not in mine)]
+    return [p for k in keys for p in differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k))]
+
+
 def named_parts(recipe: Recipe) -> dict[str, Any]:
     """Return the parts that a program may have given, by their paths, as the recipe names them."""
     rewards = {f"rewards.{name}": as_named(weighted.reward) for name, weighted in recipe.rewards.items()}

@@ -52,7 +52,7 @@ class Tokenizers:
 
 
 def _plan(folder: Path) -> dict[str, Any]:
-    """What an evaluation was asked for; empty for a run, or where it cannot be read."""
+    """Plan of an evaluation, `evaluation.yaml`; empty for a run, or where it cannot be read."""
     try:
         found = yaml.safe_load((folder / PLAN).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
