@@ -158,7 +158,7 @@ def test_what_is_not_trained_on_has_no_row(layout):
     kept, counters = make_samples([made], [replace(credit, trains_G=(True, False, True))], layout)
     assert [s.sequence for s in kept] == [s.sequence for s in every if s.sequence != 1]
     assert counters["batch/n_samples"] == len(kept) and counters["batch/n_trajectories_without_tokens"] == 0
-    with pytest.raises(DataError, match="marks of what trains do not match the trajectories"):
+    with pytest.raises(DataError, match="entries of trains_G do not match the trajectories"):
         make_samples([made], [replace(credit, trains_G=(True,))], layout)
 
 
