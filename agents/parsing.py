@@ -133,10 +133,17 @@ def _last_line(text: str, admissible: Sequence[str]) -> str:
         bare = " ".join(_ANY_TAG.sub(" ", line).split())
         if bare and not _FENCE.match(line):
             known = _spelling(bare, admissible)
-            cleaned = _unquoted(_PREFIX.sub("", bare, count=1).strip())
+            cleaned = bare if _begins_with_a_verb(bare, admissible) else _PREFIX.sub("", bare, count=1)
+            cleaned = _unquoted(cleaned.strip())
             if known or cleaned:
                 return known or _spelling(cleaned, admissible) or cleaned
     return ""
+
+
+def _begins_with_a_verb(text: str, admissible: Sequence[str]) -> bool:
+    """Whether `answer: Vinland` is an action where `answer[Bob]` is one, rather than an action behind `answer:`."""
+    verb = re.match(r"\w+", text)
+    return verb is not None and any(re.match(rf"{verb[0]}\b", action, re.IGNORECASE) for action in admissible)
 
 
 def _unquoted(text: str) -> str:

@@ -184,6 +184,8 @@ def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str,
     for tag, value in _elements(body, _INSIDE, "</parameter>"):
         if tag[1] == "function":
             raise Unreadable(f"there is no </function> before {tag[0][:80]}")
+        if unclosed := next((inner for inner in _INSIDE.finditer(value) if inner[2] in properties), None):
+            raise Unreadable(f"there is no </parameter> before {unclosed[0][:80]}")
         yield tag[2], _typed(_unwrapped(value), _types(properties.get(tag[2])))
 
 
@@ -289,6 +291,10 @@ def _of_object(value: Any) -> Call:
             raise Unreadable(f"`arguments` is no valid JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise Unreadable("`arguments` is no JSON object")
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        raise Unreadable("an argument is NaN or infinite, which JSON does not have") from None
     return Call(name, arguments)
 
 

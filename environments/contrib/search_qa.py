@@ -35,7 +35,7 @@ from environments.base import Properties
 from environments.contrib.bm25 import Index, installed
 from environments.core.normalise import NAMES, words
 from environments.core.procedural import Attempt, belongs_to, digest, draw_for
-from environments.core.seed_splits import Seeded
+from environments.core.seed_splits import FIRST_SEED, Seeded, refuse_two_splits, refuse_unknown
 from rewards.answers.qa import exact, f1
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -72,6 +72,7 @@ _RELATIONS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 _TAGS = re.compile(r"<(search|answer)>\s*(.*?)\s*(?:</\1>|$)", re.DOTALL | re.IGNORECASE)
 _PLAIN = re.compile(r"^\W*(search|answer)\b(?: for\b| is\b)?[\s:=(\[]*(.*?)[\s)\]]*$", re.DOTALL | re.IGNORECASE)
+_NOTHING = (None, "", [])
 _UNKNOWN = "Unknown action. Say search[words], or answer[words]."
 
 
@@ -174,8 +175,8 @@ class SearchQA(Seeded):
     corpus: Path | None = None
     """A file with one JSON object per line, each with `text` and optionally `title`, to search instead."""
     questions: Path | None = None
-    """A file with one JSON object per line for that corpus: `question`, `answer` (a text or a list of them), optionally
-    `split`; without it, the hash of a question says which split it is in."""
+    """A file with one JSON object per line for that corpus: `question`, `answer` (a text, a number or a list of
+    them), optionally `split`; without it, the hash of a question says which split it is in."""
 
     @model_validator(mode="after")
     def _agrees(self) -> SearchQA:
@@ -257,7 +258,9 @@ def _lines_of(path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
             own = json.loads(line) if line.strip() else None
         except ValueError:
             own = line
-        if own is not None and not (isinstance(own, dict) and all(own.get(key) for key in needed)):
+        if own is not None and not (
+            isinstance(own, dict) and all(own.get(key) not in (None, "", []) for key in needed)
+        ):
             expected = f"a JSON object with {' and '.join(needed)}"
             raise EnvError("a line cannot be used", where=f"{path}:{i}", got=line[:80], expected=expected)
         found += [own] if own is not None else []
@@ -269,11 +272,19 @@ def _lines_of(path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
 @lru_cache(maxsize=8)
 def _questions_of(path: Path) -> list[tuple[Question, str]]:
     questions = []
+    places: dict[str, str] = {}
     for own in _lines_of(path, ("question", "answer")):
-        answer = own["answer"] if isinstance(own["answer"], str) else json.dumps(own["answer"])
-        question = Question(str(own["question"]), (), (), answer)
-        questions.append((question, str(own.get("split") or belongs_to(question.text))))
+        question = Question(str(own["question"]), (), (), _reference(own["answer"]))
+        split = str(own.get("split") or belongs_to(question.text))
+        refuse_unknown(split, FIRST_SEED, f"{path}, key split")
+        refuse_two_splits(places, question.text, split, str(path))
+        questions.append((question, split))
     return questions
+
+
+def _reference(answer: object) -> str:
+    """Reference of an answer in a file: a text or a number as text, several as a JSON list of texts."""
+    return json.dumps([str(one) for one in answer]) if isinstance(answer, list) else str(answer)
 
 
 @lru_cache(maxsize=8)

@@ -29,6 +29,18 @@ def refuse_unknown(split: str, known: Iterable[str], where: str) -> None:
         raise EnvError("no such split", where=where, got=repr(split), expected=", ".join(known))
 
 
+def refuse_two_splits(places: dict[str, str], question: str, split: str, where: str) -> None:
+    """Note the split of a question of a file in `places`. Raises EnvError where it is in another one already."""
+    if places.setdefault(question, split) != split:
+        raise EnvError(
+            "one question is in two splits",
+            where=where,
+            got=f"{question[:60]!r} in {places[question]} and {split}",
+            expected="each question in one split",
+            hint="leave one of them out, or give both the same key `split`",
+        )
+
+
 def asked_of(environment: Any, split: str) -> Any:
     """The field `n_train`, `n_dev` or `n_test` of an environment. Raises EnvError for any other split."""
     refuse_unknown(split, FIRST_SEED, f"{type(environment).__name__}.tasks")

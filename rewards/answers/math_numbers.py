@@ -185,12 +185,13 @@ def same(answer: Number, reference: Number) -> bool:
     if answer.unit and reference.unit and not _same_name(answer.unit, reference.unit):
         ours, theirs = in_one_unit(answer, reference)
         return ours is not None and ours == theirs
-    values = [
-        (answer, answer.value),
-        *([(answer, answer.value / 100)] if answer.percent and not reference.percent else []),
-    ]
-    wanted = [reference.value, *([reference.value / 100] if reference.percent and not answer.percent else [])]
-    return any(close(v, w, a, reference) for a, v in values for w in wanted)
+    return any(close(value, wanted, answer, reference) for value, wanted in readings(answer, reference))
+
+
+def readings(answer: Number, reference: Number) -> list[tuple[Fraction, Fraction]]:
+    """List the pairs of values that may be compared: where only one has a percent sign, also without it."""
+    meant = (plain(answer), plain(reference))
+    return [meant] if answer.percent == reference.percent else [meant, (answer.value, reference.value)]
 
 
 def close(value: Fraction, wanted: Fraction, answer: Number, reference: Number) -> bool:

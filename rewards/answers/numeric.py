@@ -21,9 +21,9 @@ class Numeric:
     """1 if |answer − reference| ≤ max(`abs_tol`, `rel_tol` · |reference|), else 0; of plain numbers only.
 
     Numbers are read exactly: 1,234.5, −3/4, 1½, 2.5e3, 50 %. Units that are known are converted, others have to be the
-    same, and one that only one side has is left out. A percentage is the number it stands for. With `rel_tol: 0.01`,
-    99 is 100 and 98.9 is not. Of a sentence the last number counts, unless it is denied or one of several: "not 7",
-    "12 or 13".
+    same, and one that only one side has is left out. A percentage is the number it stands for, or that number without
+    its sign where the other side has none. With `rel_tol: 0.01`, 99 is 100 and 98.9 is not. Of a sentence the last
+    number counts, unless it is denied or one of several: "not 7", "12 or 13".
     """
 
     inline: ClassVar[bool] = True
@@ -49,8 +49,11 @@ class Numeric:
             value, target = math_numbers.in_one_unit(number, wanted)
             if value is None or target is None:
                 return Verdict(0.0, why=f"in {number.unit[:20]}, not in {wanted.unit[:20]}")
+            pairs = [(value, target)]
         else:
-            value, target = math_numbers.plain(number), math_numbers.plain(wanted)
-        allowed = max(Fraction(self.abs_tol), Fraction(self.rel_tol) * abs(target))
-        gap = abs(value - target)
-        return Verdict(float(gap <= allowed), why=f"{found[:60] if found else ''} against {reference[:60]}")
+            pairs = math_numbers.readings(number, wanted)
+        is_right = any(self._is_close(value, target) for value, target in pairs)
+        return Verdict(float(is_right), why=f"{found[:60] if found else ''} against {reference[:60]}")
+
+    def _is_close(self, value: Fraction, target: Fraction) -> bool:
+        return abs(value - target) <= max(Fraction(self.abs_tol), Fraction(self.rel_tol) * abs(target))

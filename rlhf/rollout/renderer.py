@@ -31,7 +31,7 @@ _MARKER = "marker7c1e4b"
 _PROBE = (Message(Role.USER, "x"), Message(Role.ASSISTANT, _MARKER))
 #: Private-use characters around control tokens that a message spells out; such text is encoded as ordinary text.
 _OPEN, _CLOSE = "\ue000", "\ue001"
-_DEFUSED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
+_ESCAPED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _THINK, _THINK_END = "<think>", "</think>"
 #: Control tokens that a reply is parsed by; the last is that of Mistral's calls.
 _KEPT = (_THINK, _THINK_END, "[TOOL_CALLS]")
@@ -80,7 +80,7 @@ class Renderer:
         self._hidden = frozenset(i for text, i in self._special.items() if text not in _KEPT)
         longest_first = sorted(self._special, key=len, reverse=True)
         self._control = _any_of(longest_first)
-        self._unsayable = _any_of([text for text in longest_first if text not in _KEPT])
+        self._escaped_in_replies = _any_of([text for text in longest_first if text not in _KEPT])
         self._first = lru_cache(cache_size)(self._make_first)
         self._glue = lru_cache(cache_size)(self._make_glue)
         with boundary(ModelError, where="chat template", hint="the template must take user and assistant messages"):
@@ -129,7 +129,7 @@ class Renderer:
             return False
         found = 0
         for start in range(0, len(text), _PIECE):
-            found += max(0, len(self._encode(self._defused(text[start : start + _PIECE]))) - _FORGIVEN)
+            found += max(0, len(self.encode_escaped(self._escaped(text[start : start + _PIECE]))) - _FORGIVEN)
             if found > n:
                 return True
         return False
@@ -152,7 +152,34 @@ class Renderer:
         if self.opens_thinking:
             inside = text.startswith(_THINK)
             text = text.removeprefix(_THINK).removeprefix("\n") if inside else f"\n{_THINK_END}\n\n{text}"
-        return (*self._encode(self._defused(text, is_said=True)), self.stop_ids[0])
+        return (*self.encode_escaped(self._escaped(text, is_assistant=True)), self.stop_ids[0])
+
+    def escaped(self, value: Any, *, is_assistant: bool = False) -> Any:
+        """JSON value with the literal control tokens in its texts escaped, for a chat template to write.
+
+        Args:
+            value: tools, the arguments of a call, or a text.
+            is_assistant: whether the policy says it; it may say the tokens by which replies are parsed.
+        """
+        if isinstance(value, str):
+            return self._escaped(value, is_assistant=is_assistant)
+        if isinstance(value, list):
+            return [self.escaped(inner, is_assistant=is_assistant) for inner in value]
+        if isinstance(value, dict):
+            return {
+                self._escaped(name, is_assistant=is_assistant): self.escaped(inner, is_assistant=is_assistant)
+                for name, inner in value.items()
+            }
+        return value
+
+    def encode_escaped(self, text: str) -> tuple[int, ...]:
+        """Ids of what a template wrote; what is escaped in it is encoded as ordinary text."""
+        ids: list[int] = []
+        for i, piece in enumerate(_ESCAPED.split(text)):
+            plain = piece.replace(_OPEN, "").replace(_CLOSE, "")
+            if plain:
+                ids += self.tokenizer.encode(plain, add_special_tokens=False, split_special_tokens=bool(i % 2))
+        return tuple(ids)
 
     @staticmethod
     def extends(previous: Generation, prompt: Prompt) -> bool:
@@ -197,21 +224,21 @@ class Renderer:
     def _make_first(self, messages: tuple[Message, ...], tools: str) -> array[int]:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
             text = self._render(messages, header=True, tools=json.loads(tools) if tools else None)
-            return packed_ids(self._encode(text))
+            return packed_ids(self.encode_escaped(text))
 
     def _make_glue(self, between: tuple[Message, ...], ended_by: int | None) -> array[int]:
         with boundary(DataError, where="Renderer.prompt", hint="the chat template refuses these messages"):
-            glue = self._encode(self._after_marker(self._render((*_PROBE, *between), header=True)))
+            glue = self.encode_escaped(self._after_marker(self._render((*_PROBE, *between), header=True)))
         return packed_ids(glue if ended_by is None else self._without_end(glue, ended_by))
 
     def _render(self, messages: Sequence[Message], *, header: bool, tools: Any = None) -> str:
         conversation = [
-            {"role": m.role.value, "content": self._defused(m.content, is_said=m.role is Role.ASSISTANT)}
+            {"role": m.role.value, "content": self._escaped(m.content, is_assistant=m.role is Role.ASSISTANT)}
             for m in messages
         ]
         text = self.tokenizer.apply_chat_template(
             conversation,
-            tools=self._harmless(tools),
+            tools=self.escaped(tools),
             tokenize=False,
             add_generation_prompt=header,
             **self.chat_template_kwargs,
@@ -246,32 +273,14 @@ class Renderer:
             )
         return rest
 
-    def _defused(self, text: str, *, is_said: bool = False) -> str:
-        """`text` with its literal control tokens marked, so that an observation cannot fake a turn.
+    def _escaped(self, text: str, *, is_assistant: bool = False) -> str:
+        """`text` with its literal control tokens escaped, so that an observation cannot fake a turn.
 
         What the assistant says keeps those by which replies are parsed, as `decode` does: it would sample them.
         """
         text = text.encode("utf-8", "replace").decode()  # half characters, which no tokenizer takes
         text = text.replace(_OPEN, "").replace(_CLOSE, "")
-        return (self._unsayable if is_said else self._control).sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
-
-    def _harmless(self, value: Any) -> Any:
-        """JSON value with control tokens in its texts marked, as tool descriptions may be untrusted."""
-        if isinstance(value, str):
-            return self._defused(value)
-        if isinstance(value, list):
-            return [self._harmless(inner) for inner in value]
-        if isinstance(value, dict):
-            return {self._defused(name): self._harmless(inner) for name, inner in value.items()}
-        return value
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        ids: list[int] = []
-        for i, piece in enumerate(_DEFUSED.split(text)):
-            plain = piece.replace(_OPEN, "").replace(_CLOSE, "")
-            if plain:
-                ids += self.tokenizer.encode(plain, add_special_tokens=False, split_special_tokens=bool(i % 2))
-        return tuple(ids)
+        return (self._escaped_in_replies if is_assistant else self._control).sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
 
     def _find_stop_ids(self, after_reply: str, generation_config: Any) -> tuple[int, ...]:
         end = next(iter(self.tokenizer.encode(after_reply.lstrip(), add_special_tokens=False)), None)

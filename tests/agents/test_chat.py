@@ -173,6 +173,7 @@ def test_an_admissible_action_is_found_before_anything_is_cleaned_away():
     assert parse_action("answer: 5", ("answer: 5",)).text == "answer: 5"
     assert parse_action("answer: 5").text == "5"
     assert parse_action("Answer: LOOK", ("look",)).text == "look"
+    assert parse_action("Answer: Vinland", ("answer[Arden]", "search[Arden]")).text == "Answer: Vinland"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("json", '{"arguments": {}}', "has no `name`"),
         ("json", '{"name": "f", "arguments": [1]}', "no JSON object"),
         ("json", '{"name": "f", "arguments": "{1"}', "no valid JSON"),
+        ("json", '{"name": "f", "arguments": {"x": NaN}}', "NaN or infinite"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1e999}"}</tool_call>', "NaN or infinite"),
         ("json", "[" * 50_000, "no call of a tool|nested too deeply"),
         ("hermes", "<tool_call>search</tool_call>", "no JSON object"),
         ("hermes", "<tool_call>{", "<tool_call> is not closed"),
@@ -134,6 +136,14 @@ def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str
 def test_a_broken_call_beside_whole_ones_makes_none_of_them(style: Style, text: str, says: str) -> None:
     with pytest.raises(Unreadable, match=says):
         read_calls(text, style)
+
+
+def test_a_forgotten_end_of_a_parameter_is_no_part_of_its_value() -> None:
+    tools = [{"name": "f", "parameters": {"properties": {"x": {}, "y": {}}}}]
+    with pytest.raises(Unreadable, match="no </parameter> before <parameter=y>"):
+        read_calls("<function=f><parameter=x>1\n<parameter=y>2</parameter></function>", "xml", tools)
+    text = "<function=f><parameter=x>as <parameter=other></parameter></function>"
+    assert read_calls(text, "xml", tools) == [Call("f", {"x": "as <parameter=other>"})]
 
 
 @pytest.mark.parametrize(

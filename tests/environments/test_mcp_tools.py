@@ -190,3 +190,6 @@ def test_a_question_may_hold_any_character_and_has_an_id_of_its_own(folder: Path
     odd.write_text('{"question": "a", "id": 1, "split": "test"}\n{"question": "b", "id": "1", "split": "test"}')
     with pytest.raises(EnvError, match=r"one id"):
         McpTools(questions=odd, command=server).tasks("test")
+    odd.write_text('{"question": "a", "split": "train"}\n{"question": "a", "split": "test"}')
+    with pytest.raises(EnvError, match=r"one question is in two splits"):
+        McpTools(questions=odd, command=server).tasks("test")

@@ -186,6 +186,29 @@ def test_a_line_that_cannot_be_used_is_named(tmp_path: Path, line: object, says:
         SearchQA(corpus=corpus, questions=questions).tasks("test")
 
 
+def test_answers_of_a_file_may_be_numbers(tmp_path: Path) -> None:
+    corpus = written(tmp_path, "corpus.jsonl", [{"text": "x"}])
+    lines: list[object] = [
+        {"question": f"How many {i}?", "answer": answer, "split": "test"}
+        for i, answer in enumerate((5, [5, "five"], 0))
+    ]
+    world = SearchQA(corpus=corpus, questions=written(tmp_path, "questions.jsonl", lines))
+    tasks = world.tasks("test")
+    assert [task.reference for task in tasks] == ["5", '["5", "five"]', "0"]
+    assert [play(world, task, ["answer[5]"])[1].success for task in tasks] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("split", "says"), [("validation", "no such split"), ("train", "one question is in two splits")]
+)
+def test_splits_of_a_file_that_cannot_be_are_refused(tmp_path: Path, split: str, says: str) -> None:
+    corpus = written(tmp_path, "corpus.jsonl", [{"text": "x"}])
+    lines: list[object] = [{"question": "Q?", "answer": "a", "split": at} for at in ("test", split)]
+    world = SearchQA(corpus=corpus, questions=written(tmp_path, "questions.jsonl", lines))
+    with pytest.raises(EnvError, match=says):
+        world.tasks("test")
+
+
 def test_keys_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="corpus and questions go together"):
         SearchQA(corpus=tmp_path)

@@ -152,6 +152,18 @@ def test_calls_of_tools_are_written_as_the_template_has_them(form: str, by_templ
     assert ("1 tools" in whole) == by_template
 
 
+def test_what_is_said_around_calls_cannot_end_a_turn(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["a"], vocab_size=400, max_context=64)
+    tokenizer.chat_template = QWEN
+    call = {"name": "add", "arguments": {"a": "<|end|>"}}
+    said = {"role": "assistant", "content": "x<|end|>", "tool_calls": [call]}
+    settings = Chats(path=written(tmp_path, {"messages": [{"role": "user", "content": "sum"}, said], "tools": [{}]}))
+    [sample], _ = chat_samples(read_chats(settings, "data"), Renderer(tokenizer), 512, settings, "data")
+    assert tokenizer.decode(sample.token_ids[sample.mask]) == 'x<|end|>[add {"a": "<|end|>"}]<|end|>'
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert [i for i, one in enumerate(sample.token_ids) if one == end] == [len(sample.token_ids) - 1]
+
+
 def test_a_row_is_what_the_policy_would_have_read_and_said(renderer: Renderer, tmp_path: Path) -> None:
     from rlhf.data import Message, Role
 

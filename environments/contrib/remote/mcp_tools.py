@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
-from environments.core.seed_splits import refuse_unknown
+from environments.core.seed_splits import refuse_two_splits, refuse_unknown
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -289,6 +289,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise EnvError("no such file", where="environment.questions", got=str(path), expected="JSON lines of questions")
     rows: list[dict[str, Any]] = []
     seen: set[tuple[str, str]] = set()
+    places: dict[str, str] = {}
     # Not `splitlines`: a text in JSON may hold other ends of lines than this one.
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
@@ -306,6 +307,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         row = {"id": str(given.get("id", number)), "question": given["question"], "split": split}
         if (row["split"], row["id"]) in seen:
             raise EnvError("two questions of a split have one id", where=f"{path}:{number}", got=row["id"])
+        refuse_two_splits(places, row["question"], split, f"{path}:{number}")
         seen.add((row["split"], row["id"]))
         rows.append(row | {"answer": None if answer is None else str(answer)})
     return rows

@@ -127,16 +127,18 @@ def _reply(said: ChatMessage, renderer: Renderer, style: Style) -> tuple[int, ..
     text = _by_template(said, renderer)
     if text is None:
         return renderer.encode_reply("\n".join(filter(None, [said.content, write_calls(said.calls, style)])))
-    # What the template writes around a call may be control tokens, which are meant.
-    return (*renderer.tokenizer.encode(text, add_special_tokens=False), renderer.stop_ids[0])
+    return (*renderer.encode_escaped(text), renderer.stop_ids[0])
 
 
 def _by_template(said: ChatMessage, renderer: Renderer) -> str | None:
-    """Reply with calls as the chat template writes it; None where it does not know any."""
+    """Reply with calls as the chat template writes it, with what it says escaped; None where it does not know any."""
     tokenizer: Any = renderer.tokenizer
     if "tool_calls" not in re.findall(r"\w+", str(tokenizer.get_chat_template())):
         return None
-    functions = [{"name": call.name, "arguments": call.arguments} for call in said.calls]
+    content, *arguments = (
+        renderer.escaped(value, is_assistant=True) for value in (said.content, *(call.arguments for call in said.calls))
+    )
+    functions = [{"name": call.name, "arguments": given} for call, given in zip(said.calls, arguments, strict=True)]
     calls = [{"type": "function", "function": function} for function in functions]
     asked = {"role": "user", "content": "x"}
 
@@ -146,7 +148,7 @@ def _by_template(said: ChatMessage, renderer: Renderer) -> str | None:
 
     try:
         head = written(header=True)
-        whole = written({"role": "assistant", "content": said.content, "tool_calls": calls})
+        whole = written({"role": "assistant", "content": content, "tool_calls": calls})
         end = written({"role": "assistant", "content": _MARK}).partition(_MARK)[2]
     except Exception:  # whatever a template raises: it takes no such message
         return None
