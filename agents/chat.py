@@ -17,11 +17,19 @@ from rlhf.data import Action, Finish, Generation, Message, Role, Turn
 from rlhf.data.generation import calls_of, joined
 from rlhf.settings import STRICT
 
+#: Name in `Task.info` of replies, casefolded, that an agent around this one takes for itself, each with its meaning:
+#: `{"done": "the subgoal is reached"}`.
+PASSED_ON = "rlhf: passed on"
 _THINK_ABOUT = {
     "off": "",
     "allow": "You may think first, inside <think>...</think>.",
     "require": "Think first, inside <think>...</think>.",
 }
+
+
+def passed_on(history: History) -> str:
+    """Sentences on the replies that an agent around this one takes for itself."""
+    return " ".join(f"Reply {word} when {when}." for word, when in history.task.info.get(PASSED_ON, {}).items())
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -168,7 +176,8 @@ class ChatAgent:
 
     def instructions(self, history: History) -> tuple[Message, ...]:
         """System message, if there is one."""
-        return (Message(Role.SYSTEM, f"{self.system} {self._how_to_answer()}".strip()),) if self.system else ()
+        said = filter(None, [self.system, self._how_to_answer(), passed_on(history)])
+        return (Message(Role.SYSTEM, " ".join(said)),) if self.system else ()
 
     def _reply(self, turn: Turn) -> Message:
         if turn.generations:

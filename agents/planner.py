@@ -14,12 +14,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import Agent, Capabilities, History, PolicyHandle
-from agents.chat import ChatAgent
+from agents.chat import PASSED_ON, ChatAgent
 from agents.composition import refuse_outermost, since, view_of, written
 from agents.memory.base import Exchange, Shown
 from agents.memory.subgoals import SUBGOAL, Subgoals
 from agents.parsing import split_thoughts
-from agents.tools import PASSED_ON
 from rlhf.checking import CheckContext
 from rlhf.data import Action, Generation, Message, Role
 from rlhf.settings import STRICT
@@ -176,8 +175,8 @@ class PlannerExecutor:
         self, history: History, past: Sequence[Exchange], pursued: Pursued, policy: PolicyHandle
     ) -> Action:
         """Ask for an action, given the subgoal and the turns since it was named."""
-        task = replace(history.task, info={**history.task.info, PASSED_ON: (self.done.casefold(),)})
-        history = replace(history, task=task)
+        info = {**history.task.info, PASSED_ON: {self.done.casefold(): "the subgoal is reached"}}
+        history = replace(history, task=replace(history.task, info=info))
         first = past[pursued.first]
         opening = [history.opening] if self.show_opening and pursued.first else []
         text, said = (

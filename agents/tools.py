@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History
-from agents.chat import ChatAgent
+from agents.chat import PASSED_ON, ChatAgent, passed_on
 from agents.memory.base import Exchange
 from agents.parsing import Parsed
 from agents.tool_calls import Call, Style, Unreadable, function_of, how_to_call, is_attempt, read_calls, write_calls
@@ -22,8 +22,6 @@ from rlhf.settings import STRICT
 TOOLS = "tools"
 #: Name in `Task.info` of what says that a reply without a call is the answer.
 PLAIN = "plain_answer"
-#: Name in `Task.info` of replies, casefolded, that an agent around this one wants passed on though they call no tool.
-PASSED_ON = "rlhf: passed on"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -85,7 +83,7 @@ class ToolAgent(ChatAgent):
         if tools and self.through == "text":
             text += ["Tools:", *(json.dumps(tool, ensure_ascii=False) for tool in tools)]
         text += [how_to_call(self.style)] if self.through == "text" else []
-        text += [self._thinking()] if self._thinking() else []
+        text += filter(None, [self._thinking(), passed_on(history)])
         return (Message(Role.SYSTEM, "\n".join(text)),)
 
     def tools(self, history: History) -> Sequence[Mapping[str, Any]]:

@@ -15,12 +15,14 @@ from agents.memory.base import Shown
 from agents.memory.summary import Summary
 from agents.memory.window import Window
 from agents.planner import PLAN, PlannerExecutor
+from agents.tools import ToolAgent
 from rlhf.data import (
     Action,
     Finish,
     Generation,
     Outcome,
     Prompt,
+    Role,
     Score,
     ScoredGroup,
     Task,
@@ -47,6 +49,13 @@ def play(made: PlannerExecutor, plans: list[str], acts: list[str], n_turns: int)
 def test_it_keeps_the_contract_of_an_agent(memory: dict[str, Any]) -> None:
     report = check_agent(agent(executor=ChatAgent(system="", **memory)))
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("executor", [ChatAgent(), ToolAgent(), ChatAgent(system="")], ids=["chat", "tools", "silent"])
+def test_the_executor_is_told_how_a_subgoal_ends(executor: ChatAgent) -> None:
+    policy, _ = play(agent(executor=executor, done="Reached"), ["find the key", "open"], ["reached", "look"], 1)
+    system = [m.content for m in policy.shown[-1][1] if m.role is Role.SYSTEM]
+    assert [text.count("Reply reached when the subgoal is reached.") for text in system] == [1] * bool(executor.system)
 
 
 def test_a_subgoal_holds_until_the_executor_says_done() -> None:
