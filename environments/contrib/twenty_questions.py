@@ -25,7 +25,8 @@ from environments.core.procedural import Attempts, Drawn, Judged, digest
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
-#: What can be asked: the question, words by which another wording of it is known, and the things it is true of.
+#: What can be asked: the question, words by which another wording of it is known, and the things it is true of. A word
+#: stands here only if both wordings have the same answer for every thing: a penguin has wings, and does not fly.
 _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "Is it alive?",
@@ -41,12 +42,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Can it fly?",
-        "fly|flies|wings",
+        "fly|flies",
         "bee, butterfly, duck, eagle, owl, aeroplane, helicopter",
     ),
     (
         "Is it found in water?",
-        "water|swim|swims|sea",
+        "water",
         "boat, crocodile, duck, frog, goldfish, penguin, shark, submarine, whale, river",
     ),
     (
@@ -61,7 +62,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Does it have feathers?",
-        "feathers|bird",
+        "feather|feathers|feathered",
         "duck, eagle, owl, penguin, pillow",
     ),
     (
@@ -92,7 +93,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Does it need electricity or fuel?",
-        "electricity|electric|fuel|engine|motor|power",
+        "electricity|electric|fuel",
         "aeroplane, bus, car, fridge, helicopter, kettle, lamp, submarine, television, train",
     ),
     (
@@ -102,7 +103,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Can you ride in it or on it?",
-        "ride|vehicle|travel",
+        "ride|travel",
         "aeroplane, bicycle, boat, bus, car, elephant, helicopter, horse, submarine, train",
     ),
     (
@@ -117,7 +118,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Is it made of metal?",
-        "metal|steel|iron",
+        "metal",
         "aeroplane, bicycle, bus, car, fork, hammer, helicopter, kettle, knife, ring, saw, scissors, submarine, "
         "train, fridge",
     ),
@@ -128,12 +129,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Is it sharp?",
-        "sharp|cut|cuts",
+        "sharp",
         "cactus, fork, knife, saw, scissors",
     ),
     (
         "Is it used at meals?",
-        "meals|meal|eating|drinking|drink",
+        "meals|meal",
         "cup, fork, knife, table, kettle",
     ),
     (
@@ -158,7 +159,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Is it round?",
-        "round|circle|circular|ball",
+        "round|circle|circular",
         "apple, clock, cup, drum, moon, pizza, ring, sun",
     ),
     (
@@ -193,12 +194,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Does it tell you something?",
-        "tell|information|read",
+        "tell|information",
         "book, clock, television",
     ),
     (
         "Does it grow on a plant?",
-        "grow|grows|plant|fruit",
+        "grow|grows",
         "apple, banana, carrot, rose",
     ),
 )
