@@ -211,7 +211,10 @@ def _loaded(path: str) -> tuple[Any, Any]:
     if not folder.is_dir() and path.startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {path}")
     verify_model(folder)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(source)
+    model: Any
+    model, found = AutoModelForSequenceClassification.from_pretrained(source, output_loading_info=True)
+    if missing := sorted(found["missing_keys"]):  # drawn at random, they would look like a model that says something
+        raise ValueError(f"it has no weights for {', '.join(missing[:3])}, so it is no trained reward model")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), AutoTokenizer.from_pretrained(source)
 

@@ -100,5 +100,6 @@ def _copy_store(folder: Path, into: Path) -> int | None:
 
 def _merge(folder: Path, into: Path) -> None:
     policy = policy_of(recipe_of(folder.parent.parent), folder)
+    policy.name_stop_tokens()
     merged(policy).save_pretrained(into)
     policy.tokenizer.save_pretrained(into)

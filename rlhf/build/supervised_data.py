@@ -63,7 +63,7 @@ def texts_of(recipe: Recipe, index: int) -> Sequence[Chat | Demonstration]:
 async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Renderer, max_context: int) -> DataRows:
     """Token rows of a stage. Raises RecipeError where one is longer than the policy's context."""
     stage: Any = recipe.stages[index]
-    data, where, dropped = stage.data, f"stages[{index}].data", 0
+    data, where, dropped, tasks = stage.data, f"stages[{index}].data", 0, None
     if data.path is not None:
         agents = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ToolAgent))
         style: Style = next((agent.style for agent in agents), "hermes")
@@ -77,10 +77,12 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
         if failed:
             agent: Any = recipe.agent  # one of kind chat
             rendered += await render(failed, _AsSaid(replace(agent, system=data.unsolved_system)), renderer)
-        rows = by_demonstration(imitation_samples(rendered, stage.observation_weight))
+        played = [trajectory for trajectory in rendered if trajectory.turns]
+        rows = by_demonstration(imitation_samples(played, stage.observation_weight))
         kept = [group for group in rows if all(len(sample) <= max_context for sample in group)]
         dropped, rows = len(rows) - len(kept), kept
-    return split_rows(rows, data, f"{recipe.seed}/{index}/held_out", where, dropped)
+        tasks = [played[group[0].sequence].task_id for group in rows]
+    return split_rows(rows, data, f"{recipe.seed}/{index}/held_out", where, dropped, tasks)
 
 
 def digests(recipe: Recipe) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlhf.data.task import origin_of
 from rlhf.data.trajectory import Outcome, Trajectory
 from rlhf.data.untrusted import number, shown
 from rlhf.errors import DataError
@@ -93,6 +94,11 @@ class ScoredGroup:
     trajectories: tuple[Trajectory, ...]
     scores: tuple[Score, ...]
     failures: tuple[Failure, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """Id of the task from its very beginning, where the attempts began in its middle; else that of the task."""
+        return origin_of(self.task_id, self.trajectories[0].n_given) if self.trajectories else self.task_id
 
     def __post_init__(self) -> None:
         if len(self.trajectories) != len(self.scores):

@@ -287,14 +287,6 @@ def _own_worlds(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
                 expected=f"limits.max_context = {view.limits.max_context}",
                 do="set limits.max_context of the recipe to the longest",
             )
-        if view.cluster.is_on:
-            yield Problem(
-                "rollout workers on Ray use the settings of the recipe in every stage",
-                where=place.context.path,
-                got="environment, limits or rewards of its own",
-                expected="none, with cluster.rollout_workers",
-                do="train in one recipe for each stage, from the newest checkpoint: policy.path; or remove cluster",
-            )
         for key in ("reward_refresh", "judge_refresh"):
             if place.context.learns and vars(stage)[key] is not None:
                 yield Problem(
@@ -306,12 +298,38 @@ def _own_worlds(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
                 )
 
 
+def _ray_workers(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+    """Yield problems of stages that are scored or played elsewhere than the recipe says, which Ray workers do not."""
+    from rewards.models.model_folder import stage_of
+
+    if not view.cluster.is_on:
+        return
+    own = {
+        place.context.path: "environment, limits or rewards of its own"
+        for place in found
+        if place.section == "stage" and (place.part.differs or place.part.weights is not None)
+    }
+    trained = {
+        f"rewards.{name}": f"a model that stages[{stage_of(weighted.reward)}] trains"
+        for name, weighted in view.rewards.items()
+        if stage_of(weighted.reward) is not None
+    }
+    for where, got in (own | trained).items():
+        yield Problem(
+            "rollout workers on Ray use the settings of the recipe in every stage",
+            where=where,
+            got=got,
+            expected="none, with cluster.rollout_workers",
+            do="train in one recipe for each stage, from the newest checkpoint: policy.path; or remove cluster",
+        )
+
+
 #: What the agent, the environment and the rewards ask of each other.
 OF_TASKS: tuple[Rule, ...] = (_tools, _held_out, _seats, _rewards)
 #: What stages ask of parts beside them, before each part is looked at: behind these, much else would be a consequence.
 OF_STAGES: tuple[Rule, ...] = (_groups, _critics, _wrapped, _silenced, _votes)
 #: What is asked last.
-OF_ALL: tuple[Rule, ...] = (_splits, _branches, _weights, _own_worlds)
+OF_ALL: tuple[Rule, ...] = (_splits, _branches, _weights, _own_worlds, _ray_workers)
 
 
 def unseen(view: RecipeView) -> Iterator[str]:

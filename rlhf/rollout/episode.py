@@ -39,6 +39,7 @@ def lanes_of(environment: Environment) -> CallExecutor:
         shared=not properties_of(environment).thread_safe,
         limited=own.keeps_limits,
         name=f"environment {type(environment).__name__}",
+        owner=environment,
     )
 
 

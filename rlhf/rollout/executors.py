@@ -23,6 +23,7 @@ import itertools
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import get_ident
 from time import monotonic
 from types import CoroutineType
@@ -252,11 +253,21 @@ class CallExecutor:
         shared: the code is not thread-safe.
         limited: calls only wait on the event loop, and keep their limits themselves.
         name: prefix of the threads' names.
+        owner: whose code it is: all executors of one owner on one event loop share its thread. None is this executor.
     """
 
-    def __init__(self, *, inline: bool = False, shared: bool = True, limited: bool = False, name: str = "rlhf") -> None:
+    def __init__(
+        self,
+        *,
+        inline: bool = False,
+        shared: bool = True,
+        limited: bool = False,
+        name: str = "rlhf",
+        owner: object | None = None,
+    ) -> None:
         self.inline, self.limited, self.name = inline, limited, name
-        self._shared = ThreadLane(name) if shared and not (inline or limited) else None
+        self._owner, self._is_shared = owner if owner is not None else self, shared and not (inline or limited)
+        self._shared: _Held | None = None
 
     def open(self) -> Lane:
         """Return a lane for one episode, which leaves it at its end."""
@@ -264,12 +275,38 @@ class CallExecutor:
             return LimitedLane()
         if self.inline:
             return InlineLane(self.name)
-        return _SharedLane(self._shared) if self._shared is not None else ThreadLane(self.name)
+        if not self._is_shared:
+            return ThreadLane(self.name)
+        if self._shared is None:
+            of = self._owner, asyncio.get_running_loop()
+            key = id(of[0]), id(of[1])
+            self._shared = _HELD.setdefault(key, _Held(key, of, ThreadLane(self.name)))
+            self._shared.n_users += 1
+        return _SharedLane(self._shared.lane)
 
     async def close(self) -> None:
-        """Let the shared thread end."""
-        if self._shared is not None:
-            await self._shared.leave()
+        """Let the shared thread end, if nobody else uses it."""
+        held, self._shared = self._shared, None
+        if held is None:
+            return
+        held.n_users -= 1
+        if not held.n_users:
+            del _HELD[held.key]
+            await held.lane.leave()
+
+
+@dataclass
+class _Held:
+    """A shared lane, and how many executors use it; it keeps the owner and the event loop whose ids are its key."""
+
+    key: tuple[int, int]
+    of: tuple[object, object]
+    lane: ThreadLane
+    n_users: int = 0
+
+
+#: Shared lanes that are in use, by owner and event loop.
+_HELD: dict[tuple[int, int], _Held] = {}
 
 
 class _Worker:

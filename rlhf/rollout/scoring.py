@@ -27,6 +27,8 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_watch import Watch
 
 _TIMEOUT_S = Limits().reward_timeout_s
+#: Owner of the thread in which rewards are called, whichever group they score.
+_REWARDS = object()
 #: What rewards of whole groups said of one attempt, by their names.
 _Shared = Mapping[str, Verdict | RewardError]
 
@@ -89,7 +91,7 @@ async def score_group(
     """
     if all(weighted.watch for weighted in rewards.values()):
         raise DataError("nothing to score with", where=task.id, got="0 rewards", expected="at least 1")
-    lanes = CallExecutor(shared=True, name="reward")
+    lanes = CallExecutor(shared=True, name="reward", owner=_REWARDS)
     scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
     try:
         with Watchdog():

@@ -97,9 +97,8 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     stage = parts.stage_at(run, number)
     step = Step(number, f"step {number + 1} of {run.state.label}", stage, rng)
     gathered = await sample_groups(run, parts, step)
-    if parts.ahead is not None:
-        return await train_on(run, parts, stage, step, gathered)
-    await run.release_engine_memory()
+    if parts.ahead is None:
+        await run.release_engine_memory()
     await asyncio.sleep(0)  # a cancellation until here is heard before anything is trained
     return await shielded(train_on(run, parts, stage, step, gathered))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.rollout.executors import CallError, CallTimeout, InlineLane
+from rlhf.rollout.executors import CallError, CallExecutor, CallTimeout, InlineLane
 
 
 def called(function: Callable[..., Any], *args: Any, timeout_s: float = 10.0) -> Any:
@@ -164,3 +164,30 @@ def test_a_coroutine_that_somebody_awaits_already_stays_theirs() -> None:
         return await first
 
     assert asyncio.run(main()) == 3
+
+
+def test_executors_of_one_owner_share_a_thread() -> None:
+    running, most, owner = 0, 0, object()
+
+    def step() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.01)
+        running -= 1
+
+    async def play(of: object | None) -> None:
+        executor = CallExecutor(owner=of)
+        lanes = [executor.open() for _ in range(2)]
+        await asyncio.gather(*(lane.call(step, timeout_s=10.0) for lane in lanes))
+        await executor.close()
+
+    async def main(of: object | None) -> None:
+        await asyncio.gather(*(play(of) for _ in range(3)))
+
+    asyncio.run(main(owner))
+    assert most == 1
+    asyncio.run(main(owner))  # on an event loop of its own
+    assert most == 1
+    asyncio.run(main(None))
+    assert most > 1

@@ -27,9 +27,9 @@ from rlhf.losses.reduction import Reduction
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.policy.lora import Lora, merged
+from rlhf.training.policy.lora import Lora, merged, unadapted
 from rlhf.training.policy.model import Policy, Pretrained, restore
-from rlhf.training.publisher import Publisher
+from rlhf.training.publisher import Publisher, parameters
 from tests import recipe_parts
 from tests.training.tiny import collect, credit, policy
 
@@ -102,6 +102,19 @@ def test_an_update_below_half_a_spacing_of_bfloat16_arrives_when_it_is_merged() 
     assert abs(float((moved * delta).sum() / delta.square().sum()) - 1) < 0.2
     nearest = (weight + delta.to(torch.bfloat16)).float() - weight.float()
     assert float((nearest * delta).sum() / delta.square().sum()) < 0.8, "which rounding to the nearest loses"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_plain_model_has_the_weights_that_engines_are_given(dtype: torch.dtype) -> None:
+    made = policy(lora=Lora(rank=2))
+    made.model.to(dtype)
+    with torch.no_grad():
+        for name, p in made.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(p, std=1e-4)
+    sent = {name: value.clone() for name, value in parameters(made.model)}
+    plain = unadapted(copy.deepcopy(made.model)).state_dict()
+    assert plain.keys() >= sent.keys() and all(torch.equal(plain[name], value) for name, value in sent.items())
 
 
 def test_it_begins_as_its_base_and_trains_lengths_too() -> None:

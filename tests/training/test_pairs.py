@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,18 @@ def test_the_oracles_action_is_preferred_to_every_other_in_its_state() -> None:
     assert sorted(said(p) for p in pairs) == [([10], [11]), ([10], [13])]
 
 
+@pytest.mark.parametrize("settings", [Pairs(), Pairs(level="state"), Pairs(level="parting")])
+def test_pairs_of_attempts_that_begin_in_the_middle_are_of_the_whole_task(settings: Pairs) -> None:
+    given = replace(attempt(9, [(10, 0.0, "a")]).turns[0], action=Action("given"), state_key=None)
+    made = group([(10, 1.0, "s")], [(11, 0.0, "s")])
+    begun = [
+        replace(t, task_id="world/1@1", turns=(given, *t.turns), n_given=1) for t in made.trajectories
+    ]  # fmt: skip
+    scores = [replace(s, turns=(0.0, *s.turns)) for s in made.scores]
+    found = settings.of([ScoredGroup("world/1@1", tuple(begun), tuple(scores))], 0)
+    assert [pair.task_id for pair in found] == ["world/1"]
+
+
 def test_the_best_of_a_later_policy_is_compared_with_the_worst_of_an_earlier_one() -> None:
     from rlhf.build.pair_data import opposed
 
@@ -189,6 +202,7 @@ def test_the_best_of_a_later_policy_is_compared_with_the_worst_of_an_earlier_one
 # --- files -----------------------------------------------------------------------------------------------------------
 
 GOOD = {"prompt": "Say red.", "chosen": "red", "rejected": "blue"}
+TALK = [{"role": "user", "content": "Say red."}, {"role": "assistant", "content": "red"}]
 
 
 def written(folder: Path, *lines: Any) -> Path:
@@ -209,6 +223,12 @@ def test_a_line_is_texts_or_messages(tmp_path: Path) -> None:
     assert (first.chosen, first.rejected) == (second.chosen, second.rejected) == ("red", "blue")
 
 
+def test_a_reply_may_be_a_list_in_json(tmp_path: Path) -> None:
+    calls = '[{"name": "say", "arguments": {"text": "red"}}]'
+    [pair] = pair_files.read(written(tmp_path, GOOD | {"chosen": calls}), "x")
+    assert (pair.chosen, pair.rejected) == (calls, "blue")
+
+
 def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path: Path) -> None:
     texts = {"prompt": "one\u2028two", "chosen": "yes\x85", "rejected": "no\x0c"}
     [pair] = pair_files.read(written(tmp_path, json.dumps(texts, ensure_ascii=False)), "x")
@@ -227,6 +247,7 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path: Path)
             ["part before their last message", "0 of them in common"],
         ),
         ({**GOOD, "chosen": "blue"}, ["are the same"]),
+        ({"chosen": TALK, "rejected": TALK}, ["are the same"]),
         ({**GOOD, "prompt": 3}, ["prompt cannot be read"]),
         ({**GOOD, "prompt": []}, ["prompt cannot be read"]),
         ({**GOOD, "prompt": [{"role": "users", "content": "a"}]}, ["a message of prompt", "did you mean 'user'?"]),

@@ -310,6 +310,11 @@ def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
     done = learn(start, tmp_path / "b", [other, gradient], policy=small, evaluation={"n_tasks": 2})
     with pytest.raises(RecipeError, match="of other tokens"):
         learn(start, tmp_path / "c", [STAGE | {"pairs": {"from_run": str(done.folder)}}], evaluation={"n_tasks": 2})
+    own = learn(start, tmp_path / "d", [gradient], evaluation={"n_tasks": 2})
+    opposed = {"from_run": str(own.folder), "rejected_from": str(done.folder)}
+    with pytest.raises(RecipeError, match="of other tokens") as caught:
+        learn(start, tmp_path / "e", [STAGE | {"pairs": opposed}], evaluation={"n_tasks": 2})
+    assert caught.value.where == "stages[0].pairs.rejected_from"
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,29 @@ def test_a_model_of_other_tokens_is_refused_before_anything_is_scored(tmp_path: 
         RewardModelScore(path=str(tmp_path / "nowhere")).check_policy(other)
 
 
+def test_a_model_whose_number_was_never_trained_is_refused(tmp_path: Path) -> None:
+    policy = tiny.policy()
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_labels": 1}))
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        RewardModelScore(path=str(tmp_path)).check_policy(policy.tokenizer)
+    assert "no weights for score.weight" in caught.value.got
+
+
+def test_a_quantised_base_is_refused(tmp_path: Path) -> None:
+    policy = {"kind": "pretrained", "path": str(tmp_path), "lora": {"quantization": "4bit"}}
+    with pytest.raises(RecipeError, match="a quantised base is not supported") as caught:
+        load(runs.write(tmp_path, [STAGE], policy=policy))
+    assert "a reward model" in caught.value.got
+
+
+def test_adapters_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ModelError, match="does not fit the model"):
+        Lora(targets=("q_projj",)).wrap_scorer(scoring_model(tiny.policy()))
+
+
 def test_the_reward_is_known_without_torch() -> None:
     heavy = "('torch', 'transformers', 'trl')"
     code = f"import sys, rewards.models.reward_model; print([m for m in {heavy} if m in sys.modules])"

@@ -45,6 +45,21 @@ class Call:
             elif n:
                 self.spans.append((version, n))
 
+    def rewind(self) -> None:
+        """Forget the last tokens of an interrupted call, in which a stop string may have begun.
+
+        vLLM looks for the strings only in what it samples itself, so what goes on must hold the whole of one. A token
+        has at least one byte.
+        """
+        n = max((len(text.encode()) - 1 for text in self.params.stop_strings), default=0)
+        n_kept = max(len(self.token_ids) - n, 0)
+        self.token_ids, self.logprobs = self.token_ids[:n_kept], self.logprobs[:n_kept]
+        spans, self.spans = self.spans, []
+        for version, length in spans:
+            if taken := min(length, n_kept):
+                self.spans.append((version, taken))
+            n_kept -= taken
+
     def generation(self, finish: Finish, version: int) -> Generation:
         """The answer."""
         first = self.spans[0][0] if self.spans else version

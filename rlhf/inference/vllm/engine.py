@@ -336,6 +336,7 @@ class VllmEngine:
                 continue
             if sampled.finish is not Finish.ABORT or call.withdrawn:
                 return call.generation(sampled.finish, self._version)
+            call.rewind()
             # While weights arrive, and where they arrived meanwhile, it was the update that ended it.
             n_aborts += self._open.is_set() and self._n_updates == n_updates
             if n_aborts > self._max_aborts:

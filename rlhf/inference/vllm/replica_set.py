@@ -163,7 +163,14 @@ class ReplicaSet:
         return Receivers([replica.instance for replica in self.in_use], lose)
 
     async def recover(
-        self, max_context: int, *, is_delivered: bool, limit_s: float, delivers: bool = True, wait_s: float = 0.0
+        self,
+        max_context: int,
+        *,
+        is_delivered: bool,
+        limit_s: float,
+        delivers: bool = True,
+        wait_s: float = 0.0,
+        least: int = 0,
     ) -> None:
         """Take back who answers again and still fits, leave out who is gone; where nobody is left, wait for one.
 
@@ -173,21 +180,29 @@ class ReplicaSet:
             limit_s: most seconds in which an instance says that it is up and what it holds.
             delivers: whether a delivery follows; else only who has weights of this sender is taken back.
             wait_s: most seconds to wait.
+            least: oldest version of this sender's that is sampled from, where no delivery follows.
 
         Raises:
             TimeoutError: an instance hangs.
         """
         deadline = time.monotonic() + wait_s
         while True:
-            for replica, has_weights in await self.check_health(is_delivered=is_delivered, limit_s=limit_s):
+            for replica, has_weights in await self.check_health(
+                is_delivered=is_delivered, limit_s=limit_s, least=least
+            ):
                 if replica.fault and (delivers or has_weights):
                     await self._readmit(replica, max_context)
             if self.in_use or time.monotonic() >= deadline:
                 return
             await asyncio.sleep(_AGAIN_S)
 
-    async def check_health(self, *, is_delivered: bool, limit_s: float) -> list[tuple[Replica, bool]]:
-        """Take out of use who is gone or was started again; return who answers, and whether it has this sender's.
+    async def check_health(self, *, is_delivered: bool, limit_s: float, least: int = 0) -> list[tuple[Replica, bool]]:
+        """Take out of use who is gone, was started again or missed a delivery; return who answers, and whether it fits.
+
+        Args:
+            is_delivered: whether each must have weights of this sender.
+            limit_s: most seconds for an answer.
+            least: oldest version of these weights.
 
         Raises:
             TimeoutError: an instance did not answer within `limit_s` seconds.
@@ -206,9 +221,11 @@ class ReplicaSet:
             if not is_up:
                 replica.fault = replica.fault or "it does not answer"
                 continue
-            has_weights = self._deliverer.version_of(name) is not None
+            version = self._deliverer.version_of(name)
+            has_weights = version is not None and version >= least
             if is_delivered and not has_weights:
-                replica.fault = replica.fault or "it was started again"
+                why = "it was started again" if version is None else "it missed a delivery"
+                replica.fault = replica.fault or why
             found.append((replica, has_weights))
         return found
 

@@ -57,7 +57,7 @@ class FollowingEngine(VllmEngine):
         self._deliverer.sender, self._fingerprint = sender, fingerprint
         await self._replicas.reconcile(joined, self._max_context)
         await self._replicas.recover(
-            self._max_context, is_delivered=True, limit_s=self._delivery_timeout_s, delivers=False
+            self._max_context, is_delivered=True, limit_s=self._delivery_timeout_s, delivers=False, least=version
         )
         self._begin(version)
 
@@ -70,5 +70,6 @@ class FollowingEngine(VllmEngine):
                 limit_s=self._delivery_timeout_s,
                 delivers=False,
                 wait_s=wait_s,
+                least=self._version,
             )
             self._replicas.of("")

@@ -34,8 +34,9 @@ class AdamW:
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate schedule after warm-up: constant, or decay to `final_lr_share` of the peak at the end of the stage.
-    """
+    """Learning rate schedule after warm-up: constant, or decay to `final_lr_share` of the peak after the updates of the
+    whole stage. Steps that leave nothing to train on, as where no group has an advantage, do not count: the decay then
+    ends above it."""
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final learning rate as a share of the peak, for schedules that decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

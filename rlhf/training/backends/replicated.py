@@ -40,5 +40,5 @@ def add_gradients(parameters: Iterable[torch.nn.Parameter], what: str) -> None:
             if not n_given:
                 continue
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype or parameter.dtype)
             dist.all_reduce(parameter.grad)

@@ -85,7 +85,7 @@ class _Attempts:
     """The attempts of a group, and the rows of their nodes."""
 
     def __init__(self, group: ScoredGroup, solved_at: float, eta: float, mark: int) -> None:
-        self.task_id, self.eta, self.mark = group.task_id, eta, mark
+        self.task_id, self.eta, self.mark = group.origin, eta, mark
         self.right = [score.total >= solved_at for score in group.scores]
         self.shared = passing(group)
         self.rows_G = [step_rows(trajectory) for trajectory in group.trajectories]

@@ -66,7 +66,7 @@ def figures_of(rows: Sequence[Labelled]) -> dict[str, float]:
     """Metrics of labelled rows."""
     labels = [y for row in rows for y in row.labels]
     return {
-        "reward_model/n_attempts": float(len({(row.task_id, row.attempt) for row in rows})),
+        "reward_model/n_attempts": float(sum(row.is_last for row in rows)),
         "reward_model/n_labels": float(len(labels)),
         "reward_model/label_mean": math.fsum(labels) / len(labels),
     }

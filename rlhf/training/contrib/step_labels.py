@@ -88,7 +88,7 @@ def labelled(groups: Iterable[ScoredGroup], *, steps: bool, solved_at: float, et
                     continue
                 first = 0 if steps else len(labels) - 1
                 yield Labelled(
-                    group.task_id, i, row.token_ids, row.ends[first:], tuple(labels[first:]), right[i], is_last
+                    group.origin, i, row.token_ids, row.ends[first:], tuple(labels[first:]), right[i], is_last
                 )
 
 

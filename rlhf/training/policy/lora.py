@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,7 +67,7 @@ class Lora:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse engines, trainers, stages and roles that do not go with adapters as these."""
         if context.stage is not None:
-            yield from self._of_critic(context)
+            yield from self._of_scorer(context)
             return
         if self.dora:
             yield from self._turned(context)
@@ -75,14 +76,15 @@ class Lora:
         if self.roles:
             yield from self._of_roles(context)
 
-    def _of_critic(self, context: CheckContext) -> Iterator[Problem]:
-        """Yield problems of a critic's adapters."""
+    def _of_scorer(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield problems of a critic's or a reward model's adapters."""
+        whose = "a reward model" if context.kind_of("stage", context.stage) == "reward_model" else "a critic"
         if self.quantization is not None:
             expected = "a base in its own number format"
-            yield no_base(context.at("quantization"), self.quantization, "a critic", expected)
+            yield no_base(context.at("quantization"), self.quantization, whose, expected)
         if self.roles:
             yield Problem(
-                "a critic has no roles",
+                f"{whose} has no roles",
                 where=context.at("roles"),
                 got=", ".join(self.roles),
                 expected="nothing",
@@ -156,47 +158,49 @@ class Lora:
 
     def wrap_scorer(self, model: Any) -> Any:
         """A model that says one number, with trainable adapters below and that number's weights trained in full."""
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
 
-        config = LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # as below
-            lora_dropout=self.dropout,
-            target_modules=self.targets if isinstance(self.targets, str) else list(self.targets),
-            use_rslora=self.rslora,
-            use_dora=self.dora,
-            task_type="SEQ_CLS",
-            modules_to_save=["score"],
-        )
-        return get_peft_model(model, config, autocast_adapter_dtype=False)
+        with self._fitting("lora.targets"):
+            return get_peft_model(model, self._config("SEQ_CLS", ["score"]), autocast_adapter_dtype=False)
 
     def wrap(self, model: Any) -> Any:
         """`model` with trainable adapters."""
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
 
-        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
-        config = LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # declared a whole number, used as a factor
-            lora_dropout=self.dropout,
-            target_modules=targets,
-            use_rslora=self.rslora,
-            use_dora=self.dora,
-            task_type="CAUSAL_LM",
-        )
-        try:
+        with self._fitting("policy.lora.targets"):
             # In 16 bits as the base: the optimiser keeps float32 masters, and engines compute with this format too.
-            adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+            adapted = get_peft_model(model, self._config("CAUSAL_LM"), autocast_adapter_dtype=False)
             roles = sorted(self.roles)  # as they are found in the folder of a checkpoint
             refuse_names(adapted, roles)
             for name in roles:
                 adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]), autocast_adapter_dtype=False)
             return route(adapted, roles) if roles else adapted
+
+    def _config(self, task_type: str, whole: Sequence[str] | None = None) -> Any:
+        """These settings as PEFT has them; modules that are named `whole` are trained in full."""
+        from peft import LoraConfig
+
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]  # declared a whole number, used as a factor
+            lora_dropout=self.dropout,
+            target_modules=self.targets if isinstance(self.targets, str) else list(self.targets),
+            use_rslora=self.rslora,
+            use_dora=self.dora,
+            task_type=task_type,
+            modules_to_save=None if whole is None else list(whole),
+        )
+
+    @contextmanager
+    def _fitting(self, where: str) -> Iterator[None]:
+        """Turn PEFT's refusal of a model into a ModelError."""
+        try:
+            yield
         except ValueError as error:
             raise ModelError(
                 "the adapter does not fit the model",
-                where="policy.lora.targets",
-                got=str(targets),
+                where=where,
+                got=str(self.targets if isinstance(self.targets, str) else list(self.targets)),
                 expected="names of linear layers of the model, or all-linear",
                 hint=str(error).splitlines()[0],
             ) from error
@@ -316,13 +320,22 @@ def causal_of(model: Any) -> Any:
 
 
 def unadapted(model: Any) -> Any:
-    """Plain model under PEFT's `model`, its adapter merged; dismantles `model`.
+    """Plain model under PEFT's `model`, its adapter merged as engines have it (`merged`); dismantles `model`.
 
     Raises:
         ModelError: roles have adapters of their own, which are no one set of weights.
     """
+    from peft.tuners.lora.layer import LoraLayer
+
     refuse_roles(model)
-    return model.merge_and_unload()
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        weight = layer.get_base_layer().weight.data
+        if weight.is_floating_point():
+            weight.copy_(merged(layer, weight))
+        else:  # quantised, for which PEFT knows how
+            layer.merge()
+    return model.unload()
 
 
 @torch.no_grad()

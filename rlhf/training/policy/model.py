@@ -22,6 +22,7 @@ from rlhf.inference.embedded.model_probe import check_rows
 from rlhf.inference.embedded.swapped_weights import having, held_by
 from rlhf.inference.role_adapters import adapter_names, adapter_of, role_adapters
 from rlhf.processes import current
+from rlhf.rollout.renderer import Renderer
 from rlhf.settings import STRICT
 from rlhf.training.backends.compiled import decoder_layers, recomputed_layers
 from rlhf.training.backends.master_weights import is_short
@@ -281,8 +282,16 @@ class Policy:
         is_main = current().is_main
         whole = full_state(self.model, trained_only=self.is_lora, keep=is_main) if is_laid_out(self.model) else None
         if is_main:
+            self.name_stop_tokens()
             self.model.save_pretrained(folder, **({} if whole is None else {"state_dict": whole}))
             self.tokenizer.save_pretrained(folder)
+
+    def name_stop_tokens(self) -> None:
+        """Name every token that ends a reply in the model's generation config, as the end of a turn may not be EOS."""
+        config = self.model.generation_config
+        kwargs = self.chat_template_kwargs
+        ids = Renderer(self.tokenizer, chat_template_kwargs=kwargs, generation_config=config).stop_ids
+        config.eos_token_id = ids[0] if len(ids) == 1 else list(ids)
 
 
 def restore(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +41,39 @@ class DataRows:
     n_dropped: int = 0
 
 
-def split_rows(rows: Sequence[Sequence[Sample]], settings: Chats, seed: str, where: str, n_dropped: int) -> DataRows:
-    """Hold some rows out at random. Raises RecipeError where nothing is left to learn."""
-    order = list(range(len(rows)))
+def split_rows(
+    rows: Sequence[Sequence[Sample]],
+    settings: Chats,
+    seed: str,
+    where: str,
+    n_dropped: int,
+    tasks: Sequence[str] | None = None,
+) -> DataRows:
+    """Hold some rows out at random, of attempts those at some tasks, so that none is learnt of a held-out task.
+
+    Args:
+        rows: of each chat or attempt.
+        settings: say how many.
+        seed: of the draw.
+        where: YAML path, for errors.
+        n_dropped: rows left out before.
+        tasks: of each attempt, its task; None for chats.
+
+    Raises:
+        RecipeError: nothing is left to learn.
+    """
+    owners: Sequence[Hashable] = range(len(rows)) if tasks is None else tasks
+    order = list(dict.fromkeys(owners))
     random.Random(seed).shuffle(order)
-    n_out = max(round(settings.held_out * len(rows)), 1) if settings.held_out else 0
-    if len(rows) <= n_out:
-        got = f"{len(rows)} rows, {n_dropped} longer than the context, {n_out} held out"
+    n_out = max(round(settings.held_out * len(order)), 1) if settings.held_out else 0
+    if len(order) <= n_out:
+        of_tasks = "" if tasks is None else f" of {len(order)} tasks"
+        got = f"{len(rows)} rows{of_tasks}, {n_dropped} longer than the context, {n_out} held out"
         raise RecipeError("there is nothing to learn", where=where, got=got, expected="rows", hint="give it more rows")
     out = set(order[:n_out])
-    learnt = [group for i, group in enumerate(rows) if i not in out]
-    return DataRows(learnt, [sample for i in sorted(out) for sample in rows[i]], n_dropped)
+    learnt = [group for group, owner in zip(rows, owners, strict=True) if owner not in out]
+    held_out = [sample for group, owner in zip(rows, owners, strict=True) if owner in out for sample in group]
+    return DataRows(learnt, held_out, n_dropped)
 
 
 def chat_samples(

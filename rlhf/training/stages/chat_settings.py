@@ -45,7 +45,7 @@ class Chats:
     too_long: Literal["refuse", "drop"] = "refuse"
     """Rows longer than the policy's context: `refuse` before training starts, or `drop`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of held-out rows, whose loss is measured after each epoch."""
+    """Share of held-out rows, or of the tasks of `from_run`, whose loss is measured after each epoch."""
     min_score: float | None = None
     """Minimum score of an attempt of `from_run`; null takes solved ones."""
     unsolved_system: str | None = None
@@ -71,6 +71,9 @@ class Chats:
         names = of_run if self.path else ("messages", "prompt", "completion", "text", "tools")
         source = "path" if self.path else "from_run"
         yield from unused(self, names, context.path, f"the data is that of {context.at(source)}", default=blank)
+        if self.unsolved_system is not None:
+            why = f"{context.at('unsolved_system')} takes every attempt"
+            yield from unused(self, ("min_score",), context.path, why, default=blank)
         agent = context.recipe.agent
         if self.unsolved_system is not None and not isinstance(agent, ChatAgent):
             yield Problem(

@@ -96,10 +96,11 @@ def _fitting(run: RunContext, rows: Sequence[list[Sample]]) -> list[list[Sample]
 
 
 def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> float:
-    """Mean of −log π over the learnt tokens of rows, in nats."""
+    """Mean of −log π over the demonstrated tokens of rows, in nats, as of the loss that is logged of an update."""
     budget = stage.max_tokens_per_microbatch
     found = trainer.score(rows, temperature=1.0, max_tokens=budget)
-    return -float(np.concatenate(found).mean(dtype=np.float64))
+    is_demonstrated = np.concatenate([sample.advantages[sample.mask] == 1 for sample in rows])
+    return -float(np.concatenate(found)[is_demonstrated].mean(dtype=np.float64))
 
 
 def updates_of(
@@ -118,20 +119,19 @@ def updates_of(
         trainer: of the policy.
         rows: of each demonstration.
         first_epoch: epochs of the stage before these; each has an order and a dropout of its own.
-        n_done: updates that are made already; the generators stand where the last of them left them.
+        n_done: updates that are made already.
     """
     reduction, stillness = Reduction(kind="token_mean"), NoUpdateMonitor()
     peak, in_place = stage.optimizer.lr, trainer.rounds_in_place
     n_batches = -(-len(rows) // stage.batch_size)
     for epoch in range(first_epoch + n_done // n_batches, first_epoch + stage.epochs):
         n_skipped = max(n_done - (epoch - first_epoch) * n_batches, 0)
-        if not n_skipped:
-            run.reseed(epoch)
         order = list(range(len(rows)))
         random.Random(f"{run.seed}/supervised/{epoch}").shuffle(order)
         for i in range(n_skipped * stage.batch_size, len(rows), stage.batch_size):
             batch = [sample for j in order[i : i + stage.batch_size] for sample in rows[j]]
             budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
+            run.reseed(epoch * n_batches + i // stage.batch_size)  # dropout does not depend on where a run went on
             [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
             values = trainer.imitate(packed)
             where = f"update {trainer.n_updates} of {run.state.label}"

@@ -19,6 +19,7 @@ from rlhf.training.stages.rated import Rated
 
 #: Fields of a line with a pair, of one with a reply that is good or bad, and of a message.
 _FIELDS, _RATED, _MESSAGE = ("prompt", "chosen", "rejected"), ("prompt", "completion", "label"), ("role", "content")
+_DIFFERENT = "two ways to go on that differ"
 #: Kinds of files that are read as tables.
 _TABLES = (".json", ".csv", ".tsv", ".parquet")
 _ROLES = tuple(role.value for role in Role)
@@ -145,7 +146,7 @@ class _Line:
         messages = self.prompt(values)
         chosen, rejected = self.said(values, "chosen"), self.said(values, "rejected")
         if chosen == rejected:
-            raise self.wrong("chosen and rejected are the same", chosen[:80], "two ways to go on that differ")
+            raise self.wrong("chosen and rejected are the same", chosen[:80], _DIFFERENT)
         return Written(self.number, messages, chosen, rejected)
 
     def with_prompt(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +155,8 @@ class _Line:
         sides = [side for side in (chosen, rejected) if isinstance(side, list) and len(side) > 1]
         if not isinstance(chosen, list) or not isinstance(rejected, list) or len(sides) < 2:
             return values
+        if chosen == rejected:
+            raise self.wrong("chosen and rejected are the same", repr(chosen[-1])[:80], _DIFFERENT)
         n = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
         if not n or n + 1 < max(map(len, sides)):
             got = f"{len(chosen)} and {len(rejected)} messages, {n} of them in common"
@@ -199,10 +202,12 @@ class _Line:
 
 
 def _decoded(value: Any) -> Any:
-    """Value of a cell, which a table may hold as JSON."""
+    """Value of a cell, in which a table may hold messages as JSON."""
     if isinstance(value, str) and value.startswith("[{"):
         with suppress(ValueError):
-            return json.loads(value)
+            found = json.loads(value)
+            if all(isinstance(one, dict) and set(_MESSAGE) <= set(one) for one in found):
+                return found
     return value
 
 

@@ -34,8 +34,9 @@ class PairStage(StageOverrides):
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Pairs per optimizer update."""
     pairs_per_microbatch: Annotated[int, Field(ge=1)] = 8
-    """Pairs per forward pass, padded to the longest; must divide a larger `batch_size`. Changes memory and speed only:
-    means are over the pairs, or the chosen tokens, of an update."""
+    """Pairs per forward pass, padded to the longest; must divide a larger `batch_size`. Changes memory and speed only,
+    as means are over the pairs, or the chosen tokens, of an update; except of `kto`, whose KL is estimated and cut off
+    at 0 in each forward pass."""
     optimizer: AdamW = Field(default_factory=AdamW)
     """Optimizer of the stage."""
     gradient_checkpointing: bool = False

@@ -82,7 +82,8 @@ class Pairs:
     margin: Annotated[float, Field(ge=0)] = 0.0
     """Minimum score difference of a pair; 0 is any difference."""
     max_per_task: Annotated[int, Field(ge=1)] = 4
-    """Maximum pairs per task; largest score differences first, ties at random."""
+    """Maximum pairs of a task in a step, or of a state of a demonstration; largest score differences first, ties at
+    random."""
 
     @property
     def is_attempted(self) -> bool:
@@ -107,12 +108,7 @@ class Pairs:
             seed: draws among equals.
         """
         states = (
-            [
-                p
-                for t in group.trajectories
-                if t.own_turns
-                for p in self._of_turns(group.task_id, [turn], t.own_turns, 1)
-            ]
+            [p for t in group.trajectories if t.own_turns for p in self._of_turns(group.origin, [turn], t.own_turns, 1)]
             for turn, group in shown
         )
         return self.chosen(states, seed)
@@ -146,7 +142,7 @@ class Pairs:
         for turns in states.values():
             for (better, more), (worse, less) in permutations(turns, 2):
                 if more > less:
-                    yield from self._of_turns(group.task_id, [better], [worse], more - less)
+                    yield from self._of_turns(group.origin, [better], [worse], more - less)
 
     def _of_partings(self, group: ScoredGroup) -> Iterator[Pair]:
         """The first actions that differ, where everything read before them is equal token by token."""
@@ -157,7 +153,7 @@ class Pairs:
                 continue
             earned = self._earned(its_score, k), self._earned(others_score, k)
             better, worse = (one, other) if earned[0] > earned[1] else (other, one)
-            yield from self._of_turns(group.task_id, better.turns[k:], worse.turns[k:], abs(earned[0] - earned[1]))
+            yield from self._of_turns(group.origin, better.turns[k:], worse.turns[k:], abs(earned[0] - earned[1]))
 
     def _of_turns(self, task_id: str, better: Sequence[Turn], worse: Sequence[Turn], margin: float) -> Iterator[Pair]:
         """The pair of two actions, or segments, unless they begin alike or the better one was not understood."""
@@ -184,7 +180,7 @@ def _of_attempts(group: ScoredGroup) -> Iterator[Pair]:
     for i, j in permutations(range(len(sides)), 2):
         better, worse, ahead = sides[i], sides[j], group.scores[i].total - group.scores[j].total
         if ahead > 0 and better and worse and better != worse:
-            yield Pair(group.task_id, better, worse, ahead)
+            yield Pair(group.origin, better, worse, ahead)
 
 
 def _in_role(trajectory: Trajectory, role: str) -> Trajectory:

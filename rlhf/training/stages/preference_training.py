@@ -202,7 +202,9 @@ async def groups_for(
         RecipeError: the run that is named is of other tokens.
     """
     if source.from_run is not None:
-        check_tokens(run.policy, Path(source.from_run).expanduser(), f"stages[{run.state.stage}].pairs.from_run")
+        for key in ("from_run", "rejected_from"):
+            if (folder := getattr(source, key)) is not None:
+                check_tokens(run.policy, Path(folder).expanduser(), f"stages[{run.state.stage}].pairs.{key}")
         return run.demonstrations[run.state.stage], None
     collected = await _attempted(run, source, split, grouping)
     return collected.groups, collected

@@ -13,7 +13,7 @@ from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.node_merging import Merging
-from rlhf.training.policy.lora import Lora
+from rlhf.training.policy.lora import Lora, no_base
 from rlhf.training.stages.pair_settings import PairStage, made_as
 
 
@@ -63,6 +63,10 @@ class RewardModel(PairStage):
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse, too, keys that mean nothing to what is learnt, and attempts that cannot be made."""
         yield from super().check(context)
+        lora = context.recipe.policy.lora
+        if lora is not None and lora.quantization is not None:
+            whose, expected = "a reward model, which is a copy of that base", "a base in its own number format"
+            yield no_base("policy.lora.quantization", lora.quantization, whose, expected)
         yield from self._unlearnt(context)
         yield from made_as(self, context)
 
