@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import threading
+import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.store import read_trajectories
 from rlhf.inference.embedded.copied import CopiedEngine
 from rlhf.recipe import load
+from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.rollouts_ahead import Lookahead, RolloutsAhead
 from rlhf.training.run import Interrupted
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -148,6 +150,27 @@ def stop(path: Path, out: Path, n_steps: int = 2) -> None:
 
     with words.on_every_step(path, press), pytest.raises(Interrupted):
         runs.run(path, out)
+
+
+@pytest.mark.parametrize("asynchrony", [{}, {"staleness": 1}], ids=["synchronous", "ahead"])
+def test_a_stop_during_an_update_keeps_every_finished_step(
+    asynchrony: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_updates, update = 0, TorchTrainer.update
+
+    def pressed(*given: Any, **keys: Any) -> Any:
+        nonlocal n_updates
+        n_updates += 1
+        if n_updates == 4:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.3)
+        return update(*given, **keys)
+
+    monkeypatch.setattr(TorchTrainer, "update", pressed)
+    path = recipe(tmp_path, asynchrony, {"checkpoint_every": 0})
+    with pytest.raises(Interrupted):
+        runs.run(path, tmp_path / "run")
+    assert runs.newest(tmp_path / "run").name == f"{LABEL}-000004"
 
 
 def kills(folder: Path, at: list[int], steps: int = 6) -> int:

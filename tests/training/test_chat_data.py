@@ -8,10 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from transformers import AutoTokenizer
 
+from rlhf.batching.samples import Sample
 from rlhf.build.supervised_data import rows_of, texts_of
 from rlhf.build.train import train
 from rlhf.errors import CheckpointError, RecipeError, RlhfError
@@ -21,7 +23,7 @@ from rlhf.recipe import load
 from rlhf.rollout.renderer import Renderer
 from rlhf.training.policy.tokenizer import train_tokenizer
 from rlhf.training.stages.chat_files import read_chats
-from rlhf.training.stages.chat_rows import chat_samples
+from rlhf.training.stages.chat_rows import chat_samples, split_rows
 from rlhf.training.stages.chat_settings import Chats
 from tests.training import runs
 from tests.training.test_attempts import START
@@ -390,6 +392,7 @@ def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> Non
     ({"path": "a.jsonl", "min_score": 1.0}, {}, "data.min_score"),
     ({"from_run": "runs/a", "prompt": "p"}, {}, "data.prompt"),
     ({"path": "a.jsonl", "unsolved_system": "Fail."}, {}, "data.unsolved_system"),
+    ({"from_run": "runs/a", "unsolved_system": "Fail.", "min_score": 0.5}, {}, "data.min_score"),
     ({"from_run": "runs/a", "unsolved_system": ""}, {}, "would be given the same prompt"),
     ({"path": "a.jsonl"}, {"n_demonstrations": 7}, "n_demonstrations"),
     ({"path": "a.jsonl"}, {"split": "dev"}, "split"),
@@ -399,3 +402,16 @@ def test_keys_without_an_effect_are_refused(data: Any, stage: Any, told: str, tm
     with pytest.raises(RlhfError) as caught:
         load(recipe(tmp_path, data, stage=stage))
     assert told in str(caught.value)
+
+
+def test_attempts_are_held_out_by_task() -> None:
+    zeros, learnt = np.zeros(3, np.float32), np.array([False, True, True])
+    rows = [[Sample(np.arange(3), learnt, zeros, learnt.astype(np.float32), i, i)] for i in range(12)]
+    tasks = [f"t{i // 4}" for i in range(12)]
+    made = split_rows(rows, Chats(from_run=Path("x"), held_out=0.3), "seed", "data", 0, tasks)
+    out = {sample.sequence // 4 for sample in made.held_out}
+    assert len(made.held_out) == 4 and len(out) == 1
+    assert len(made.learnt) == 8 and not out & {group[0].sequence // 4 for group in made.learnt}
+    with pytest.raises(RecipeError, match="nothing to learn") as caught:
+        split_rows(rows, Chats(from_run=Path("x"), held_out=0.3), "seed", "data", 0, ["t"] * 12)
+    assert "12 rows of 1 tasks" in caught.value.got

@@ -78,6 +78,8 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
 def _sums(rank: int) -> list[list[float]]:
     """Gradients of parameters, of the second of which the second process has none, and of the third nobody."""
     first, second, third = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    second.data = second.data.bfloat16()
+    second.grad_dtype = torch.float32  # as beside float32 masters
     first.grad = torch.tensor([1.0, 2.0]) * (rank + 1)
     second.grad = torch.tensor([5.0, 7.0]) if rank == 0 else None
     add_gradients([first, second, third], "a test")

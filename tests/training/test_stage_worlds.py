@@ -112,11 +112,8 @@ def test_what_does_not_fit_is_refused_in_the_stage(changes: Any, where: str, tol
 
 @pytest.mark.parametrize("what", ["a world of its own", "weights of its own"])
 def test_rollout_workers_on_ray_refuse_a_stage_with_settings_of_its_own(tmp_path: Path, what: str) -> None:
-    stage = (
-        in_data(tmp_path)
-        if what == "a world of its own"
-        else {"kind": "policy_gradient", "rewards": dict.fromkeys(runs.BASE["rewards"], 0.5)}
-    )
+    weighed = {"kind": "policy_gradient", "rewards": dict.fromkeys(runs.BASE["rewards"], 0.5)}
+    stage = in_data(tmp_path) if what == "a world of its own" else weighed
     engine = {"kind": "vllm", "servers": ["http://127.0.0.1:1"]}
     cluster, ahead = {"learners": 1, "rollout_workers": 1}, {"staleness": 1}
     with pytest.raises(
