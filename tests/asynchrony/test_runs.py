@@ -161,7 +161,7 @@ def test_a_stop_during_an_update_keeps_every_finished_step(
     def pressed(*given: Any, **keys: Any) -> Any:
         nonlocal n_updates
         n_updates += 1
-        if n_updates == 4:
+        if n_updates == 8:  # two a step
             signal.raise_signal(signal.SIGINT)
             time.sleep(0.3)
         return update(*given, **keys)
