@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -57,6 +57,8 @@ def _content(task: Task) -> str:
     return json.dumps({key: values[key] for key in values if key not in ("id", "origin")}, sort_keys=True, default=str)
 
 
+#: Lines of evaluation tasks that a caution names.
+_NAMED = 3
 _NOTHING = _content(Task("a task with an id and nothing else"))
 
 
@@ -81,6 +83,28 @@ def refuse_overlap(recipe: Recipe) -> None:
         for judged in lists.values():
             by_id = stage.environment in (None, environment)
             _refuse(recipe, judged, f"stages[{i}].split", stage.split, trained, "trained on", by_id=by_id)
+
+
+def learnt_by_heart(recipe: Recipe, said: Iterable[tuple[str, int]], where: str) -> Iterator[str]:
+    """Caution about questions of evaluation tasks in a file that is learnt from.
+
+    Args:
+        recipe: with the evaluation.
+        said: texts of the file, each with its line.
+        where: YAML path of the key that names the file.
+    """
+    own = recipe.evaluation
+    tasks = tasks_of(recipe.environment, own.split, own.n_tasks)
+    asked = {_plain(prompt) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
+    lines = {plain: line for text, line in said if (plain := _plain(text)) in asked} if asked else {}
+    if lines:
+        named = ", ".join(f"line {line}" for line in sorted(lines.values())[:_NAMED])
+        told = f"{len(lines)} tasks that the policy is judged by are in {where}, such as {named}"
+        yield f"caution: {told}: take these rows out, or success is measured on what was learnt by heart"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _refuse(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewards.base import Capabilities
 from rewards.combinators.parts import with_parts
+from rlhf.build.contamination import learnt_by_heart
 from rlhf.data import Score, ScoredGroup, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import RECIPE, where_to_look
@@ -20,8 +21,8 @@ from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.trl_trainers import load_trl
 
 
-def check_sources(recipe: Recipe) -> None:
-    """Refuse what would be missed only when its stage begins.
+def check_sources(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
+    """Refuse what would be missed only when its stage begins, and caution about evaluation tasks among the pairs.
 
     Raises:
         MissingPackageError: TRL is not installed.
@@ -30,15 +31,19 @@ def check_sources(recipe: Recipe) -> None:
     for path, stage in paired_stages(recipe):
         load_trl(f"{path}.kind")
         if stage.pairs.file is not None:
-            path_of, where = Path(stage.pairs.file).expanduser(), f"{path}.pairs.file"
+            path_of, where = stage.pairs.file.expanduser(), f"{path}.pairs.file"
             if isinstance(stage, Preference) and stage.loss == "kto":
-                _refuse_one_sided(pair_files.read_rated(path_of, where), path_of, where)
+                found: Sequence[Any] = pair_files.read_rated(path_of, where)
+                _refuse_one_sided(found, path_of, where)
             else:
-                pair_files.read(path_of, where)
+                found = pair_files.read(path_of, where)
+            said = ((message.content, one.line) for one in found for message in one.prompt)
+            for told in learnt_by_heart(recipe, said, where):
+                say(told)
         for key in ("from_run", "rejected_from"):
             folder = getattr(stage.pairs, key)
             if folder is not None and not _has_attempts(folder):
-                raise _no_attempts(Path(folder).expanduser(), f"{path}.pairs.{key}")
+                raise _no_attempts(folder.expanduser(), f"{path}.pairs.{key}")
 
 
 def _refuse_one_sided(found: Sequence[pair_files.WrittenReply], path: Path, where: str) -> None:
@@ -82,9 +87,9 @@ def stored_groups(recipe: Recipe) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
     for index, stage in enumerate(recipe.stages):
         if isinstance(stage, PairStage) and stage.pairs.from_run is not None and _has_attempts(stage.pairs.from_run):
-            found[index] = list(_groups(Path(stage.pairs.from_run).expanduser()))
+            found[index] = list(_groups(stage.pairs.from_run.expanduser()))
             if stage.pairs.rejected_from is not None:
-                found[index] = opposed(found[index], _groups(Path(stage.pairs.rejected_from).expanduser()))
+                found[index] = opposed(found[index], _groups(stage.pairs.rejected_from.expanduser()))
     return found
 
 
@@ -105,8 +110,8 @@ def _extremes(groups: Iterable[ScoredGroup], of: Any) -> dict[str, tuple[Traject
     return {task_id: of(attempts, key=lambda one: one[1].total) for task_id, attempts in found.items()}
 
 
-def _has_attempts(run: str) -> bool:
-    folder = Path(run).expanduser() / "trajectories"
+def _has_attempts(run: Path) -> bool:
+    folder = run.expanduser() / "trajectories"
     return any(stored.phase == "train" for stored in list_steps(folder))
 
 

@@ -12,6 +12,7 @@ from agents.tool_calls import Style
 from agents.tools import ToolAgent
 from environments.tasks.dataset import digest_of
 from rewards.combinators.parts import with_parts
+from rlhf.build.contamination import learnt_by_heart
 from rlhf.data import Action, Task, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import where_to_look
@@ -26,9 +27,6 @@ from rlhf.training.stages.demonstrations import Demonstration, render
 from rlhf.training.stages.imitation import by_demonstration, imitation_samples, read_too
 from rlhf.training.stages.supervised import Supervised
 
-#: Rows of evaluation tasks that a caution names.
-_NAMED = 3
-
 
 def data_stages(recipe: Recipe) -> Iterator[tuple[int, Chats]]:
     """Give the number of each stage that learns from data, and its keys."""
@@ -39,16 +37,11 @@ def data_stages(recipe: Recipe) -> Iterator[tuple[int, Chats]]:
 
 def check_data(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
     """Read the data of every stage once: what cannot be used is told before anything loads. Raises RecipeError."""
-    asked = dict(_asked(recipe))
     for index, _ in data_stages(recipe):
-        seen: dict[str, int | None] = {}
-        for one in texts_of(recipe, index):
-            if isinstance(one, Chat) and asked:
-                seen |= {_plain(said.content): one.number for said in one.messages}
-        if both := [(task, seen[text]) for text, task in asked.items() if text in seen]:
-            named = ", ".join(f"line {line}" for _, line in both[:_NAMED])
-            told = f"{len(both)} tasks that the policy is judged by are in stages[{index}].data, such as {named}"
-            say(f"caution: {told}: take these rows out, or success is measured on what was learnt by heart")
+        found = texts_of(recipe, index)
+        said = ((message.content, one.number) for one in found if isinstance(one, Chat) for message in one.messages)
+        for told in learnt_by_heart(recipe, said, f"stages[{index}].data"):
+            say(told)
 
 
 def texts_of(recipe: Recipe, index: int) -> Sequence[Chat | Demonstration]:
@@ -92,19 +85,6 @@ def digests(recipe: Recipe) -> dict[str, str]:
         for index, data in data_stages(recipe)
         if data.path is not None and data.path.exists()
     }
-
-
-def _asked(recipe: Recipe) -> Iterator[tuple[str, Task]]:
-    """Return the questions of the held-out tasks with their tasks; empty where tasks have no text."""
-    if any(True for _ in data_stages(recipe)):
-        own = recipe.evaluation
-        for task in tasks_of(recipe.environment, own.split, own.n_tasks):
-            if isinstance(prompt := task.info.get("prompt"), str):
-                yield _plain(prompt), task
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())
 
 
 @dataclass(frozen=True)

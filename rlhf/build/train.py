@@ -214,7 +214,7 @@ async def _preflight(recipe: Recipe, folder: Path, progress: RichProgress) -> No
     refuse_overlap(recipe)
     try_samplers(recipe)
     check_seated(recipe)
-    check_sources(recipe)
+    check_sources(recipe, progress.say)
     check_data(recipe, progress.say)
     refuse_without_references(recipe)
     if processes.current().is_main:

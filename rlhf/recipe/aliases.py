@@ -202,8 +202,11 @@ _COUNTS: Mapping[str, str] = {
 def ours(theirs: str, stage: Collection[str] | None = None) -> str:
     """Hint for a key of another toolkit, '' where unknown; `stage` has the keys of the stage in which it stands."""
     name = theirs.removeprefix("actor_").removeprefix("algorithm_") if theirs not in ALIASES else theirs
+    if stage is not None and "pairs" in stage and ALIASES.get(name) == "limits.max_context":
+        return "rows of pairs may be as long as the policy's context, policy.max_context: take longer ones out"
     if name in _INSTEAD:
-        return _INSTEAD[name]
+        own = stage is not None and "reference" in stage and _INSTEAD[name] == _REFERENCE
+        return "the reference is stages.N.reference: start, base or none" if own else _INSTEAD[name]
     if name not in ALIASES:
         return ""
     path, beside = ALIASES[name], _BESIDE.get(name, "")

@@ -196,10 +196,15 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
 
 def _elsewhere(name: str, keys: Mapping[str, Key], path: str) -> str:
     """Key that another toolkit calls so, or that stands elsewhere: what a stage calls it, where `path` is one's."""
+    if re.fullmatch(r"stages\[\d+\]\.pairs", path):
+        return ours(name, _OF_PAIRS)
     if not re.fullmatch(r"stages\[\d+\]", path):
         return ours(name)
     return beside(name, keys) or ours(name, keys)
 
+
+#: Keys of a stage that learns from pairs, for a key that stands among those of its pairs.
+_OF_PAIRS = ("pairs", "beta", "reference", "epochs", "batch_size", "pairs_per_microbatch", "optimizer")
 
 #: Key that no part of a recipe has -> where what it names belongs.
 _ELSEWHERE = {"strategy": "a strategy belongs to an evaluation: a suite's key strategy, or `rlhf evaluate --strategy`"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.build.pair_data import check_sources
 from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingError
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses import preference
@@ -250,6 +251,24 @@ def test_pairs_of_a_file_are_learnt(start: Path, tmp_path: Path) -> None:
     assert runs.curve(done.folder, "preference/n_pairs") == [64.0]
 
 
+def test_evaluation_tasks_among_pairs_are_told_of_a_file_beside_the_recipe(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {w} {i}.", "reference": w} for w in words.WORDS for i in range(20)]
+    pairs = [{"prompt": row["prompt"], "chosen": row["reference"], "rejected": "nothing"} for row in rows]
+    for name, lines in (("tasks", rows), ("pairs", pairs)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stage = STAGE | {"pairs": {"file": "pairs.jsonl"}}
+    path = runs.write(
+        tmp_path,
+        [stage],
+        environment={"kind": "dataset", "path": "tasks.jsonl"},
+        rewards={"right": {"kind": "exact_match"}},
+        evaluation={"n_tasks": 4},
+    )
+    told: list[str] = []
+    check_sources(load(path), told.append)
+    assert len(told) == 1 and "4 tasks that the policy is judged by are in stages[0].pairs.file" in told[0]
+
+
 def test_a_stage_that_was_stopped_begins_again_and_comes_out_the_same(start: Path, tmp_path: Path) -> None:
     short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 1, "batch_size": 8}
     policy = {"kind": "pretrained", "path": str(start)}
@@ -321,6 +340,9 @@ def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
     ("stage", "changes", "says"),
     [
         ({"pairs": {"levels": "state"}}, {}, ["stages[0].pairs.levels", "did you mean 'level'?"]),
+        ({"pairs": {"beta": 0.1}}, {}, ["stages[0].pairs.beta", "stages.N.beta here"]),
+        ({"ref_model": "x"}, {}, ["stages[0].ref_model", "stages.N.reference: start, base or none"]),
+        ({"max_length": 64}, {}, ["stages[0].max_length", "policy.max_context"]),
         ({"pairs": {"level": "turn"}}, {}, ["stages[0].pairs.level", "state", "parting"]),
         ({"pairs": {"group_size": 1}}, {}, ["stages[0].pairs.group_size"]),
         ({"pairs": {"turns": 2}}, {}, ["stages[0].pairs.turns", "no effect"]),

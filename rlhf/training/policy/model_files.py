@@ -16,6 +16,8 @@ from rlhf.training.policy.lora import loading_options, without_packing
 from rlhf.training.policy.templates import give_template
 
 #: Files of which a tokenizer has at least one.
+#: Key under which a tokenizer notes that it has warned of a long text.
+_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
 #: Name of the small model that comes along, and its folder in a checkout; wheels leave it out.
@@ -121,6 +123,7 @@ def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.deprecation_warnings[_LONG] = True  # said of a row by its line, where it matters
     loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     without_dropout(loaded[0])
     return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])

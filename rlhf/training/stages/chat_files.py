@@ -310,8 +310,11 @@ def _json(text: Any) -> Any:
 
 
 def _hint(row: Row) -> str:
+    if {"chosen", "rejected"} <= row.keys():
+        return "these are pairs, which a preference or a reward_model stage learns: pairs: {file: ...}"
     known = (*_MESSAGES, *_PROMPTS, *_COMPLETIONS, *_TEXTS)
-    return next((f"'{name}': {found}" for name in map(str, row) if (found := nearest(name, known))), "")
+    unknown = (name for name in map(str, row) if name not in known)
+    return next((f"'{name}': {found}" for name in unknown if (found := nearest(name, known))), "")
 
 
 def _absent(where: str, name: str, row: Row) -> RecipeError:

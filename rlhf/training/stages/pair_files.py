@@ -76,7 +76,7 @@ def _rows(path: Path, where: str) -> list[tuple[_Line, dict[str, Any]]]:
             where=where,
             got=f"{path}: {(error.strerror if isinstance(error, OSError) else None) or error}",
             expected="JSON lines with prompt, chosen and rejected",
-            hint="correct the path; it is looked for in the current folder",
+            hint="correct the path; it is looked for in the recipe's folder, then in the current one",
         ) from error
     numbered = [(_Line(path, number, where), text) for number, text in enumerate(lines, start=1) if text.strip()]
     found = [(line, line.read(text)) for line, text in numbered]
@@ -112,7 +112,8 @@ class _Line:
         try:
             values = json.loads(text)
         except ValueError as error:
-            raise self.wrong("this line is no JSON", str(error), "one JSON object to a line") from error
+            got = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise self.wrong("this line is no JSON", got, "one JSON object to a line") from error
         if not isinstance(values, dict):
             raise self.wrong("this line is no pair", type(values).__name__, "an object with " + ", ".join(_FIELDS))
         return values
@@ -147,6 +148,8 @@ class _Line:
         chosen, rejected = self.said(values, "chosen"), self.said(values, "rejected")
         if chosen == rejected:
             raise self.wrong("chosen and rejected are the same", chosen[:80], _DIFFERENT)
+        if not chosen.strip():
+            raise self.wrong("chosen says nothing", repr(chosen), "a reply")
         return Written(self.number, messages, chosen, rejected)
 
     def with_prompt(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +194,10 @@ class _Line:
         unknown = [key for key in values if key not in names]
         missing = [name for name in names if name not in values]
         if unknown:
-            hint = nearest(unknown[0], missing or names) or "remove the field"
+            hint = nearest(unknown[0], missing or names)
+            if names == _FIELDS and "completion" in values and "label" in values:
+                hint = "replies with labels are learnt by a preference stage with loss: kto"
+            hint = hint or (f"the field for '{missing[0]}' needs that name" if missing else "remove the field")
             raise self.wrong(f"there is no field '{unknown[0]}'", ", ".join(values), ", ".join(names), hint)
         if missing:
             raise self.wrong(f"the field '{missing[0]}' is missing", ", ".join(values) or "nothing", ", ".join(names))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from itertools import combinations, permutations
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -61,12 +62,12 @@ class Pairs:
     """Attempts per task."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature of these attempts."""
-    from_run: str | None = None
+    from_run: Path | None = None
     """Folder of a run whose stored training trajectories are paired instead; its policy must use the same tokenizer."""
-    rejected_from: str | None = None
+    rejected_from: Path | None = None
     """Folder of another run, of an earlier policy: of each task that both runs attempted, the best attempt of
     `from_run` is compared with the worst of this one (Temporal Self-Rewarding, arXiv 2508.06026)."""
-    file: str | None = None
+    file: Path | None = None
     """JSON lines, JSON, CSV, TSV, Parquet or a folder of `datasets` with prompt, chosen and rejected instead: texts, or
     messages with role and content; conversations that part in their last message need no prompt."""
     level: Literal["trajectory", "state", "parting", "expert"] = "trajectory"

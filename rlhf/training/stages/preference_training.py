@@ -118,7 +118,7 @@ async def pairs_for(
     at = f"stages[{run.state.stage}].pairs"
     groups: Sequence[ScoredGroup] = ()
     if source.file is not None:
-        path = Path(source.file).expanduser()
+        path = source.file.expanduser()
         written = pair_files.read(path, f"{at}.file")
         pairs = pair_files.rendered(written, run.runner.renderer, run.policy.max_context, path, f"{at}.file")
     elif source.level == "expert":
@@ -151,7 +151,7 @@ async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Ra
         paired = await pairs_for(run, source, stage.split, stage.rollout)
         rated = of_pairs(paired.pairs)
     else:
-        path = Path(source.file).expanduser()
+        path = source.file.expanduser()
         written = pair_files.read_rated(path, f"{at}.file")
         rated = pair_files.rendered_replies(written, run.runner.renderer, run.policy.max_context, path, f"{at}.file")
         pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", rated)
@@ -204,7 +204,7 @@ async def groups_for(
     if source.from_run is not None:
         for key in ("from_run", "rejected_from"):
             if (folder := getattr(source, key)) is not None:
-                check_tokens(run.policy, Path(folder).expanduser(), f"stages[{run.state.stage}].pairs.{key}")
+                check_tokens(run.policy, folder.expanduser(), f"stages[{run.state.stage}].pairs.{key}")
         return run.demonstrations[run.state.stage], None
     collected = await _attempted(run, source, split, grouping)
     return collected.groups, collected
