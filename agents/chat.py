@@ -177,7 +177,7 @@ class ChatAgent:
     def instructions(self, history: History) -> tuple[Message, ...]:
         """System message, if there is one."""
         said = filter(None, [self.system, self._how_to_answer(), passed_on(history)])
-        return (Message(Role.SYSTEM, " ".join(said)),) if self.system else ()
+        return (Message(Role.SYSTEM, " ".join(said).strip()),) if self.system else ()
 
     def _reply(self, turn: Turn) -> Message:
         if turn.generations:

@@ -133,15 +133,16 @@ def _last_line(text: str, admissible: Sequence[str]) -> str:
         bare = " ".join(_ANY_TAG.sub(" ", line).split())
         if bare and not _FENCE.match(line):
             known = _spelling(bare, admissible)
-            cleaned = bare if _begins_with_a_verb(bare, admissible) else _PREFIX.sub("", bare, count=1)
-            cleaned = _unquoted(cleaned.strip())
+            behind = _PREFIX.sub("", bare, count=1).strip()
+            is_action = _begins_with_a_verb(bare, admissible) and not _begins_with_a_verb(behind, admissible)
+            cleaned = _unquoted(bare if is_action else behind)
             if known or cleaned:
                 return known or _spelling(cleaned, admissible) or cleaned
     return ""
 
 
 def _begins_with_a_verb(text: str, admissible: Sequence[str]) -> bool:
-    """Whether `answer: Vinland` is an action where `answer[Bob]` is one, rather than an action behind `answer:`."""
+    """True if the first word is that of an action: `answer: Vinland` is meant as one where `answer[Bob]` is one."""
     verb = re.match(r"\w+", text)
     return verb is not None and any(re.match(rf"{verb[0]}\b", action, re.IGNORECASE) for action in admissible)
 

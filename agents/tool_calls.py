@@ -181,10 +181,12 @@ def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[Call]:
 
 
 def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for tag, value in _elements(body, _INSIDE, "</parameter>"):
+    found = list(_elements(body, _INSIDE, "</parameter>"))
+    missing = properties.keys() - {tag[2] for tag, _ in found}
+    for tag, value in found:
         if tag[1] == "function":
             raise Unreadable(f"there is no </function> before {tag[0][:80]}")
-        if unclosed := next((inner for inner in _INSIDE.finditer(value) if inner[2] in properties), None):
+        if unclosed := next((inner for inner in _INSIDE.finditer(value) if inner[2] in missing), None):
             raise Unreadable(f"there is no </parameter> before {unclosed[0][:80]}")
         yield tag[2], _typed(_unwrapped(value), _types(properties.get(tag[2])))
 

@@ -72,7 +72,6 @@ _RELATIONS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 _TAGS = re.compile(r"<(search|answer)>\s*(.*?)\s*(?:</\1>|$)", re.DOTALL | re.IGNORECASE)
 _PLAIN = re.compile(r"^\W*(search|answer)\b(?: for\b| is\b)?[\s:=(\[]*(.*?)[\s)\]]*$", re.DOTALL | re.IGNORECASE)
-_NOTHING: tuple[object, ...] = (None, "", [])
 _UNKNOWN = "Unknown action. Say search[words], or answer[words]."
 
 

@@ -14,6 +14,7 @@ from environments.tasks.dataset import digest_of
 from rewards.combinators.parts import with_parts
 from rlhf.build.contamination import learnt_by_heart
 from rlhf.data import Action, Task, Trajectory
+from rlhf.data.task import origin_of
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import where_to_look
 from rlhf.evaluation.store import list_steps, read_trajectories
@@ -74,7 +75,8 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
         rows = by_demonstration(imitation_samples(played, stage.observation_weight))
         kept = [group for group in rows if all(len(sample) <= max_context for sample in group)]
         dropped, rows = len(rows) - len(kept), kept
-        tasks = [played[group[0].sequence].task_id for group in rows]
+        owners = (played[group[0].sequence] for group in rows)
+        tasks = [origin_of(trajectory.task_id, trajectory.n_given) for trajectory in owners]
     return split_rows(rows, data, f"{recipe.seed}/{index}/held_out", where, dropped, tasks)
 
 

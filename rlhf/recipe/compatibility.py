@@ -307,7 +307,8 @@ def _ray_workers(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     own = {
         place.context.path: "environment, limits or rewards of its own"
         for place in found
-        if place.section == "stage" and (place.part.differs or place.part.weights is not None)
+        if place.section == "stage"
+        and (place.part.differs or (place.context.learns and place.part.weights is not None))
     }
     trained = {
         f"rewards.{name}": f"a model that stages[{stage_of(weighted.reward)}] trains"

@@ -173,7 +173,11 @@ def test_an_admissible_action_is_found_before_anything_is_cleaned_away():
     assert parse_action("answer: 5", ("answer: 5",)).text == "answer: 5"
     assert parse_action("answer: 5").text == "5"
     assert parse_action("Answer: LOOK", ("look",)).text == "look"
-    assert parse_action("Answer: Vinland", ("answer[Arden]", "search[Arden]")).text == "Answer: Vinland"
+    search = ("answer[Arden]", "search[Arden]")
+    assert parse_action("Answer: Vinland", search).text == "Answer: Vinland"
+    assert parse_action("Answer: answer[Vinland]", search).text == "answer[Vinland]"
+    assert parse_action("Answer: search[Vinland]", search).text == "search[Vinland]"
+    assert parse_action("Answer: Answer[arden]", search).text == "answer[Arden]"
 
 
 @pytest.mark.parametrize(

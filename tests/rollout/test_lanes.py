@@ -173,7 +173,7 @@ def test_executors_of_one_owner_share_a_thread() -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        time.sleep(0.01)
+        time.sleep(0.05)
         running -= 1
 
     async def play(of: object | None) -> None:

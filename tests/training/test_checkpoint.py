@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from rlhf.build.train import train
 from rlhf.errors import CheckpointError, RlhfError
@@ -50,6 +51,18 @@ def test_what_is_written_is_read(tmp_path: Path, small: Policy) -> None:
     assert again.param_groups[0]["lr"] == 0.1
     for old, new in zip(optimizer.state.values(), again.state.values(), strict=True):
         assert all(torch.equal(old[name], new[name]) for name in old)
+
+
+def test_a_saved_model_stops_where_its_template_ends_a_turn(tmp_path: Path) -> None:
+    made = policy()
+    made.tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    made.tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    folder = store.save(tmp_path, STATE, made, None)
+    ends = GenerationConfig.from_pretrained(folder / "policy").eos_token_id
+    assert ends == made.tokenizer.convert_tokens_to_ids(["<|im_end|>", made.tokenizer.eos_token])
 
 
 def test_the_last_two_and_the_begin_of_each_stage_are_kept(tmp_path: Path, small: Policy) -> None:

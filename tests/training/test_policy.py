@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf.errors import CheckpointError, ModelError
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.training.policy.model import FromScratch, Lora, Policy, Pretrained, restore, resume
 from rlhf.training.policy.tokenizer import END, train_tokenizer
-from tests.training import tiny
 
 TEXTS = ["You are in the kitchen.", "go north", "open the wooden door", "Zürich – 東京 ✓"] * 8
 TINY = FromScratch(hidden_size=16, n_layers=2, n_heads=2, n_kv_heads=1, max_context=64, vocab_size=340)
@@ -264,15 +263,3 @@ def test_a_cut_checkpoint(tmp_path: Path, kind: str) -> None:
     weights.write_bytes(weights.read_bytes()[:200])
     with pytest.raises(CheckpointError, match="the policy of this checkpoint cannot be used"):
         restore(settings, tmp_path / "saved", tmp_path / "run")
-
-
-def test_a_saved_model_stops_where_its_template_ends_a_turn(tmp_path: Path) -> None:
-    made = tiny.policy()
-    made.tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    made.tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    made.save(tmp_path)
-    ends = GenerationConfig.from_pretrained(tmp_path).eos_token_id
-    assert ends == made.tokenizer.convert_tokens_to_ids(["<|im_end|>", made.tokenizer.eos_token])

@@ -56,8 +56,9 @@ class Snapshot:
         return cls(policy, weights, _copied(trainer) if copy else trainer)
 
     def begin(self, folder: Path) -> None:
-        """Write the tokenizer, which the rollouts use and no other thread may touch."""
+        """Write the tokenizer, and read its stop tokens: the rollouts use it, and no other thread may touch it."""
         folder.mkdir(parents=True)
+        self.policy.name_stop_tokens()
         self.policy.tokenizer.save_pretrained(folder / "policy")
 
     def write(self, folder: Path, state: str, logs: Mapping[str, Mark]) -> None:

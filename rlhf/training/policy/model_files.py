@@ -15,9 +15,9 @@ from rlhf.training.checkpoints.store import check_model
 from rlhf.training.policy.lora import loading_options, without_packing
 from rlhf.training.policy.templates import give_template
 
-#: Files of which a tokenizer has at least one.
 #: Key under which a tokenizer notes that it has warned of a long text.
 _LONG = "sequence-length-is-longer-than-the-specified-maximum"
+#: Files of which a tokenizer has at least one.
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 
 #: Name of the small model that comes along, and its folder in a checkout; wheels leave it out.

@@ -22,6 +22,9 @@ from rlhf.training.context import RunContext, is_due
 from rlhf.training.stages.demonstrations import render
 from rlhf.training.stages.supervised import Supervised
 
+#: Updates of an epoch with a seed of their own.
+_MOST = 10_007
+
 
 async def imitate(run: RunContext, stage: Supervised) -> None:
     """Train on the stage's demonstrations. An interrupted stage starts again from its last checkpoint."""
@@ -100,7 +103,7 @@ def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> f
     budget = stage.max_tokens_per_microbatch
     found = trainer.score(rows, temperature=1.0, max_tokens=budget)
     is_demonstrated = np.concatenate([sample.advantages[sample.mask] == 1 for sample in rows])
-    return -float(np.concatenate(found)[is_demonstrated].mean(dtype=np.float64))
+    return -float(np.concatenate(found)[is_demonstrated].sum(dtype=np.float64)) / max(int(is_demonstrated.sum()), 1)
 
 
 def updates_of(
@@ -131,7 +134,7 @@ def updates_of(
         for i in range(n_skipped * stage.batch_size, len(rows), stage.batch_size):
             batch = [sample for j in order[i : i + stage.batch_size] for sample in rows[j]]
             budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
-            run.reseed(epoch * n_batches + i // stage.batch_size)  # dropout does not depend on where a run went on
+            run.reseed(epoch * _MOST + i // stage.batch_size)  # dropout does not depend on where a run went on
             [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
             values = trainer.imitate(packed)
             where = f"update {trainer.n_updates} of {run.state.label}"

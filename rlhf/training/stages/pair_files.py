@@ -19,6 +19,8 @@ from rlhf.training.stages.rated import Rated
 
 #: Fields of a line with a pair, of one with a reply that is good or bad, and of a message.
 _FIELDS, _RATED, _MESSAGE = ("prompt", "chosen", "rejected"), ("prompt", "completion", "label"), ("role", "content")
+#: Keys that messages have, in this or another form, and calls of tools have not.
+_OF_MESSAGES = {*_MESSAGE, "from", "value"}
 _DIFFERENT = "two ways to go on that differ"
 #: Kinds of files that are read as tables.
 _TABLES = (".json", ".csv", ".tsv", ".parquet")
@@ -212,7 +214,7 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("[{"):
         with suppress(ValueError):
             found = json.loads(value)
-            if all(isinstance(one, dict) and set(_MESSAGE) <= set(one) for one in found):
+            if any(isinstance(one, dict) and _OF_MESSAGES & set(one) for one in found):
                 return found
     return value
 
