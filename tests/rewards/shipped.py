@@ -34,7 +34,8 @@ def built(section: str, values: dict[str, Any], base: Path = Path()) -> Any:
 def own_questions(folder: Path, answer: str) -> dict[str, Any]:
     """The settings of `search_qa` for one question of one's own."""
     (folder / "corpus.jsonl").write_text(json.dumps({"text": "nothing much"}))
-    rows = [json.dumps({"question": "What?", "answer": answer, "split": split}) for split in ("train", "test")]
+    asked = {"What?": "train", "What else?": "test"}
+    rows = [json.dumps({"question": text, "answer": answer, "split": split}) for text, split in asked.items()]
     (folder / "questions.jsonl").write_text("\n".join(rows))
     return {"kind": "search_qa", "corpus": str(folder / "corpus.jsonl"), "questions": str(folder / "questions.jsonl")}
 
