@@ -134,8 +134,8 @@ def _last_line(text: str, admissible: Sequence[str]) -> str:
         if bare and not _FENCE.match(line):
             known = _spelling(bare, admissible)
             behind = _PREFIX.sub("", bare, count=1).strip()
-            is_action = _begins_with_a_verb(bare, admissible) and not _begins_with_a_verb(behind, admissible)
-            cleaned = _unquoted(bare if is_action else behind)
+            is_verb = behind != bare and _begins_with_a_verb(bare, admissible)
+            cleaned = _unquoted(bare if is_verb and not _begins_with_a_verb(behind, admissible) else behind)
             if known or cleaned:
                 return known or _spelling(cleaned, admissible) or cleaned
     return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -85,13 +85,14 @@ def refuse_overlap(recipe: Recipe) -> None:
             _refuse(recipe, judged, f"stages[{i}].split", stage.split, trained, "trained on", by_id=by_id)
 
 
-def learnt_by_heart(recipe: Recipe, said: Iterable[tuple[str, int]], where: str) -> Iterator[str]:
+def caution_learnt(recipe: Recipe, said: Iterable[tuple[str, int]], where: str, say: Callable[[str], None]) -> None:
     """Caution about questions of evaluation tasks in a file that is learnt from.
 
     Args:
         recipe: with the evaluation.
         said: texts of the file, each with its line.
         where: YAML path of the key that names the file.
+        say: prints it.
     """
     own = recipe.evaluation
     tasks = tasks_of(recipe.environment, own.split, own.n_tasks)
@@ -100,7 +101,7 @@ def learnt_by_heart(recipe: Recipe, said: Iterable[tuple[str, int]], where: str)
     if lines:
         named = ", ".join(f"line {line}" for line in sorted(lines.values())[:_NAMED])
         told = f"{len(lines)} tasks that the policy is judged by are in {where}, such as {named}"
-        yield f"caution: {told}: take these rows out, or success is measured on what was learnt by heart"
+        say(f"caution: {told}: take these rows out, or success is measured on what was learnt by heart")
 
 
 def _plain(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rewards.base import Capabilities
 from rewards.combinators.parts import with_parts
-from rlhf.build.contamination import learnt_by_heart
+from rlhf.build.contamination import caution_learnt
 from rlhf.data import Score, ScoredGroup, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import RECIPE, where_to_look
@@ -38,8 +38,7 @@ def check_sources(recipe: Recipe, say: Callable[[str], None] = lambda text: None
             else:
                 found = pair_files.read(path_of, where)
             said = ((message.content, one.line) for one in found for message in one.prompt)
-            for told in learnt_by_heart(recipe, said, where):
-                say(told)
+            caution_learnt(recipe, said, where, say)
         for key in ("from_run", "rejected_from"):
             folder = getattr(stage.pairs, key)
             if folder is not None and not _has_attempts(folder):

@@ -163,7 +163,7 @@ def own_environments(recipe: Recipe) -> dict[str, Any]:
 
 
 def recorded(folder: Path, key: str) -> Mapping[str, Any]:
-    """What the record of a run in `folder` says of `key`; empty where there is no record of it."""
+    """Entries of a run's record under `key`; empty where there are none."""
     path = folder / _VERSIONS
     if not path.is_file():
         return {}

@@ -12,7 +12,7 @@ from agents.tool_calls import Style
 from agents.tools import ToolAgent
 from environments.tasks.dataset import digest_of
 from rewards.combinators.parts import with_parts
-from rlhf.build.contamination import learnt_by_heart
+from rlhf.build.contamination import caution_learnt
 from rlhf.data import Action, Task, Trajectory
 from rlhf.data.task import origin_of
 from rlhf.errors import RecipeError
@@ -41,8 +41,7 @@ def check_data(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -
     for index, _ in data_stages(recipe):
         found = texts_of(recipe, index)
         said = ((message.content, one.number) for one in found if isinstance(one, Chat) for message in one.messages)
-        for told in learnt_by_heart(recipe, said, f"stages[{index}].data"):
-            say(told)
+        caution_learnt(recipe, said, f"stages[{index}].data", say)
 
 
 def texts_of(recipe: Recipe, index: int) -> Sequence[Chat | Demonstration]:

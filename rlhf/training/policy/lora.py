@@ -176,6 +176,11 @@ class Lora:
                 adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]), autocast_adapter_dtype=False)
             return route(adapted, roles) if roles else adapted
 
+    @property
+    def _named(self) -> str | list[str]:
+        """Targets as PEFT takes them."""
+        return self.targets if isinstance(self.targets, str) else list(self.targets)
+
     def _config(self, task_type: str, whole: Sequence[str] | None = None) -> Any:
         """These settings as PEFT has them; modules that are named `whole` are trained in full."""
         from peft import LoraConfig
@@ -184,7 +189,7 @@ class Lora:
             r=self.rank,
             lora_alpha=self.alpha,  # type: ignore[arg-type]  # declared a whole number, used as a factor
             lora_dropout=self.dropout,
-            target_modules=self.targets if isinstance(self.targets, str) else list(self.targets),
+            target_modules=self._named,
             use_rslora=self.rslora,
             use_dora=self.dora,
             task_type=task_type,
@@ -200,7 +205,7 @@ class Lora:
             raise ModelError(
                 "the adapter does not fit the model",
                 where=where,
-                got=str(self.targets if isinstance(self.targets, str) else list(self.targets)),
+                got=str(self._named),
                 expected="names of linear layers of the model, or all-linear",
                 hint=str(error).splitlines()[0],
             ) from error
