@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from environments.base import Capabilities, Environment, Episode, Oracle, Properties, properties_of
+from environments.base import Capabilities, Environment, Episode, Oracle, Properties, can_demonstrate, properties_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -54,6 +54,11 @@ class CompositeEnvironment(ABC):
     def limits_defaults(self) -> Mapping[str, Any]:
         """Keys that all members suggest for limits."""
         return _alike([own.limits_defaults for own in self._declared()])
+
+    @property
+    def demonstrates(self) -> bool:
+        """True if all members can demonstrate."""
+        return all(can_demonstrate(member) for member in self.members())
 
     @property
     def inline(self) -> bool:

@@ -28,7 +28,7 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties, StepResult, after_end
 from environments.core.procedural import digest
 from environments.core.seed_splits import refuse_unknown
-from environments.tasks.dataset_files import Row, load_hub, read, refuse_too_large, size_of
+from environments.tasks.dataset_files import Row, has_old_ends, load_hub, read, refuse_too_large, size_of
 from environments.tasks.dataset_index import Index, ReadTasks, Source
 from environments.tasks.dataset_reader import OfDatasets, RowReader, reader_of
 from environments.tasks.dataset_rows import CODE, NAMED, SPLITS, Columns, Wanted, refuse_pattern
@@ -153,6 +153,9 @@ class Dataset:
             what = "split_column belongs to path: train, dev and test are splits already"
             raise _misfit("split_column", what, f"{self.split_column} beside {', '.join(files)}", "path", "remove it")
         ratios = self.split_ratios
+        if (by := self.split_column or ", ".join(files)) and dict(ratios) != _RATIOS:
+            what = "split_ratios divide a file, and these rows are divided already"
+            raise _misfit("split_ratios", what, f"{dict(ratios)} beside {by}", "one of the two", "remove one")
         if unknown := sorted(ratios.keys() - set(SPLITS)):
             what = f"split_ratios are of {', '.join(SPLITS)}, not of {', '.join(unknown)}"
             do = nearest(unknown[0], SPLITS) or "name one of these"
@@ -379,7 +382,7 @@ def _tasks(settings: Dataset, state: _State) -> Mapping[str, Sequence[Task]]:
     """Tasks of each split: all of them where the files are small, else read when they are asked for."""
     paths = [path for path, _ in state if path != settings.tools]
     info = {} if settings.tools is None else task_info(load_tools(settings.tools))
-    is_held = any(path.suffix.lower() == ".json" for path in paths)
+    is_held = any(path.suffix.lower() == ".json" or has_old_ends(path) for path in paths)
     is_held = is_held or (settings.hub is None and sum(map(size_of, paths)) <= settings.max_held_mb * 2**20)
     index, sources, held = Index(), list[Source](), list[Task]()
     for opened in _opened(settings):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,8 @@ from rlhf.errors import EnvError, MissingPackageError, nearest
 _KINDS = ".jsonl, .ndjson, .json, .csv, .tsv or .parquet, or a folder that datasets.save_to_disk has written"
 #: Rows of a Parquet file that are read at a time.
 _N_ROWS = 1_000
+#: Characters of a cell of a table, at most.
+_LONGEST_CELL = 1 << 26
 
 Row = Mapping[str, Any]
 
@@ -95,8 +98,11 @@ def _json(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _csv(path: Path) -> Iterator[tuple[int, Row]]:
     with _opened(path, newline=_line_end(path)) as file:
-        reader = csv.DictReader(file, dialect=dialect_of(path))
+        reader = table_reader(file, path)
         try:
+            if twice := next((name for name, n in Counter(reader.fieldnames or ()).items() if n > 1), None):
+                heads = ", ".join(reader.fieldnames or ())
+                raise EnvError("two columns have one name", where=f"{path}:1", got=heads, expected=f"one {twice}")
             for row in reader:
                 if None in row or None in row.values():
                     n = sum(value is not None for value in row.values()) + len(row.get(None) or ()) - (None in row)
@@ -118,9 +124,15 @@ def _line_end(path: Path) -> str:
         return "\n" if b"\n" in file.read(1 << 20) else ""
 
 
-def dialect_of(path: Path) -> str:
-    """Dialect of a table, as the package `csv` names it."""
-    return "excel-tab" if path.suffix.lower() == ".tsv" else "excel"
+def has_old_ends(path: Path) -> bool:
+    """True for a table whose lines end as those of old Macs, so that it has no lines to be found by."""
+    return path.suffix.lower() in (".csv", ".tsv") and not _line_end(path)
+
+
+def table_reader(file: Iterable[str], path: Path, heads: Sequence[str] | None = None) -> csv.DictReader[str]:
+    """Reader of a table's rows; a cell may be as long as a prompt may be."""
+    csv.field_size_limit(_LONGEST_CELL)
+    return csv.DictReader(file, heads, dialect="excel-tab" if path.suffix.lower() == ".tsv" else "excel")
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Row]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from bisect import bisect_right
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from environments.tasks.dataset_files import Row, dialect_of, load_folder
+from environments.tasks.dataset_files import Row, load_folder, table_reader
 from rlhf.errors import EnvError
 
 #: Bytes that are looked through for line ends at a time.
@@ -57,11 +56,10 @@ class OfLines:
         with self.path.open("rb") as file:
             file.seek(begin)
             text = file.read(end - begin).decode("utf-8-sig")
-        if _state(self.path) != self._state:
-            raise EnvError("the file has changed while a run reads it", where=str(self.path), hint="put it back")
+        _refuse_changed(self.path, self._state)
         if not is_table:
             return dict(json.loads(text))
-        *_, row = csv.DictReader(io.StringIO(text, newline=""), self.heads, dialect=dialect_of(self.path))
+        *_, row = table_reader(io.StringIO(text, newline=""), self.path, self.heads)
         return row
 
 
@@ -70,12 +68,17 @@ class OfParquet:
     """Rows of a Parquet file, which is read by row groups; the two used last are kept."""
 
     path: Path
+    _state: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_state", _state(self.path))
 
     def row(self, first: int, number: int) -> Row:
-        """Return a row."""
-        ends = _group_ends(self.path, _state(self.path))
+        """Return a row. Raises EnvError where the file is not what it was."""
+        _refuse_changed(self.path, self._state)
+        ends = _group_ends(self.path, self._state)
         at = bisect_right(ends, number - 1)
-        table = _group(self.path, _state(self.path), at)
+        table = _group(self.path, self._state, at)
         [row] = table.slice(number - 1 - (ends[at - 1] if at else 0), 1).to_pylist()
         return dict(row)
 
@@ -102,6 +105,11 @@ def reader_of(path: Path, n_lines: int, heads: Sequence[str]) -> RowReader:
     if path.is_dir():
         return OfDatasets(load_folder(path, str(path)))
     return OfParquet(path) if path.suffix.lower() == ".parquet" else OfLines(path, n_lines, heads)
+
+
+def _refuse_changed(path: Path, known: tuple[int, int]) -> None:
+    if _state(path) != known:
+        raise EnvError("the file has changed while a run reads it", where=str(path), hint="put it back")
 
 
 def _state(path: Path) -> tuple[int, int]:

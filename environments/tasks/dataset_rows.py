@@ -132,6 +132,8 @@ class Columns:
         if len(prompt) > _LONGEST:
             got = f"{len(prompt):,} characters"
             raise EnvError("a prompt is too long", where=where, got=got, expected=f"at most {_LONGEST:,}")
+        if self.reference is None:
+            self._refuse_late(row, where)
         reference = self._filled(row, self.reference, where, "reference", may_lack=True)
         choices = self.wanted.choices
         if choices is not None:
@@ -144,6 +146,19 @@ class Columns:
         others = {str(name): value for name, value in row.items() if name not in self.used and _is_plain(value)}
         is_chat = not isinstance(asked, str)
         return Question(self.source, number, messages, prompt, answer, others, is_chat, self.info)
+
+    def _refuse_late(self, row: Row, where: str) -> None:
+        """Raise EnvError for a row with an answer where the first row, which says what the columns are, has none."""
+        usual = REFERENCES if self.wanted.tests is None else SOLUTIONS
+        late = next((name for name in usual if _has(row, name) and name not in (self.prompt, self.wanted.tests)), None)
+        if late is not None:
+            raise EnvError(
+                "this row has an answer, and the first row has no such column",
+                where=where,
+                got=f"a column {late}",
+                expected="the column in each row, empty where there is no answer, or its name in the recipe",
+                hint=f"write environment.reference: {late}, with {late}: null in rows without one",
+            )
 
     def _tests(self, row: Row, solution: Any, where: str) -> str:
         """Reference with the tests of a programming task."""

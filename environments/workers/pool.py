@@ -42,7 +42,7 @@ SHARED = 32
 #: Tasks that travel at a time.
 _TASKS = 5000
 
-_making = threading.Lock()
+_making, _listing = threading.Lock(), threading.Lock()
 _keys = itertools.count()
 
 
@@ -124,10 +124,11 @@ class Processes:
         pool, kept = self._pool(), self._kept().setdefault(split, [])
         for i in itertools.count():
             if i >= len(kept):
-                more = pool.ask("tasks", split, len(kept), _TASKS) if len(kept) % _TASKS == 0 else []
-                if not more:
+                with _listing:  # several threads may list at once
+                    if i >= len(kept) and len(kept) % _TASKS == 0:
+                        kept.extend(pool.ask("tasks", split, len(kept), _TASKS))
+                if i >= len(kept):
                     return
-                kept.extend(more)
             yield kept[i]
 
     async def start(self, task: Task) -> Episode:

@@ -33,7 +33,7 @@ class Evaluation:
         policy, suite: the evaluated policy and suite.
         success: success rate; None without valid attempts.
         interval: its 95% interval.
-        n: tasks counted.
+        n: attempts counted.
         n_errors: attempts lost to infrastructure errors, which are excluded.
         summary: all metrics, as in `summary.json`.
         out: folder of the evaluation, if it was stored.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlhf.data import Task
 from rlhf.errors import RecipeError
-from rlhf.recipe import Recipe
+from rlhf.recipe import Recipe, load
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.splits import refuse_judging
 from rlhf.rollout.tasks import tasks_of
@@ -147,13 +147,15 @@ def refuse_trained(
         return
     judged = [task for listed in tasks.values() for task in listed]
     part_of = {task.id: name for name, listed in tasks.items() for task in listed}
-    for i, stage in enumerate(recipe.stages):
+    trained = load(asked.target, is_trained=True) if asked.overrides else recipe  # overrides are of the evaluation
+    is_same = bool(asked.suite) or trained.environment == recipe.environment
+    for i, stage in enumerate(trained.stages):
         if stage.reads_file:
             continue
         both = in_both(
             judged,
-            tasks_of(recipe.at(stage).environment, stage.split),
-            by_id=stage.environment in (None, recipe.environment),
+            tasks_of(trained.at(stage).environment, stage.split),
+            by_id=is_same and stage.environment in (None, trained.environment),
         )
         if both:
             where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"

@@ -23,7 +23,7 @@ from rlhf.commands.output import (
 )
 from rlhf.commands.tables import show_summary
 from rlhf.errors import CheckpointError, RecipeError, nearest
-from rlhf.given_parts import how_to_resume
+from rlhf.given_parts import PREFIX, how_to_resume
 from rlhf.terminal import CleanConsole
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ def _resolved(asked: EvaluationRequest, checkpoint: Path | None) -> EvaluationRe
 
     loaded = load(name, given, is_trained=folder is not None)
     refuse_ignored(given, folder, "an evaluation", SECTIONS)
+    if asked.suite:
+        _refuse_of_suite(given)
     refuse_absent_engine(loaded)
     return replace(asked, target=name, checkpoint=None if folder is None else str(folder))
 
@@ -305,6 +307,24 @@ def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sec
                 got=override,
                 expected=f"a key of {', '.join(s for s in sections if s != 'policy' or checkpoint is None)}",
                 hint="remove it" + (f"; the policy is the one in {checkpoint}" if is_fixed else ""),
+            )
+
+
+def _refuse_of_suite(overrides: Sequence[str]) -> None:
+    """Raise RecipeError for an override of what a suite says itself; parts of a program are needed to load its run."""
+    from rlhf.rollout.limits import OF_POLICY
+
+    for override in overrides:
+        key, _, value = override.partition("=")
+        section, _, name = key.partition(".")
+        is_own = section in ("environment", "rewards", "evaluation") or (section == "limits" and name not in OF_POLICY)
+        if is_own and PREFIX not in value:
+            raise RecipeError(
+                "a suite has its own tasks, rewards and limits",
+                where=key,
+                got=override,
+                expected=f"a key of agent, engine, policy or limits: {', '.join(OF_POLICY)}",
+                hint="remove it, or copy the suite to a file and change it there: --suite ./mine.yaml",
             )
 
 

@@ -60,12 +60,13 @@ def serve_environment(
 
     Examples: rlhf serve-environment keyhole rows=3 --port 8001
     """
+    from environments.base import Capabilities
     from rlhf.errors import MissingPackageError
-    from rlhf.recipe.builder import build_part
+    from rlhf.recipe.builder import build_environment
     from rlhf.recipe.text import parse_fields
 
     values = {"kind": kind, **parse_fields(fields or [])}
-    environment = build_part("environment", values, "environment", base=Path.cwd())
+    environment = build_environment(values, "environment", base=Path.cwd())
     try:
         from aiohttp import web
     except ImportError as error:
@@ -85,4 +86,7 @@ def serve_environment(
             console.print(f"{kind} by OpenEnv's protocol at {line.partition('Running on ')[2].split()[0]}")
 
     app = Server(environment, max_sessions=max_sessions, origins=allow_origin or ()).application()
-    web.run_app(app, host=host, port=port, print=say, handle_signals=True)
+    try:
+        web.run_app(app, host=host, port=port, print=say, handle_signals=True)
+    finally:
+        Capabilities(environment).close()

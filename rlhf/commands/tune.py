@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 #: `key=value` overrides of one choice; none for the recipe as it is.
 Choice = tuple[str, ...]
 _FILE = "tune.json"
+#: Keys that say what is compared, rather than how it is trained.
+_MEASURES = re.compile(
+    r"seed|name|evaluation.*|.*\.steps|limits\.max_turns|rewards(\..*)?\.solved_at|environment(?!\.(n_)?train$).*"
+)
 #: Differing keys that a message names.
 _MOST_NAMED = 4
 
@@ -84,7 +89,7 @@ def choices_of(tried: Sequence[str]) -> list[Choice]:
     for text in tried:
         key, _, given = text.partition("=")
         found = list(_parted(given))
-        measures = key in ("seed", "name") or key.startswith("evaluation") or key.endswith(".steps")
+        measures = _MEASURES.fullmatch(key) is not None
         if not key or "" in found or key in values or measures:
             raise RecipeError(
                 "there is nothing to choose from",
@@ -172,7 +177,8 @@ class Tuning:
         stages = values_of(self.loaded)["stages"]
         watching = [f"stages.{i}.evaluate_every=0" for i, stage in enumerate(stages) if stage.get("evaluate_every")]
         usual = ["evaluation.watch_split=dev", "evaluation.watch_n_tasks=64"] if watching else []
-        return [f"evaluation.split={self.loaded.evaluation.watch_split}", *usual, *watching]
+        patient = [f"stages.{i}.patience=null" for i, stage in enumerate(stages) if stage.get("patience") is not None]
+        return [f"evaluation.split={self.loaded.evaluation.watch_split}", *usual, *watching, *patient]
 
     def check(self, choices: Sequence[Choice]) -> None:
         """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained."""
@@ -190,7 +196,7 @@ class Tuning:
                 where="evaluation.watch_split",
                 got=judge.split,
                 expected=f"another split than evaluation.split: {judge.split}",
-                hint="evaluation.watch_split=dev",
+                hint=f"evaluation.split={'dev' if judge.split == 'test' else 'test'}",
             )
         asked, recipe = [self.recipe, *self.overrides], json.loads(json.dumps(values_of(self.loaded), default=str))
         there = self._record()
@@ -221,22 +227,31 @@ class Tuning:
             )
         return told[:n]
 
-    def judged(self, choice: Choice) -> Paired:
-        """Compare a choice with the recipe on `evaluation.split`, with seeds and tasks that chose nothing."""
+    def judged(self, choice: Choice) -> tuple[Paired, list[float]]:
+        """Compare a choice with the recipe on `evaluation.split`, with seeds and tasks that chose nothing.
+
+        Returns:
+            the comparison of these runs, by task, and the difference of each seed alone.
+        """
         from rlhf.evaluation.compare import read_side
         from rlhf.evaluation.paired import compare
 
         sides: list[dict[str, list[float]]] = []
+        means: list[list[float]] = []
         for one in ((), choice):
             values: dict[str, list[float]] = {}
+            of_seeds: list[float] = []
             for seed in range(self.seeds, 2 * self.seeds):
                 run = self.out / f"judged-{_slug(one)}-seed{seed}"
                 if self._trained(run, one, seed, self.steps, ()) is None:
                     raise TrainingError("a run failed", where=str(run), expected="its end", hint="the same command")
-                for task, found in read_side(run).values("success").items():
-                    values.setdefault(task, []).extend(found)  # the same tasks with each seed: one difference of each
+                found = read_side(run).values("success")
+                of_seeds.append(statistics.fmean(itertools.chain(*found.values())))
+                for task, successes in found.items():
+                    values.setdefault(task, []).extend(successes)  # the tasks are those of each seed: a difference each
             sides.append(values)
-        return compare(*sides)
+            means.append(of_seeds)
+        return compare(*sides), [after - before for before, after in zip(*means, strict=True)]
 
     def _mean(self, choice: Choice, steps: int) -> float:
         """Mean success over the seeds; -1 where a run failed."""
@@ -297,11 +312,13 @@ def _slug(choice: Choice) -> str:
     return blake2b("\n".join(choice).encode(), digest_size=4).hexdigest() if choice else "as-is"
 
 
-def _result(tuning: Tuning, choice: Choice, judged: Paired | None) -> dict[str, Any]:
+def _result(tuning: Tuning, choice: Choice, judged: tuple[Paired, list[float]] | None) -> dict[str, Any]:
     found: dict[str, Any] = {"chosen": list(choice), "runs": str(tuning.out)}
     if judged is not None:
-        one = judged.difference
-        found |= {"difference": one.value, "interval": [one.low, one.high], "p_value": judged.p_value, "n_tasks": one.n}
+        pair, of_seeds = judged
+        one = pair.difference
+        found |= {"difference": one.value, "interval": [one.low, one.high], "p_value": pair.p_value, "n_tasks": one.n}
+        found |= {"by_seed": of_seeds}
     return found
 
 
@@ -314,6 +331,8 @@ def _show(found: Mapping[str, Any], recipe: str, overrides: Sequence[str]) -> No
         table.add_row("chosen", " ".join(found["chosen"]))
         judged = f"{100 * found['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
         table.add_row("more than the recipe", f"{judged}, on {found['n_tasks']} tasks with seeds that chose nothing")
+        by_seed = ", ".join(f"{100 * one:+.1f}" for one in found["by_seed"])
+        table.add_row("by seed", f"{by_seed}; the interval is of these runs, and knows of no other seeds")
         words = [repr(w) if " " in w or "{" in w else w for w in (*overrides, *found["chosen"])]
         table.add_row("train", " ".join(["rlhf train", recipe, *words]))
     table.add_row("runs", found["runs"])

@@ -56,7 +56,7 @@ async def answers_of(
 
     Candidates are numbered through. Those made from the start belong to the attempts in turn, as many to each, and what
     branches off one belongs to the attempt that this one belongs to. An attempt of which every candidate failed, or
-    what chooses among them, is a failure.
+    what chooses among them, is a failure, and so is one whose retries a failure cut off.
 
     Args:
         strategy: is shown candidates without success and rewards.
@@ -76,6 +76,11 @@ async def answers_of(
         try:
             if not own:
                 raise RewardError("no candidate is left", where=f"strategy, task {task.id}")
+            if _is_broken_off(strategy, candidates):
+                cut = next((f for f in group.failures if f.attempt not in owner), None)
+                failed = Failure(attempt, Outcome.ENV_ERROR, "a part failed in a retry")
+                failures.append(replace(cut, attempt=attempt) if cut else failed)
+                continue
             choice = await strategy.choose(*unseen(task, candidates), timeout_s=timeout_s)
         except RewardError as error:
             broken = [f for f in group.failures if owner.get(f.attempt, attempt) == attempt and not own]
@@ -87,6 +92,12 @@ async def answers_of(
         scores.append(group.scores[own[choice.index]])
         spent.append(spent_on(candidates, chosen.attempt, choice.why))
     return Answered(ScoredGroup(task.id, tuple(trajectories), tuple(scores), tuple(failures)), tuple(spent))
+
+
+def _is_broken_off(strategy: Strategy, candidates: Sequence[Trajectory]) -> bool:
+    """True if a chain that goes on until it is solved ended earlier, as a part failed, for no fault of the policy."""
+    until = getattr(strategy.rollout, "until", "")
+    return until == "solved" and len(candidates) < strategy.n and not any(t.solved for t in candidates)
 
 
 def _owners(group: ScoredGroup, n_from_start: int, attempts: int) -> dict[int, int | None]:

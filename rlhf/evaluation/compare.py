@@ -180,7 +180,7 @@ def compare_all(sides: Sequence[Side], metric: Metric = "success", *, seen: floa
     first, others = sides[0], sides[1:]
     found = []
     for other in others:
-        _check_alike(first, other)
+        check_alike((first.name, other.name), (first.attempts, other.attempts))
         found.append(compare(first.values(metric), other.values(metric)))
     adjusted = holm([pair.p_value for pair in found])
     rows = [_row(first, other, pair, p, metric, seen) for other, pair, p in zip(others, found, adjusted, strict=True)]
@@ -226,13 +226,14 @@ def _needed(deviation: float, difference: float) -> int | None:
     return n_tasks_needed(deviation, difference) if difference and math.isfinite(deviation) and deviation else None
 
 
-def _check_alike(first: Side, second: Side) -> None:
-    said = [openings(side.attempts) for side in (first, second)]
+def check_alike(names: Sequence[str], attempts: Sequence[Sequence[Attempt]]) -> None:
+    """Raise DataError where the environments of two evaluations began a task of the same id otherwise."""
+    said = [openings(found) for found in attempts]
     other = [task for task in said[0].keys() & said[1].keys() if said[0][task] != said[1][task]]
     if other:
         raise DataError(
             "tasks of equal ids with different content",
-            where=f"{first.name} and {second.name}",
+            where=" and ".join(names),
             got=f"{len(other)} tasks with other openings, such as {min(other)}",
             expected="evaluations on one version and setting of the environment",
             hint="compare evaluation.yaml and versions.json of the two, and evaluate one of them again",

@@ -77,7 +77,10 @@ async def play_part(
             block is not written, so that a later call plays it afresh.
     """
     writer, kept = TrajectoryWriter(folder), TrajectoryWriter(folder.with_name(CANDIDATES))
-    there = {s.step: s.path for s in list_steps(folder) if (s.stage, s.phase) == (name, "eval")}
+    there, candidates = (
+        {s.step: s.path for s in list_steps(place) if (s.stage, s.phase) == (name, "eval")}
+        for place in (folder, folder.with_name(CANDIDATES))
+    )
     patient = replace(runner, limits=replace(runner.limits, max_error_fraction=1.0))
     played: list[ScoredGroup] = []
     stored = stored_failures = 0
@@ -91,8 +94,9 @@ async def play_part(
         if number in there:
             rows = list(read_columns(there[number], ["solved", "is_failure"]))
             solved = [row["solved"] for row in rows if not row["is_failure"]]
-            stored += len(rows)
-            stored_failures += len(rows) - len(solved)
+            made_of = rows if number not in candidates else list(read_columns(candidates[number], ["is_failure"]))
+            stored += len(made_of)
+            stored_failures += sum(row["is_failure"] for row in made_of)
         else:
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
@@ -103,7 +107,7 @@ async def play_part(
                 pairs = zip(block, found.groups, strict=True)
                 answered = [await answers_of(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
                 groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
-            played += groups
+            played += found.groups  # of a strategy every candidate: few that are left are another strategy
             # Judged over what was played so far, in earlier calls too, not over each block by itself.
             check_failures(played, runner.limits, before=(stored_failures, stored))
             if strategy is not None:

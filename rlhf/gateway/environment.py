@@ -31,6 +31,7 @@ from environments.base import (
     RewardMissing,
     StepResult,
     after_end,
+    max_concurrent_episodes,
     properties_of,
 )
 from rlhf.checking import CheckContext, Problem, Silenced
@@ -94,8 +95,10 @@ class External:
 
     @property
     def max_episodes(self) -> int | None:
-        """As many as there are programs for: none waits for a program while its clock runs."""
-        return None if self.n_programs is None else self.n_programs * self.max_concurrent
+        """As many as there are programs and worlds for: none waits for one while its clock runs."""
+        own = None if self.n_programs is None else self.n_programs * self.max_concurrent
+        of_world = max_concurrent_episodes(self.world) if self.reward == "world" else None
+        return min((n for n in (own, of_world) if n is not None), default=None)
 
     @property
     def environment(self) -> Environment:
@@ -182,6 +185,7 @@ class ExternalEpisode:
         self._now = StepResult("")
         self._earned, self._is_valid, self._is_over = 0.0, True, False
         self._program: Program | None = None
+        self._world_error: AgentFailed | EnvError | None = None
         self.session = Session(payload(task, with_reference=settings.reward == "posted"))
         self.opening = StepResult("")
 
@@ -235,7 +239,9 @@ class ExternalEpisode:
         return await self._end()
 
     def _refuse_unjudged(self) -> None:
-        """Raise OutOfContext or AgentFailed where the end of the program leaves no attempt to judge."""
+        """Raise what failed in the world, or OutOfContext or AgentFailed where no attempt is left to judge."""
+        if self._world_error is not None:
+            raise self._world_error
         session, refusal, complaint = self.session, self.session.refusal, self.session.failure
         if not session.is_finished and self._program is not None and self._program.code:
             complaint = complaint or self._program.complaint
@@ -270,8 +276,10 @@ class ExternalEpisode:
         """The end of the attempt, with what it earned."""
         settings, session = self._settings, self.session
         if settings.reward == "world":
-            won = bool(self._now.success)
-            return self._since(StepResult(self._now.reply, terminated=True, success=won, state_key=self._now.state_key))
+            now, cut = self._now, self._now.truncated and not self._now.terminated
+            won = bool(now.success)
+            end = StepResult(now.reply, terminated=not cut, truncated=cut, success=won, state_key=now.state_key)
+            return self._since(end)
         if session.reward is None and settings.reward == "posted":
             try:
                 async with asyncio.timeout(settings.reward_timeout_s):
@@ -313,7 +321,8 @@ class ExternalEpisode:
             self.session.refusal = None  # it is the world that ends the attempt
             self.session.end(failure=f"the world failed: {ended.outcome.value}: {ended.detail}")
             kind = AgentFailed if ended.outcome is Outcome.AGENT_ERROR else EnvError
-            raise kind("the world of the attempt failed", where=self._task.id, got=ended.detail) from ended
+            self._world_error = kind("the world of the attempt failed", where=self._task.id, got=ended.detail)
+            raise self._world_error from ended
 
     def _since(self, result: StepResult) -> StepResult:
         """The result with what the world gave since the last one."""

@@ -67,7 +67,10 @@ def contender(asked: EvaluationRequest) -> EvaluationTarget:
     if asked.command:
         found = replace(found, suite=_outside(found.suite, asked, found.kind))
     environments = {part.name: part.environment for part in found.suite.parts}
-    check_strategy(found.suite.strategy, environments, found.has_tokens, found.name)
+    solving = {
+        part.name: name for part in found.suite.parts for name, w in part.rewards.items() if w.solved_at is not None
+    }
+    check_strategy(found.suite.strategy, environments, found.has_tokens, found.name, solving)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlhf.catalog import CATALOG
@@ -54,7 +55,11 @@ def _refuse_keys(text: str) -> None:
 
 
 def check_strategy(
-    strategy: Strategy | None, environments: Mapping[str, Environment], has_tokens: bool, policy: str
+    strategy: Strategy | None,
+    environments: Mapping[str, Environment],
+    has_tokens: bool,
+    policy: str,
+    solving: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise RecipeError where a strategy cannot work with a policy or an environment.
 
@@ -63,6 +68,7 @@ def check_strategy(
         environments: part of a suite -> its environment.
         has_tokens: whether the policy samples tokens whose log-probs are known.
         policy: names it.
+        solving: part of a suite -> its reward that decides success.
     """
     from rewards.base import reads_tokens
     from rlhf.rollout.contrib.strategies import StrategyCapabilities
@@ -87,6 +93,15 @@ def check_strategy(
             got=f"{kind_of('reward', has.judge)}, for {policy}",
             expected="a judge that reads text, or a model that is loaded here",
             hint="judge: {kind: grade, url: ...} asks a language model",
+        )
+    if getattr(strategy.rollout, "until", "") == "solved" and solving:
+        part, reward = next(iter(solving.items()))
+        raise RecipeError(
+            "retries are decided before rewards are computed",
+            where="strategy.until",
+            got=f"solved, which the reward {reward} of parts.{part} says",
+            expected="end",
+            hint=f"write strategy: {{kind: {kind}, until: end}}",
         )
     for name, environment in environments.items():
         properties = properties_declared_by(environment)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from dataclasses import dataclass as plain_dataclass
@@ -163,19 +164,27 @@ class Suite:
     strategy: Strategy | None = None
 
     def tasks(self) -> dict[str, list[Task]]:
-        """Part -> its tasks. Raises RecipeError where two parts list one task, which would then be counted twice."""
+        """Part -> its tasks. Raises RecipeError where a task is listed twice, which would then be counted twice."""
         found = {part.name: part.tasks.of(part.environment) for part in self.parts}
         owner: dict[str, str] = {}
         for name, tasks in found.items():
             for task in tasks:
-                if owner.setdefault(task.id, name) != name:
+                if (other := owner.setdefault(task.id, name)) != name:
                     raise RecipeError(
                         "two parts have one task",
                         where=f"parts.{name}",
                         got=task.id,
-                        expected=f"tasks that parts.{owner[task.id]} does not have",
+                        expected=f"tasks that parts.{other} does not have",
                         hint="give the parts other levels, games or splits",
                     )
+            if twice := next((name for name, n in Counter(task.id for task in tasks).items() if n > 1), None):
+                raise RecipeError(
+                    "a task is listed twice, and would be counted twice",
+                    where=f"parts.{name}.tasks",
+                    got=twice,
+                    expected="each task once",
+                    hint="remove it from tasks.ids, or give each task of the environment an id of its own",
+                )
         return found
 
     def taken_by(self, recipe: Recipe) -> Suite:
@@ -184,9 +193,10 @@ class Suite:
         The agent, the length of a reply and the context are the policy's; the tasks, the number of turns and the
         rewards stay the suite's.
         """
+        from rlhf.rollout.limits import OF_POLICY
+
         own = recipe.limits
-        names = ("max_tokens", "stop_strings", "max_context", "max_concurrent")
-        mine = {name: getattr(own, name) for name in names}
+        mine = {name: getattr(own, name) for name in OF_POLICY}
         parts = (replace(p, agent=recipe.agent, limits=replace(p.limits, **mine)) for p in self.parts)
         return replace(self, parts=tuple(parts))
 

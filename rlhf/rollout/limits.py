@@ -12,6 +12,8 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.data import SamplingParams
 from rlhf.settings import STRICT
 
+#: Limits that belong to a policy, rather than to what it is judged on.
+OF_POLICY = ("max_tokens", "stop_strings", "max_context", "max_concurrent")
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

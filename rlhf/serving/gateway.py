@@ -220,7 +220,7 @@ class Serving:
     def _task(self, wanted: Any) -> Task:
         """The task that is named, or given whole, or the next. Raises Refusal."""
         if wanted is None:
-            return self._tasks[self._n % len(self._tasks)]
+            return self._tasks[(self._first + self._n) % len(self._tasks)]
         if isinstance(wanted, str) and wanted in self._by_id:
             return self._by_id[wanted]
         raise Refusal(

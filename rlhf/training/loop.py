@@ -16,6 +16,7 @@ import numpy as np
 from rlhf.batching.samples import make_samples
 from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
+from rlhf.inference.seeds import stable_seed
 from rlhf.spans import span
 from rlhf.training.between_steps import between, restore_refreshed_rewards, taking_in
 from rlhf.training.context import is_due
@@ -39,6 +40,8 @@ async def train(run: Run, stages: Sequence[Any]) -> None:
     for index in range(run.state.stage, len(stages)):
         stage = stages[index]
         kind, work = other_stage(stage) or ("policy_gradient", train_policy)
+        is_first = not any(isinstance(earlier, PolicyGradient) for earlier in stages[:index])
+        run.draw_seed = run.seed if is_first else stable_seed(run.seed, index)
         if index > run.state.stage or not run.state.stage_kind:
             run.begin_stage(index, kind)
         rewards.begin(stage, stages)

@@ -79,6 +79,7 @@ class Run:
         writer: of checkpoints that are written while training goes on.
         profiler: of some steps, or None where none are profiled.
         callbacks: of the program that trains.
+        draw_seed: of the present stage's order of tasks, so that no two stages draw alike.
         state: where the run stands; replaced, never changed.
     """
 
@@ -103,6 +104,7 @@ class Run:
     writer: Writer = field(default_factory=Writer)
     profiler: Profiler | None = None
     callbacks: Callbacks = field(default_factory=lambda: Callbacks(()))
+    draw_seed: int = 0
     _clock: float = field(default_factory=time.perf_counter)
     _saved: State | None = None
     _said: set[str] = field(default_factory=set)
@@ -360,7 +362,9 @@ class Run:
 
 def _result_line(name: str, result: Any, version: int) -> str:
     """Success and version of an evaluation."""
+    n_tasks = len(result.collected.groups)
+    tasks = f"{n_tasks} unseen tasks" if result.n <= n_tasks else f"{result.n} attempts at {n_tasks} unseen tasks"
     return (
-        f"{name}: success {result.success:.1%} on {result.n} unseen tasks, "
+        f"{name}: success {result.success:.1%} on {tasks}, "
         f"95% interval {result.low:.1%} to {result.high:.1%}, version {version} of the policy"
     )

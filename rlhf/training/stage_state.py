@@ -79,7 +79,7 @@ class StageComponents:
             critic.model.to(device_of(run.policy.model))
         if isinstance(critic, PrivilegedCritic):
             critic.set_references(tasks)
-        source = stage.sampler.start(tasks, run.seed)
+        source = stage.sampler.start(tasks, run.draw_seed)
         hooks: Sequence[StageHook] = hooks_of(run, stage, tasks, critic)
         if run.lookahead is not None:  # the first, as it has to hear at once what the source has learned
             hooks = [RolloutsAhead(run.lookahead, stage, source, run.state.stage), *hooks]

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf.errors import DataError, RlhfError
 from rlhf.evaluation.attempts import Attempt, read_attempts
-from rlhf.evaluation.compare import read_side
+from rlhf.evaluation.compare import check_alike, read_side
 from rlhf.evaluation.contrib.findings import compared
 from rlhf.evaluation.contrib.leaderboard import ranked, title_of
 from rlhf.evaluation.folder import is_evaluation
@@ -58,7 +58,10 @@ def names(attempts: Attempts) -> list[str]:
 def paired(first: tuple[Attempts, str], second: tuple[Attempts, str]) -> dict[str, Any]:
     """Two evaluations, of one run or of two, task by task; `problem` says why not."""
     try:
-        sides = [read_successes(attempts.folder, stage=stage or None) for attempts, stage in (first, second)]
+        pair = [(attempts.folder, stage or None) for attempts, stage in (first, second)]
+        names = [str(folder.parent) for folder, _ in pair]
+        check_alike(names, [read_attempts(folder, stage=stage) for folder, stage in pair])
+        sides = [read_successes(folder, stage=stage) for folder, stage in pair]
         found = compare(sides[0], sides[1])
     except (RlhfError, OSError, ValueError) as error:
         return {"problem": str(error)}

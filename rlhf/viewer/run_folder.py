@@ -166,16 +166,17 @@ class RunFolder:
             return found
 
     def _parsed(self, name: str, parse: Callable[[str], Any]) -> dict[str, Any]:
-        """The mapping in a file; what it was before where it cannot be read now."""
+        """The mapping in a file, empty where there is none; what it was before where it cannot be read now."""
         path, (known, values) = self.folder / name, self._read.get(name, ((0, 0), {}))
         try:
             stat = path.stat()
             if (stat.st_mtime_ns, stat.st_size) == known:
                 return values
             found = parse(path.read_text("utf-8"))
-        except FileNotFoundError:
+        except FileNotFoundError:  # also moved aside, as by a run that is extended
             self.problems.pop(name, None)
-            return values
+            self._read.pop(name, None)
+            return {}
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             self.problems[name] = f"it cannot be read: {str(error)[:200]}"
             return values

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlhf.digests import read_listed
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides, when
+from rlhf.evaluation.folder import PLAN
 from rlhf.evaluation.summary import summarize
+from rlhf.rollout.limits import OF_POLICY
 
 #: What is said of each evaluation, in the order of `cells`.
 COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
@@ -27,6 +31,7 @@ class _Board:
 
     Attributes:
         suite: name of it; of evaluations of runs, what the tasks are and when they were attempted.
+        settings: of sampling, environments, rewards and limits, as text; empty where they are not known.
         n_attempts: at each task.
         metric: what they are ranked by first.
         tasks: ids.
@@ -35,15 +40,19 @@ class _Board:
     """
 
     suite: str
+    settings: str
     n_attempts: int
     metric: str
     tasks: frozenset[str]
     said: dict[str, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def takes(self, suite: str, n_attempts: int, metric: str, tasks: frozenset[str], said: Mapping[str, str]) -> bool:
+    def takes(
+        self, suite: str, settings: str, n_attempts: int, metric: str, tasks: frozenset[str], said: Mapping[str, str]
+    ) -> bool:
         """True if an evaluation is on the same suite, tasks and settings."""
-        alike = (self.suite, self.n_attempts, self.metric, self.tasks) == (suite, n_attempts, metric, tasks)
+        own = (self.suite, self.settings, self.n_attempts, self.metric, self.tasks)
+        alike = own == (suite, settings, n_attempts, metric, tasks)
         return alike and all(self.said.get(task, opening) == opening for task, opening in said.items())
 
 
@@ -60,7 +69,8 @@ def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
 def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """Return the boards of these evaluations, each with its rows, the best first.
 
-    Evaluations share a board where suite, tasks and attempts are the same, and the environments said the same.
+    Evaluations share a board where suite, tasks, attempts, sampling, rewards and the suite's limits are the same, and
+    the environments said the same.
 
     Raises:
         DataError: a file is damaged.
@@ -68,10 +78,11 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     found: list[_Board] = []
     for side in sides:
         suite, policy, strategy, n_attempts, metric = _named(side)
+        settings = _settings(side)
         tasks, said = frozenset(a.task_id for a in side.attempts), openings(side.attempts)
-        board = next((b for b in found if b.takes(suite, n_attempts, metric, tasks, said)), None)
+        board = next((b for b in found if b.takes(suite, settings, n_attempts, metric, tasks, said)), None)
         if board is None:
-            board = _Board(suite, n_attempts, metric, tasks)
+            board = _Board(suite, settings, n_attempts, metric, tasks)
             found.append(board)
         board.said.update(said)
         named = {"policy": f"{policy}, {strategy}" if strategy else policy, "strategy": strategy}
@@ -151,6 +162,26 @@ def _named(side: Side) -> tuple[str, str, str, int, str]:
         chosen = f"{strategy['kind']} of {strategy['n']}" if strategy else ""
         return str(summary["suite"]), str(summary["policy"]), chosen, int(summary["attempts"]), metric
     except (ValueError, KeyError, TypeError) as error:
+        raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+
+
+def _settings(side: Side) -> str:
+    """What the suite of an evaluation says beside its tasks, as text; empty for one of a run."""
+    path = side.folder / PLAN
+    if side.stage or not path.is_file():
+        return ""
+    try:
+        suite = yaml.safe_load(read_listed(path))["suite"]
+        parts = {
+            name: {
+                "environment": part["environment"],
+                "rewards": part["rewards"],
+                "limits": {key: value for key, value in part["limits"].items() if key not in OF_POLICY},
+            }
+            for name, part in suite["parts"].items()
+        }
+        return json.dumps([suite["seed"], suite["sampling"], parts], sort_keys=True, default=str)
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 
 

@@ -87,8 +87,11 @@ class LadderTasks:
         """Go up or down the ladders of the tasks that were drawn."""
         numbers = list(islice(self._numbers(), len(groups)))
         levels = [self.rungs.get(i, self.top) for i in numbers]
+        drawn: dict[int, list[bool]] = {}  # a task that was drawn twice was attempted on one rung
         for i, group in zip(numbers, groups, strict=True):
-            reached = [value >= self.settings.min_correct for value in measured(group, self.settings.metric)]
+            found = (value >= self.settings.min_correct for value in measured(group, self.settings.metric))
+            drawn.setdefault(i, []).extend(found)
+        for i, reached in drawn.items():
             rung, n = self.rungs.get(i, self.top), len(reached)
             if n and not any(reached):
                 rung = max(rung - 1, 0)
