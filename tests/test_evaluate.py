@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf.digests import write_listed
 from rlhf.evaluation.attempts import read_attempts
@@ -18,7 +19,7 @@ from rlhf.recipe.text import to_text
 from tests import recipe_parts
 from tests.commands import last_json, run
 from tests.environments import troubled
-from tests.training import runs
+from tests.training import runs, tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = """
@@ -323,6 +324,32 @@ def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:
     assert (found["n"], found["n_errors"]) == (22, 0)
     asking = run("evaluate", f"{tmp_path}/mine.py:Asks", "--suite", suite)
     assert asking.exit_code == 2 and "it is evaluated without one" in asking.stderr
+
+
+def test_an_evaluation_goes_on_with_the_policy_that_it_was_begun_with(suite: Path, tmp_path: Path) -> None:
+    agent, model = tmp_path / "mine.py", tmp_path / "model"
+    agent.write_text(AGENT)
+    policy = tiny.policy()
+    policy.model.save_pretrained(model)
+    policy.tokenizer.save_pretrained(model)
+    short = ["--suite", suite, "--n", "1", "--attempts", "1"]
+    for name, words in (("agent", [f"{agent}:First", *short]), ("model", [model, *short])):
+        out = tmp_path / f"{name}-out"
+        last_json(run("evaluate", *words, "--out", out, "--json"))
+        assert run("evaluate", *words, "--out", out).exit_code == 0
+        record = json.loads((out / "versions.json").read_text())
+        older = {key: value for key, value in record.items() if key not in ("code", "weights")}
+        write_listed(out / "versions.json", json.dumps(older))
+        assert json.loads(run("evaluate", "--verify", out, "--json").stdout.splitlines()[-1])["changed"] == {}
+        write_listed(out / "versions.json", json.dumps(record))
+    agent.write_text(AGENT.replace("[0]", "[-1]"))
+    with torch.no_grad():
+        next(policy.model.parameters()).mul_(2)
+    policy.model.save_pretrained(model)
+    other = run("evaluate", f"{agent}:First", *short, "--out", tmp_path / "agent-out")
+    assert other.exit_code == 2 and "code.parts.small.agent.kind mine.py sha256" in other.stderr
+    other = run("evaluate", model, *short, "--out", tmp_path / "model-out")
+    assert other.exit_code == 2 and f"weights.{model / 'model.safetensors'}" in other.stderr
 
 
 def test_other_tasks_than_those_of_the_hash_are_refused(suite: Path) -> None:

@@ -17,6 +17,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -69,11 +70,17 @@ async def result_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bool
         wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
         return _cut(f"Error: {'; '.join(wrong)}"), False
     except (Exception, SystemExit) as error:  # a tool of a command line ends itself, not the attempt
-        return _cut(f"Error: {type(error).__name__}: {error}"), False
+        return _cut(f"Error: {_said(error)}"), False
     try:
         return _cut(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)), True
-    except (ValueError, TypeError, RecursionError) as error:
-        return f"Error: the result cannot be shown: {error}"[:_MOST_SHOWN], False
+    except Exception as error:  # also of a __str__ of its own
+        return _cut(f"Error: the result cannot be shown: {_said(error)}"), False
+
+
+def _said(error: BaseException) -> str:
+    with suppress(Exception):  # its __str__ may be the tool's own
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__
 
 
 def _cut(text: str) -> str:

@@ -18,12 +18,13 @@ from rlhf import locks
 from rlhf.build.contamination import refuse_trained
 from rlhf.build.load_policy import at_play
 from rlhf.build.memory_store import refuse_other_kind
+from rlhf.build.own_code import code_digests
 from rlhf.build.preflight import refuse_unreferenced
 from rlhf.build.processes import stopped_by_term
 from rlhf.build.record import programs_record, versions
 from rlhf.build.resume import without_empty
 from rlhf.data import Task
-from rlhf.digests import Manifest, read_listed, write_listed
+from rlhf.digests import FILES, Manifest, mark_of, read_listed, write_listed
 from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
@@ -45,7 +46,7 @@ _CAUTION = Text.assemble(("caution", "yellow"), " ")
 #: Differing keys that a message names.
 _MOST_NAMED = 4
 #: Of the versions on record, what may not change while an evaluation is made, and keys of the engine that may.
-_COMPARED = ("environment", "engine")
+_COMPARED = ("environment", "engine", "code", "weights")
 _MEMORY_KEYS = frozenset({"max_sessions", "max_batch_tokens", "gpu_memory_share", "kv_cache_gb", "sleep"})
 
 
@@ -280,7 +281,20 @@ def versions_of(found: EvaluationTarget) -> dict[str, Any]:
         **{key: value for p in found.suite.parts for key, value in programs_record(p.rewards).items()},
         "environment": {p.name: properties_of(p.environment).package for p in found.suite.parts},
         "engine": plain_part("engine", recipe.engine) if recipe else {"kind": found.kind},
+        "code": code_digests(values_of_suite(found.suite)),
+        "weights": _weights_digest(found),
     }
+
+
+def _weights_digest(found: EvaluationTarget) -> dict[str, str]:
+    """File -> SHA-256 of the model's own files here; of a checkpoint the list of them, which holds their digests."""
+    path = plain_part("policy", found.recipe.policy).get("path") if found.recipe else None
+    folders = [folder for folder in (Path(path or "").expanduser() if path else None, found.checkpoint) if folder]
+    digests = {}
+    for folder in folders:
+        listed = [folder / FILES] if (folder / FILES).is_file() else sorted(p for p in folder.glob("*") if p.is_file())
+        digests.update({str(file): mark_of(file).sha256[:16] for file in listed})
+    return digests
 
 
 def finish(

@@ -18,18 +18,18 @@ from rlhf.recipe import Recipe
 from rlhf.recipe.model import values_of
 
 
-def code_digests(recipe: Recipe) -> dict[str, str]:
-    """Return file name and SHA-256 of the Python behind each key of a recipe that names some.
+def code_digests(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return file name and SHA-256 of the Python behind each key of a recipe or suite, as plain values, that names some.
 
     A file or a module is taken whole, without what it imports; of a part that a program has given, its own source.
     """
-    return {key: digest for key, value in _texts(values_of(recipe)) if (digest := _digest(value, key))}
+    return {key: digest for key, value in _texts(values) if (digest := _digest(value, key))}
 
 
 def caution_changed_code(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
     """Print a caution for each part whose code is not the one that the run in `folder` began with."""
     record = recorded(folder, "code")
-    for key, now in code_digests(recipe).items() if record else ():
+    for key, now in code_digests(values_of(recipe)).items() if record else ():
         if record.get(key, now) != now:
             name = now.partition(" sha256:")[0]
             say(

@@ -19,6 +19,8 @@ from rlhf.recipe.text import parse
 from rlhf.terminal import CleanConsole
 
 _Key = tuple[str, str, int]
+#: Facts that evaluations of earlier versions have not on record.
+_KEPT_LATER = ("policy.", "versions.code", "versions.weights")
 
 
 def verify(folder: Path, *, console: CleanConsole | None = None) -> dict[str, Any]:
@@ -65,10 +67,9 @@ def compared(before: Path, now: Path) -> dict[str, Any]:
 
 
 def _comparable(kept: dict[str, Any], again: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Facts of two evaluations, less the policy's keys where an earlier version kept none."""
-    if any(key.startswith("policy.") for key in kept):
-        return kept, again
-    return kept, {key: value for key, value in again.items() if not key.startswith("policy.")}
+    """Facts of two evaluations, less what an earlier version kept none of."""
+    unknown = tuple(new for new in _KEPT_LATER if not any(key.startswith(new) for key in kept))
+    return kept, {key: value for key, value in again.items() if not key.startswith(unknown)}
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -106,6 +106,13 @@ class External:
         return self.world
 
     @property
+    def world_limits(self) -> Limits:
+        """Limits of the world's calls: what the world suggests, and a step as long as one of the program at least."""
+        suggested = Capabilities(self.world).limits_defaults
+        usual = float(self.limits_defaults["step_timeout_s"])
+        return Limits(step_timeout_s=max(usual, float(suggested.get("step_timeout_s", 0.0))))
+
+    @property
     def demonstrates(self) -> bool:
         """Nothing demonstrates what a program of others asks."""
         return False
@@ -193,7 +200,7 @@ class ExternalEpisode:
         """Start the program, or offer the attempt, and wait for its first request."""
         settings, session = self._settings, self.session
         if settings.reward == "world":
-            self._world = EnvSession(settings.world, self._task, Limits(), self._lanes.open())
+            self._world = EnvSession(settings.world, self._task, settings.world_limits, self._lanes.open())
             self._now = await self._of_world(self._world.start())
             session.task = {**session.task, "opening": self._now.reply}
             session.step = self._step_world

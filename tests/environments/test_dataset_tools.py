@@ -80,6 +80,24 @@ def world(tmp_path: Path) -> Dataset:
     return Dataset(path=lines(tmp_path / "a.jsonl", ROWS), tools=tmp_path / "shop.py")
 
 
+ODD = '''
+class Mute:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+class Wrong(Mute, Exception):
+    """Has no text either."""
+
+def given() -> object:
+    "Returns what has no text."
+    return Mute()
+
+def raised() -> str:
+    "Raises what has no text."
+    raise Wrong
+'''
+
+
 def call(tool: str, /, **arguments: Any) -> str:
     return Call(tool, arguments).text
 
@@ -144,6 +162,18 @@ def test_a_tool_that_exits_is_an_error_that_the_agent_reads(tmp_path: Path) -> N
 
     found = asyncio.run(said(call("f"), call("g")))
     assert found == [("Error: SystemExit: 2", False, False), ("Error: SystemExit: no", False, False)]
+
+
+def test_a_result_or_an_error_that_cannot_be_shown_is_an_error_that_the_agent_reads(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    world = Dataset(path=lines(tmp_path / "a.jsonl", ROWS), tools=tmp_path / "odd.py")
+
+    async def said(action: str) -> tuple[str, bool]:
+        found = await world.start(world.tasks("train")[0]).step(action)
+        return found.reply, found.valid
+
+    assert asyncio.run(said(call("given"))) == ("Error: the result cannot be shown: RuntimeError: no text", False)
+    assert asyncio.run(said(call("raised"))) == ("Error: Wrong", False)
 
 
 def test_it_keeps_the_contract(world: Dataset) -> None:

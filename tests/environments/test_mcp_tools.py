@@ -19,7 +19,10 @@ pytest.importorskip("mcp")
 from environments.contrib.remote.mcp_tools import McpTools, read
 from rlhf.data import Task
 from rlhf.errors import EnvError
+from rlhf.gateway.environment import External
 from rlhf.processes import free_port
+from rlhf.recipe.builder import plain_part
+from rlhf.recipe.model import recipe_of
 
 SERVER = '''
 import os, sys, time
@@ -135,6 +138,15 @@ def test_a_tool_that_hangs_is_given_up(folder: Path) -> None:
     said = asyncio.run(play(over_pipes(folder, call_timeout_s=1.0), [call("hang"), call("answer", text="Rome")]))
     assert "did not answer within 1 s" in said[1].reply and said[2].success
     assert time.monotonic() - begun < 30
+
+
+def test_a_run_waits_longer_for_a_step_than_the_agent_for_a_call(folder: Path) -> None:
+    environment = plain_part("environment", over_pipes(folder, call_timeout_s=50.0))
+    shown = {"policy": {"kind": "from_scratch"}, "environment": environment, "rewards": {"r": {"kind": "outcome"}}}
+    assert (
+        recipe_of(shown | {"stages": [{"kind": "policy_gradient"}]}, name="mcp", base=folder).limits.step_timeout_s > 50
+    )
+    assert External(world=over_pipes(folder, call_timeout_s=300.0)).world_limits.step_timeout_s > 300
 
 
 def test_a_server_that_dies_is_an_error_of_the_environment(folder: Path) -> None:

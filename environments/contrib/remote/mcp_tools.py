@@ -82,6 +82,11 @@ class McpTools:
         """Properties of the environment: conservative, for an unknown server."""
         return Properties(thread_safe=True, splits=_SPLITS, package=f"mcp {version('mcp')}")
 
+    @property
+    def limits_defaults(self) -> Mapping[str, Any]:
+        """A step of the run lasts longer than a call may, so that the agent reads that the tool did not answer."""
+        return {"step_timeout_s": max(30.0, self.call_timeout_s + 10.0)}
+
     def tasks(self, split: str) -> Sequence[Task]:
         """List the questions of a split. The server is asked for its tools once in each process.
 
