@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,6 +247,36 @@ def test_a_leaderboard_ranks_by_the_metric_of_the_suite(tmp_path: Path) -> None:
     (broken / "summary.json").write_text(json.dumps(named | {"policy": "broken"}))
     [board] = last_json(run("leaderboard", broken, solves, scores, "--json"))["boards"]
     assert [row["policy"] for row in board["rows"]] == ["scores", "solves", "broken"]
+
+
+def test_a_leaderboard_ranks_what_was_measured_alike(tmp_path: Path) -> None:
+    limits = {"max_turns": 20, "max_tokens": 64, "max_retries": 1}
+    world = {"kind": "keyhole", "rows": 2}
+    rewards = {"right": {"kind": "outcome"}}
+
+    def board_of(**changes: Any) -> int:
+        """Evaluations on the first board: the one without changes, and the one with them if it was measured alike."""
+        for name, changed in (("one", {}), ("two", changes)):
+            folder = write(tmp_path / name, tasks([True, False]))
+            of_part = {"environment": world, "rewards": rewards, "limits": limits}
+            part = {key: changed.get(key, value) for key, value in of_part.items()}
+            suite = {"seed": 0, "sampling": {"temperature": changed.get("temperature", 1.0)}, "parts": {"tasks": part}}
+            (folder / "evaluation.yaml").write_text(json.dumps({"suite": suite}))
+            (folder / "summary.json").write_text(json.dumps({"suite": "houses", "policy": name, "attempts": 1}))
+        found = last_json(run("leaderboard", tmp_path / "one", tmp_path / "two", "--json"))["boards"]
+        return len(found[0]["rows"])
+
+    assert board_of() == 2
+    assert board_of(temperature=0.5) == board_of(limits={**limits, "max_turns": 8}) == 1
+    assert board_of(environment={**world, "rows": 3}) == 1
+    assert board_of(rewards={"right": {"kind": "outcome", "solved_at": 1.0}, "quick": {"kind": "turn_cost"}}) == 1
+    # limits of a policy and of failures, processes that serve a world, and keys that an older version did not know
+    assert board_of(limits={"max_turns": 20, "max_tokens": 9, "max_retries": 3}) == 2
+    assert board_of(environment={"kind": "processes", "environment": world, "n_workers": 2}) == 2
+    assert board_of(environment={"kind": "keyhole"}) == 2
+    world = {"kind": "external", "world": world, "command": ["a.py"], "reward": "world"}
+    assert board_of(environment={**world, "command": ["b.py"]}) == 2
+    assert board_of(environment={**world, "reward": "posted"}) == 1
 
 
 def test_an_evaluation_that_is_not_finished_is_named(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf.build.contamination import in_both
+from rlhf.build.contamination import in_both, refuse_trained
 from rlhf.data import Message, Role, Task
 from rlhf.errors import RecipeError
+from rlhf.recipe import load
+from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.suites import suite_of_recipe
 from tests.commands import last_json, run
 from tests.training import runs
 
@@ -95,3 +99,44 @@ def test_what_is_meant_is_allowed(tmp_path: Path) -> None:
     path = runs.write(tmp_path, STAGES, evaluation={"n_tasks": 6, "split": "train", "allow_overlap": True})
     done = run("train", path, "--out", tmp_path / "run", "--json")
     assert last_json(done)["success_after"] is not None and "caution" in done.stderr
+
+
+def judged_by(recipe: Path, *overrides: str) -> None:
+    """Ask the guard about the policy of a run of this recipe, evaluated with overrides."""
+    loaded = load(recipe, overrides, is_trained=True)
+    asked = EvaluationRequest(target=str(recipe), overrides=overrides)
+    refuse_trained(asked, loaded, recipe.parent, suite_of_recipe(loaded).tasks())
+
+
+def test_a_policy_is_judged_by_what_its_own_recipe_drew_from(tmp_path: Path) -> None:
+    for name, first in (("own", 0), ("test", 20), ("new", 40)):
+        rows = [json.dumps({"prompt": f"is {i}?", "reference": str(i)}) for i in range(first, first + 8)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    data = {"kind": "dataset", "train": "own.jsonl", "test": "test.jsonl"}
+    recipe = runs.write(tmp_path, STAGES, environment=data, rewards={"right": {"kind": "exact_match"}})
+    judged_by(recipe)
+    judged_by(recipe, "environment.test=new.jsonl")
+    with pytest.raises(RecipeError, match="8 of 8 tasks are in the split 'train'"):
+        judged_by(recipe, "environment.test=own.jsonl", "environment.train=new.jsonl")
+    judged_by(recipe, "environment={kind: ./words.py:Words}", "rewards={words: {kind: environment}}")
+
+
+def test_tasks_that_are_ids_alone_are_found_in_the_same_environment_with_other_settings(tmp_path: Path) -> None:
+    recipe = runs.write(tmp_path, STAGES, evaluation={"n_tasks": 4})
+    world = tmp_path / "words.py"
+    world.write_text(world.read_text().replace(', seed=seed, reference=" ".join(self.words(seed))', ""))
+    judged_by(recipe, "environment.n_turns=3")
+    with pytest.raises(RecipeError, match="4 of 4 tasks are in the split 'train'"):
+        judged_by(recipe, "environment.n_turns=3", "evaluation.split=train")
+
+
+def test_a_policy_of_parts_that_are_gone_is_judged_all_the_same(tmp_path: Path) -> None:
+    recipe = runs.write(tmp_path, STAGES, environment={"kind": "python:environment"}, evaluation={"n_tasks": 4})
+    judged_by(recipe, "environment={kind: ./words.py:Words}")
+
+
+def test_of_an_adapter_nothing_is_known(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "base"}))
+    recipe = load(runs.write(tmp_path / "recipe", STAGES, evaluation={"n_tasks": 4, "split": "train"}), is_trained=True)
+    asked = EvaluationRequest(target=str(tmp_path), overrides=("policy.dtype=float32",), suite="words")
+    refuse_trained(asked, recipe, tmp_path, suite_of_recipe(recipe).tasks())

@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlhf.data import Task
-from rlhf.errors import RecipeError
+from rlhf.errors import RecipeError, RlhfError
 from rlhf.recipe import Recipe, load
-from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.evaluation_request import EvaluationRequest, is_model
+from rlhf.recipe.model import values_of
 from rlhf.recipe.splits import refuse_judging
 from rlhf.rollout.tasks import tasks_of
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -143,20 +144,22 @@ def refuse_trained(
         checkpoint: of the policy, where it has one.
         tasks: part -> tasks of the suite.
     """
-    if recipe is None or checkpoint is None or asked.also_trained:
+    if recipe is None or checkpoint is None or asked.also_trained or (asked.suite and is_model(asked.target)):
         return
     judged = [task for listed in tasks.values() for task in listed]
     part_of = {task.id: name for name, listed in tasks.items() for task in listed}
-    trained = load(asked.target, is_trained=True) if asked.overrides else recipe  # overrides are of the evaluation
-    is_same = bool(asked.suite) or trained.environment == recipe.environment
+    trained = _trained(asked, recipe)
+    own, now = (values_of(one)["environment"] for one in (trained, recipe))
+    is_same = bool(asked.suite) or own == now
     for i, stage in enumerate(trained.stages):
         if stage.reads_file:
             continue
-        both = in_both(
-            judged,
-            tasks_of(trained.at(stage).environment, stage.split),
-            by_id=is_same and stage.environment in (None, trained.environment),
-        )
+        drawn = tasks_of(trained.at(stage).environment, stage.split)
+        is_own = stage.environment in (None, trained.environment)
+        both = in_both(judged, drawn, by_id=is_own and is_same)
+        if is_own and not is_same and own["kind"] == now["kind"]:
+            # With other settings the id of a task may be that of another one.
+            both = list(dict.fromkeys([*both, *_equal(judged, drawn)]))
         if both:
             where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"
             where = "--split" if asked.split else where
@@ -168,3 +171,19 @@ def refuse_trained(
                 expected="tasks that training never drew from",
                 hint="judge it on another split; to measure how well it learnt its own tasks, add --also-trained",
             )
+
+
+def _trained(asked: EvaluationRequest, recipe: Recipe) -> Recipe:
+    """The recipe that a policy was trained with; the one with overrides, which are of the evaluation, if it is gone."""
+    if not asked.overrides:
+        return recipe
+    try:
+        return load(asked.target, is_trained=True)
+    except RlhfError:  # parts that a program gave and gives no more, or a package that is not here
+        return recipe
+
+
+def _equal(judged: Sequence[Task], trained: Sequence[Task]) -> list[str]:
+    """Ids of tasks that are in both lists with all that is in them."""
+    inside = {task.id: _content(task) for task in judged}
+    return [task.id for task in trained if task.id in inside and inside[task.id] == _content(task)]

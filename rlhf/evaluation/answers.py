@@ -97,7 +97,8 @@ async def answers_of(
 def _is_broken_off(strategy: Strategy, candidates: Sequence[Trajectory]) -> bool:
     """True if a chain that goes on until it is solved ended earlier, as a part failed, for no fault of the policy."""
     until = getattr(strategy.rollout, "until", "")
-    return until == "solved" and len(candidates) < strategy.n and not any(t.solved for t in candidates)
+    made = {t.attempt for t in candidates} | {t.parent for t in candidates if t.parent is not None}
+    return until == "solved" and len(made) < strategy.n and not any(t.solved for t in candidates)
 
 
 def _owners(group: ScoredGroup, n_from_start: int, attempts: int) -> dict[int, int | None]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Scor
 from rlhf.evaluation.answers import Spent, answers_of, spent_on
 from rlhf.evaluation.attempts import read_attempts
 from rlhf.evaluation.store import read_trajectories
-from rlhf.rollout.contrib.strategies import Choice
+from rlhf.rollout.contrib.strategies import Choice, ReflectAndRetry
 from rlhf.rollout.group_structure import GroupStructure, Independent, Tree
 from rlhf.training.policy.tokenizer import train_tokenizer
 from rlhf.training.reward_model_training import save, scoring_model
@@ -52,7 +53,7 @@ def group(*found: Trajectory | Failure) -> ScoredGroup:
     return ScoredGroup(TASK.id, tuple(made), scores, tuple(f for f in found if isinstance(f, Failure)))
 
 
-def answered(strategy: Last, found: ScoredGroup, attempts: int):
+def answered(strategy: Any, found: ScoredGroup, attempts: int):
     return asyncio.run(answers_of(strategy, TASK, found, attempts, timeout_s=1.0))
 
 
@@ -90,6 +91,23 @@ def test_an_attempt_fails_where_all_of_its_candidates_do() -> None:
     made = answered(Last(), group(tried(1, turn(5, 2)), *crash), 2)
     assert [s.chosen for s in made.spent] == [1]
     assert made.group.failures == (Failure(1, Outcome.ENV_ERROR, "crash 2"),)
+
+
+def test_a_chain_that_a_part_cut_off_is_no_failure_of_the_policy() -> None:
+    crash = Failure(2, Outcome.ENV_ERROR, "crash")
+    made = answered(ReflectAndRetry(n=2), group(tried(0, turn(5, 2)), tried(1, turn(5, 2), solved=True), crash), 2)
+    assert made.group.failures == (Failure(0, Outcome.ENV_ERROR, "crash"),)
+    assert [(t.attempt, t.solved) for t in made.group.trajectories] == [(1, True)]
+    never_told = answered(ReflectAndRetry(n=2, until="end"), group(tried(0, turn(5, 2)), replace(crash, attempt=1)), 1)
+    assert len(never_told.group.trajectories) == 1  # the last attempt that there is, which nobody calls a failure
+
+
+def test_a_chain_whose_first_attempt_was_not_scored_is_whole() -> None:
+    unscored = Failure(0, Outcome.REWARD_ERROR, "no verdict")
+    made = answered(ReflectAndRetry(n=2), group(tried(1, turn(5, 2), parent=0), unscored), 1)
+    assert [s.chosen for s in made.spent] == [1] and not made.group.failures
+    made = answered(ReflectAndRetry(n=3), group(tried(1, turn(5, 2), parent=0), unscored), 1)
+    assert made.group.failures == (Failure(0, Outcome.ENV_ERROR, "a part failed in a retry"),)
 
 
 SUITE = """
@@ -156,6 +174,70 @@ def test_the_command_line_names_another_strategy(suite: Path) -> None:
     assert tree["candidates_mean"] == 3 and tree["strategy"]["rollout"]["kind"] == "tree"
 
 
+HALF = '''
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments.base import Properties, StepResult
+from rlhf.data import Task
+
+begun = Counter()
+
+
+class Episode:
+    opening = StepResult("go")
+
+    async def step(self, action):
+        return StepResult("gone", 1.0, True, success=True)
+
+    async def close(self):
+        pass
+
+
+@dataclass(frozen=True)
+class Half:
+    """Every second episode of the tasks in a file cannot be started."""
+
+    @property
+    def properties(self):
+        return Properties(True, True, True, oracle=True)
+
+    def tasks(self, split):
+        return [Task(f"half/{split}/{i}") for i in range(12)]
+
+    def start(self, task):
+        begun[task.id] += 1
+        stuck = Path(__file__).with_name("stuck.txt").read_text().split()
+        if task.id.rpartition("/")[2] in stuck and begun[task.id] % 2 == 0:
+            raise RuntimeError("stuck")
+        return Episode()
+
+    def plan(self, task, taken):
+        return ["go"]
+'''
+
+
+def test_candidates_that_crash_count_in_the_share_of_errors(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(HALF)
+    (stuck := tmp_path / "stuck.txt").write_text("8 9")
+    path = tmp_path / "half.yaml"
+    path.write_text(
+        "agent: {kind: chat}\nrewards: {r: {kind: environment}}\ntasks: {split: test, n: 12}\n"
+        "limits: {max_turns: 3, max_tokens: 8, max_concurrent: 1, max_retries: 0, max_error_fraction: 0.1}\n"
+        "strategy: {kind: best_of_n, n: 2, judge: {kind: turn_cost}}\n"
+        "parts: {p: {environment: {kind: './half.py:Half'}}}\n"
+    )
+    command = ("evaluate", "oracle", "--suite", path, "--out", tmp_path / "out", "--json")
+    assert last_json(run(*command))["n_errors"] == 0  # 2 of 24 candidates, of tasks that have another one
+    *_, last = sorted((tmp_path / "out" / "trajectories").glob("*.parquet"))
+    for file in (last, tmp_path / "out" / "summary.json"):
+        file.unlink()
+    stuck.write_text("8 9 10")  # 3 of 24, two of which are stored
+    refused = run(*command)
+    assert refused.exit_code == 2 and "rollout: 12% of the attempts failed" in refused.stderr
+
+
 def test_candidates_are_only_there_where_there_was_a_choice(tmp_path: Path) -> None:
     (tmp_path / "trajectories").mkdir()
     found = run("trajectories", tmp_path, "--candidates")
@@ -173,6 +255,13 @@ def test_what_a_strategy_needs_is_asked_before_anything_is_played(suite: Path, t
     reading = "{kind: best_of_n, judge: {kind: outcome_model, path: nowhere}}"
     blind = run("evaluate", "random", "--suite", suite, "--strategy", reading)
     assert blind.exit_code == 2 and "this judge reads token ids" in blind.stderr
+    suite.write_text(SUITE + "rewards: {quick: {kind: turn_cost, solved_at: 0.0}}\n")
+    told = run("evaluate", "random", "--suite", suite, "--strategy", "reflect_and_retry")
+    assert told.exit_code == 2 and "retries are decided before rewards are computed" in told.stderr
+    assert "got:      solved, which the reward quick of parts.small says" in told.stderr
+    end = "{kind: reflect_and_retry, n: 2, until: end}"
+    assert last_json(run("evaluate", "random", "--suite", suite, "--strategy", end, "--json"))["n_errors"] == 0
+    suite.write_text(SUITE.replace("keyhole, rows: 2, columns: 2, loops: 0, max_steps: 6", "./still.py:Still"))
     still = run("evaluate", "random", "--suite", suite, "--strategy", grown)
     assert still.exit_code == 2 and "is not replayable" in still.stderr
 

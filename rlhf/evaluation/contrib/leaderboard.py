@@ -16,11 +16,12 @@ from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides, when
 from rlhf.evaluation.folder import PLAN
 from rlhf.evaluation.summary import summarize
-from rlhf.rollout.limits import OF_POLICY
 
 #: What is said of each evaluation, in the order of `cells`.
 COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
 
+#: Limits that say how long an attempt may take; those of a policy, of failures and of single calls are not among them.
+_LIMITS = ("max_turns", "max_calls", "episode_timeout_s")
 #: Types of tasks that the title of a run's evaluation names.
 _TYPES = 3
 
@@ -31,7 +32,7 @@ class _Board:
 
     Attributes:
         suite: name of it; of evaluations of runs, what the tasks are and when they were attempted.
-        settings: of sampling, environments, rewards and limits, as text; empty where they are not known.
+        settings: of sampling, environments, rewards and limits; empty where they are not known.
         n_attempts: at each task.
         metric: what they are ranked by first.
         tasks: ids.
@@ -40,7 +41,7 @@ class _Board:
     """
 
     suite: str
-    settings: str
+    settings: Mapping[str, Any]
     n_attempts: int
     metric: str
     tasks: frozenset[str]
@@ -48,11 +49,17 @@ class _Board:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def takes(
-        self, suite: str, settings: str, n_attempts: int, metric: str, tasks: frozenset[str], said: Mapping[str, str]
+        self,
+        suite: str,
+        settings: Mapping[str, Any],
+        n_attempts: int,
+        metric: str,
+        tasks: frozenset[str],
+        said: Mapping[str, str],
     ) -> bool:
         """True if an evaluation is on the same suite, tasks and settings."""
-        own = (self.suite, self.settings, self.n_attempts, self.metric, self.tasks)
-        alike = own == (suite, settings, n_attempts, metric, tasks)
+        alike = (self.suite, self.n_attempts, self.metric, self.tasks) == (suite, n_attempts, metric, tasks)
+        alike = alike and _agree(self.settings, settings)
         return alike and all(self.said.get(task, opening) == opening for task, opening in said.items())
 
 
@@ -69,8 +76,8 @@ def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
 def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """Return the boards of these evaluations, each with its rows, the best first.
 
-    Evaluations share a board where suite, tasks, attempts, sampling, rewards and the suite's limits are the same, and
-    the environments said the same.
+    Evaluations share a board where suite, tasks, attempts, sampling, rewards and the limits of an attempt are the same,
+    and the environments said the same.
 
     Raises:
         DataError: a file is damaged.
@@ -165,24 +172,44 @@ def _named(side: Side) -> tuple[str, str, str, int, str]:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 
 
-def _settings(side: Side) -> str:
-    """What the suite of an evaluation says beside its tasks, as text; empty for one of a run."""
+def _settings(side: Side) -> Mapping[str, Any]:
+    """What the suite of an evaluation says beside its tasks; empty for one of a run."""
     path = side.folder / PLAN
     if side.stage or not path.is_file():
-        return ""
+        return {}
     try:
-        suite = yaml.safe_load(read_listed(path))["suite"]
-        parts = {
-            name: {
-                "environment": part["environment"],
-                "rewards": part["rewards"],
-                "limits": {key: value for key, value in part["limits"].items() if key not in OF_POLICY},
-            }
-            for name, part in suite["parts"].items()
-        }
-        return json.dumps([suite["seed"], suite["sampling"], parts], sort_keys=True, default=str)
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        suite = (yaml.safe_load(read_listed(path)) or {}).get("suite", {})
+        own = {key: suite[key] for key in ("seed", "sampling") if key in suite}
+        return own | {"parts": {name: _of_part(part) for name, part in suite.get("parts", {}).items()}}
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+
+
+def _of_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    limits, rewards = part.get("limits", {}), part.get("rewards", {})
+    return {
+        "environment": _asked(part.get("environment", {})),
+        "rewards": rewards,
+        "names": sorted(rewards),
+        "limits": {key: limits[key] for key in _LIMITS if key in limits},
+    }
+
+
+def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of an environment that say what is asked there, rather than by which processes it is served."""
+    match environment.get("kind"):
+        case "processes":
+            return _asked(environment.get("environment", {}))
+        case "external":
+            return {key: environment[key] for key in ("kind", "world", "reward", "solved_at") if key in environment}
+    return environment
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """True if two settings are the same, as far as both are known: an older version may have written fewer keys."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(_agree(one[key], other[key]) for key in one.keys() & other.keys())
+    return bool(one == other)
 
 
 def _evaluation_of(run: Side) -> str:
