@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf.evaluation.store import read_trajectories
+from rlhf.tasks.shuffled import ShuffledTasks
 from rlhf.training import loop
 from rlhf.training.run import Interrupted
 from rlhf.training.update import update
@@ -139,6 +140,30 @@ def test_many_stages(tmp_path: Path) -> None:
     at = [draw.randrange(1, counter.n_steps // 2) for _ in range(5)]
     assert run_with_interruptions(path, tmp_path / "stopped", at) >= 2
     assert_equal(tmp_path / "stopped", tmp_path / "whole")
+
+
+def drawn(folder: Path, stage: str) -> list[list[str]]:
+    """Tasks of each step of a stage."""
+    found: dict[int, dict[str, None]] = {}
+    for r in read_trajectories(folder / "trajectories", stage=stage, phase="train"):
+        found.setdefault(r.step, {})[r.trajectory.task_id] = None
+    return [list(tasks) for _, tasks in sorted(found.items())]
+
+
+def test_each_stage_draws_in_an_order_of_its_own_and_goes_on_in_it(tmp_path: Path) -> None:
+    stage = POLICY_GRADIENT | {"steps": 3, "evaluate_every": 0, "group_size": 2}
+    evaluation = {"n_tasks": 4, "before": False, "attempts": 2}
+    path = recipe(tmp_path, "grpo", None, stages=[stage, stage], evaluation=evaluation)
+    whole = runs.run(path, tmp_path / "whole")
+    first, second = (drawn(whole.folder, name) for name in ("0-policy_gradient", "1-policy_gradient"))
+    order = ShuffledTasks(words.Words().tasks("train"), seed=0).draw(9)
+    assert [sorted(step) for step in first] == [sorted(t.id for t in order[i : i + 3]) for i in (0, 3, 6)]
+    assert len(second) == 3 and {*first[0]}.isdisjoint(second[0])
+    runs.stop(path, tmp_path / "stopped", "1-policy_gradient-000001")
+    again = runs.run(path, tmp_path / "stopped", resume=True)
+    assert drawn(again.folder, "1-policy_gradient") == second
+    assert runs.weights(runs.newest(again.folder)) == runs.weights(runs.newest(whole.folder))
+    assert "on 8 attempts at 4 unseen tasks, 95% interval" in whole.said
 
 
 @pytest.mark.parametrize("changes", [{"lora": LORA}, {"dtype": "bfloat16"}], ids=["dropout", "masters"])

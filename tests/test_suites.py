@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,9 @@ from rlhf.recipe.suites import Suite, list_suites, load_suite
 from rlhf.registry import kind_of
 from rlhf.training.policy.tokenizer import train_tokenizer
 from rlhf.training.stages.demonstrations import play
+from tests.commands import run
 from tests.test_catalog import SERVERS
+from tests.training import runs
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
@@ -40,6 +43,35 @@ def test_its_tasks_are_those_it_was_made_with(name: str, suites: dict[str, Suite
     assert all(part.tasks.sha256 and part.tasks.split == "test" for part in suite.parts)
     found = suite.tasks()  # raises for another hash, and for a task in two parts
     assert all(len(found[part.name]) == part.tasks.n for part in suite.parts)
+
+
+def test_a_task_is_counted_once(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("tasks: {ids: [ID, ID]}\nparts: {small: {environment: {kind: keyhole}}}\n")
+    own = load_suite(str(tmp_path / "own.yaml"))
+    [part] = own.parts
+    first = part.environment.tasks("test")[0].id
+    twice = replace(own, parts=(replace(part, tasks=replace(part.tasks, ids=(first, first))),))
+    with pytest.raises(RecipeError, match="a task is listed twice") as refused:
+        twice.tasks()
+    assert (refused.value.where, refused.value.got) == ("parts.small.tasks", first)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "environment.n_turns=3",
+        "rewards.words.weight=2",
+        "limits.max_turns=3",
+        "limits.max_retries=0",
+        "evaluation.temperature=0",
+    ],
+)
+def test_what_a_suite_says_itself_is_not_overridden(override: str, tmp_path: Path) -> None:
+    recipe = runs.write(tmp_path, [{"kind": "policy_gradient", "steps": 1}])
+    refused = run("evaluate", recipe, "--suite", "quick", override)
+    assert refused.exit_code == 2 and "a suite has its own tasks, rewards and limits" in refused.stderr
+    own = run("evaluate", recipe, "--suite", "quick", "limits.max_tokens=3", "agent.system=Be brief.", "seed=1")
+    assert "error policy.kind: there are no weights" in own.stderr
 
 
 #: Kinds that need others, files of one's own, or a browser.

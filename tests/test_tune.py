@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.commands.tune import Choice, Tuning, _slug, choices_of, rounds
+from rlhf.commands.tune import Choice, Tuning, _result, _show, _slug, choices_of, rounds
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from tests import recipe_parts
@@ -18,9 +18,9 @@ from tests.test_compare import write
 
 
 def test_commas_part_values_outside_of_brackets_alone() -> None:
-    found = choices_of(["stages.0.advantage={kind: gae, lam: 1.0},{kind: grpo}", "limits.max_turns=2,3"])
+    found = choices_of(["stages.0.advantage={kind: gae, lam: 1.0},{kind: grpo}", "limits.max_tokens=2,3"])
     assert len(found) == 4
-    assert found[0] == ("stages.0.advantage={kind: gae, lam: 1.0}", "limits.max_turns=2")
+    assert found[0] == ("stages.0.advantage={kind: gae, lam: 1.0}", "limits.max_tokens=2")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,9 @@ def test_commas_part_values_outside_of_brackets_alone() -> None:
         (["stages.0.group_size=2,"], "stages.0.group_size=2,"),
         (["seed=1,2"], "says what is compared"),
         (["stages.0.steps=1,2"], "says what is compared"),
+        (["environment.rows=2,3"], "says what is compared"),
+        (["limits.max_turns=2,3"], "says what is compared"),
+        (["rewards.right.solved_at=0.5,1.0"], "says what is compared"),
         (["a=1", "a=2"], "a key twice"),
     ],
 )
@@ -37,6 +40,11 @@ def test_what_is_no_choice_is_refused(tried: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match="nothing to choose from") as caught:
         choices_of(tried)
     assert said in str(caught.value)
+
+
+def test_what_is_trained_on_is_a_choice() -> None:
+    tried = ["environment.n_train=9,99", "environment.train=a.jsonl,b.jsonl", "stages.0.environment.rows=2,3"]
+    assert len(choices_of(tried)) == 8
 
 
 @pytest.mark.parametrize(("n", "steps", "keep"), [(2, 40, 3), (3, 40, 3), (10, 36, 3), (17, 5, 2)])
@@ -73,8 +81,19 @@ def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_pa
 def test_tasks_that_choose_cannot_judge(tmp_path: Path) -> None:
     recipe = str(recipe_parts.write(tmp_path))
     same = ("evaluation.split=dev",)
-    with pytest.raises(RecipeError, match="need different tasks"):
+    with pytest.raises(RecipeError, match="need different tasks") as refused:
         Tuning(recipe, same, load(recipe, list(same)), tmp_path / "tuned", 1).check([()])
+    assert refused.value.hint == "evaluation.split=test"
+    mended = (*same, refused.value.hint)
+    Tuning(recipe, mended, load(recipe, list(mended)), tmp_path / "tuned", 1).check([()])
+
+
+def test_a_stage_that_would_end_early_is_tuned_to_its_end(tmp_path: Path) -> None:
+    recipe = str(recipe_parts.write(tmp_path))
+    patient = ("stages.1.evaluate_every=1", "stages.1.patience=1")
+    tuning = Tuning(recipe, patient, load(recipe, list(patient)), tmp_path / "tuned", 1)
+    tuning.check([(), ("stages.1.group_size=2",)])
+    assert load(recipe, [*patient, *tuning.held_out]).stages[1].patience is None
 
 
 def test_data_without_tasks_to_choose_by_is_told_the_setting_that_makes_some(tmp_path: Path) -> None:
@@ -114,18 +133,26 @@ def test_the_folder_of_the_recipe_before_a_change_is_refused(tmp_path: Path) -> 
         replace(tuning, loaded=longer).check([()])
 
 
-def test_a_task_counts_once_with_however_many_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_counts_once_with_however_many_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tuning = replace(tuning_of(tmp_path), seeds=3)
-    solved = {"as-is": [0.0] * 6, "other": [1.0] * 3 + [0.0] * 3}
+    n_more = {3: 6, 4: 3, 5: 0}  # of 6 tasks, those that only the other one solves, by seed
 
-    def trained(self: Tuning, run: Path, *_: object) -> float:
-        side = "as-is" if "as-is" in run.name else "other"
-        write(run, {f"t/{i}": [bool(value)] for i, value in enumerate(solved[side])}, stage="after", is_run=True)
+    def trained(self: Tuning, run: Path, choice: Choice, seed: int, *_: object) -> float:
+        solved = {f"t/{i}": [bool(choice) and i < n_more[seed]] for i in range(6)}
+        write(run, solved, stage="after", is_run=True)
         return 0.0
 
     monkeypatch.setattr(Tuning, "_trained", trained)
-    found = tuning.judged(("limits.max_tokens=9",))
-    assert (found.difference.value, found.difference.n, found.test) == (0.5, 6, "mcnemar")
+    choice = ("limits.max_tokens=9",)
+    judged = tuning.judged(choice)
+    found = _result(tuning, choice, judged)
+    assert found["difference"] == pytest.approx(0.5) and found["n_tasks"] == 6
+    assert found["by_seed"] == judged[1] == [1.0, 0.5, 0.0]
+    monkeypatch.setenv("COLUMNS", "200")
+    _show(found, "echo.yaml", ())
+    assert "+100.0, +50.0, +0.0; the interval is of these runs" in capsys.readouterr().out
 
 
 @pytest.mark.extended

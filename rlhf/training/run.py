@@ -362,7 +362,7 @@ class Run:
 
 def _result_line(name: str, result: Any, version: int) -> str:
     """Success and version of an evaluation."""
-    n_tasks = len(result.collected.groups)
+    n_tasks = sum(bool(group.trajectories) for group in result.collected.groups)
     tasks = f"{n_tasks} unseen tasks" if result.n <= n_tasks else f"{result.n} attempts at {n_tasks} unseen tasks"
     return (
         f"{name}: success {result.success:.1%} on {tasks}, "

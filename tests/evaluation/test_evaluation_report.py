@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from rlhf.evaluation.attempts import Attempt, read_attempts
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.evaluation.summary import summarize
 from rlhf.terminal import CleanConsole
-from rlhf.viewer.evaluation_views import hardest
+from rlhf.viewer.attempts import Attempts
+from rlhf.viewer.evaluation_views import hardest, paired
 from rlhf.viewer.report import write_report
 from tests.evaluation.pages import Page
 
@@ -117,6 +119,16 @@ def test_the_same_files_give_the_same_page_wherever_they_are(folder: Path, tmp_p
     other = folder.rename(tmp_path / "elsewhere")
     first = write_report(other).read_bytes()
     assert write_report(other.rename(folder)).read_bytes() == first
+
+
+def test_tasks_that_began_otherwise_are_not_compared(folder: Path, tmp_path: Path) -> None:
+    moved = replace(attempt("house/a/1", 0, False, 2), opening="A wall.")
+    other = write(tmp_path / "other", {"house/a/1": [moved]})
+    same = write(tmp_path / "same", {"house/a/1": [attempt("house/a/1", 0, False, 2)]})
+    first = (Attempts(folder / "trajectories"), "")
+    assert paired(first, (Attempts(same / "trajectories"), ""))["n"] == 1
+    problem = paired(first, (Attempts(other / "trajectories"), ""))["problem"]
+    assert "tasks of equal ids with different content" in problem and "evaluation and other" in problem
 
 
 def test_the_hardest_tasks_are_those_solved_least_with_types_in_turn() -> None:

@@ -81,6 +81,15 @@ def test_damaged_files_are_said_and_what_they_were_stays(tmp_path: Path) -> None
     assert head(run, data)["problems"][0]["says"]
 
 
+def test_a_result_that_was_removed_is_forgotten(tmp_path: Path) -> None:
+    run = RunFolder(make_run(tmp_path / "run", n_steps=4, n_eval=4))
+    assert run.poll().results
+    (run.folder / "result.json").rename(run.folder / "earlier.json")  # as by a run that is extended
+    assert not run.poll().results and not run.problems
+    (run.folder / "earlier.json").rename(run.folder / "result.json")
+    assert run.poll().results
+
+
 def test_a_run_that_vanishes_says_so(tmp_path: Path) -> None:
     run = RunFolder(make_run(tmp_path / "run", n_steps=4, n_eval=4))
     n = len(run.poll().lines)
