@@ -59,8 +59,9 @@ def paired(first: tuple[Attempts, str], second: tuple[Attempts, str]) -> dict[st
     """Two evaluations, of one run or of two, task by task; `problem` says why not."""
     try:
         pair = [(attempts.folder, stage or None) for attempts, stage in (first, second)]
-        names = [folder.parent.name for folder, _ in pair]
-        check_alike(names, [read_attempts(folder, stage=stage) for folder, stage in pair])
+        if first[0].folder != second[0].folder:  # the evaluations of one run are of one environment
+            names = [folder.parent.name for folder, _ in pair]
+            check_alike(names, [read_attempts(folder, stage=stage) for folder, stage in pair])
         sides = [read_successes(folder, stage=stage) for folder, stage in pair]
         found = compare(sides[0], sides[1])
     except (RlhfError, OSError, ValueError) as error:

@@ -68,7 +68,8 @@ def make_trajectory(
     max_turns: int = 12,
 ) -> Trajectory:
     """One episode: each turn is right with probability `skill`, and four right turns solve it."""
-    opening = reply(rng.choice(ROOMS), rng)
+    of_task = random.Random(task_id)
+    opening = reply(of_task.choice(ROOMS), of_task)
     ids = tokenizer.encode(f"<|system|>{SYSTEM}<|user|>{opening}<|assistant|>").ids
     turns: list[Turn] = []
     right = 0
