@@ -213,6 +213,8 @@ class Capabilities(CapabilityView):
     """It limits calls itself, see `CALL_LIMIT_S`."""
     demonstrates = Capability(True, bool)
     """True if `plan` can be called; a wrapper may lack it for these members."""
+    demonstrates_for = Capability[Callable[[Task], bool] | None](None, Callable)
+    """True if `plan` can be called for a task, of a wrapper whose members differ in that."""
     max_episodes = Capability[int | None](None, int)
     """Maximal number of episodes alive at a time; None for any number."""
     max_steps = Capability[int | None](None, int)
@@ -260,9 +262,17 @@ def properties_of(environment: object) -> Properties:
     return Capabilities(environment).properties or Properties()
 
 
-def can_demonstrate(environment: object) -> bool:
-    """True if the environment has a `plan`; wrappers declare it by an attribute `demonstrates`."""
-    return isinstance(environment, Oracle) and Capabilities(environment).demonstrates
+def can_demonstrate(environment: object, task: Task | None = None) -> bool:
+    """True if the environment has a `plan`; wrappers declare it by an attribute `demonstrates`.
+
+    Args:
+        environment: of one kind, or made of several.
+        task: asks for this one alone; None for all.
+    """
+    own = Capabilities(environment)
+    if task is not None and own.demonstrates_for is not None:
+        return own.demonstrates_for(task)
+    return isinstance(environment, Oracle) and own.demonstrates
 
 
 def member_environments(environment: object) -> list[tuple[str, object]]:

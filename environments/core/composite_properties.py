@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from environments.base import Capabilities, Environment, Episode, Oracle, Properties, can_demonstrate, properties_of
+from environments.base import Capabilities, Environment, Episode, Properties, can_demonstrate, properties_of
 from rlhf.data import Task
 from rlhf.errors import EnvError
 
@@ -60,6 +60,10 @@ class CompositeEnvironment(ABC):
         """True if all members can demonstrate."""
         return all(can_demonstrate(member) for member in self.members())
 
+    def demonstrates_for(self, task: Task) -> bool:
+        """True if the environment of a task can demonstrate."""
+        return can_demonstrate(*self.own(task))
+
     @property
     def inline(self) -> bool:
         """True if the calls of all members run on the event loop, or only wait there."""
@@ -88,14 +92,16 @@ class CompositeEnvironment(ABC):
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Give actions that solve `task` after `taken`. Raises EnvError where its environment cannot demonstrate."""
         member, own = self.own(task)
-        if not isinstance(member, Oracle):
+        if not can_demonstrate(member, own):
             raise EnvError(
                 "this environment cannot demonstrate",
                 where=task.id.partition("/")[0],
                 got=type(member).__name__,
                 expected="an environment with a method `plan(task, taken)`",
             )
-        return member.plan(own, taken)
+        planner: Any = member
+        plan: Sequence[str] | None = planner.plan(own, taken)
+        return plan
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
         """Recall of the task's environment, where it has that; else nothing."""

@@ -101,6 +101,10 @@ class Processes:
         """True if the environment has an oracle."""
         return can_demonstrate(self.environment)
 
+    def demonstrates_for(self, task: Task) -> bool:
+        """True if the environment has an oracle for a task."""
+        return can_demonstrate(self.environment, task)
+
     @property
     def max_episodes(self) -> int | None:
         """Maximal number of episodes alive at a time."""
@@ -150,7 +154,7 @@ class Processes:
 
     def plan(self, task: Task, taken: Sequence[str]) -> Any:
         """Ask the environment's oracle. Raises EnvError where it has none."""
-        if not self.demonstrates:
+        if not self.demonstrates_for(task):
             raise EnvError(
                 "this environment cannot demonstrate",
                 where="environment",

@@ -116,7 +116,8 @@ async def _try_reward(recipe: Recipe, path: str, weighted: Weighted, split: str,
 
 def _right_reply(environment: Any, task: Task) -> str | None:
     """Reply that the environment takes for right, the reference or what it makes of it; None where it knows none."""
-    if task.reference is None or not (properties_of(environment).judged_by_rewards and can_demonstrate(environment)):
+    is_judged = properties_of(environment).judged_by_rewards
+    if task.reference is None or not (is_judged and can_demonstrate(environment, task)):
         return task.reference
     plan = environment.plan(task, ())
     return plan[-1] if plan else None

@@ -55,7 +55,7 @@ class RandomAgent:
         lanes = lanes_of(self.environment)
         try:
             for name, own in by_member.items():
-                if can_demonstrate(self.environment) and not await self._lists(own[0], limits, lanes):
+                if can_demonstrate(self.environment, own[0]) and not await self._lists(own[0], limits, lanes):
                     self.borrowed[name] = await self._plans(own[:N_BORROWED], limits, lanes)
         finally:
             await lanes.close()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from environments.base import Episode, Properties, properties_of
+from environments.base import Episode, Properties, can_demonstrate, properties_of
 from environments.check import check_environment
+from environments.workers.pool import Processes
 from environments.wrappers.difficulty_levels import Graded
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -68,6 +69,21 @@ def test_an_episode_is_that_of_its_level() -> None:
             graded.start(task)  # given the very task that it listed
             with pytest.raises(EnvError, match="cannot demonstrate"):
                 graded.plan(task, ())
+
+
+def test_it_demonstrates_where_all_levels_do_or_that_of_the_task() -> None:
+    some = made(Words(n_tasks=1), Plain())
+    assert (
+        can_demonstrate(made(Words(), Words())) and not can_demonstrate(some) and not can_demonstrate(made(some, some))
+    )
+    shown = {task.id: can_demonstrate(some, task) for task in some.tasks("train")}
+    assert shown == {"level0/words/0": True, "level1/plain/0": False}
+    within = Processes(environment=some, n_workers=0)
+    assert [can_demonstrate(within, task) for task in within.tasks("train")] == [True, False]
+    words, plain = within.tasks("train")
+    assert within.plan(words, ()) == some.plan(words, ())
+    with pytest.raises(EnvError, match="cannot demonstrate"):
+        within.plan(plain, ())
 
 
 def test_promises_are_those_that_all_levels_make() -> None:

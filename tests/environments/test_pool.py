@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,16 @@ def test_tasks_are_made_in_a_worker_and_kept() -> None:
         assert list(pool.tasks("train")) == found
         with pytest.raises(Raised, match="ValueError: no split dev"):
             list(pool.tasks("dev"))
+    finally:
+        pool.close()
+
+
+def test_threads_that_list_tasks_at_once_have_each_of_them_once() -> None:
+    pool = served(n_tasks=6_000)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _: [task.seed for task in pool.tasks("train")], range(4)))
+        assert found == [list(range(6_000))] * 4
     finally:
         pool.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from rlhf.data import Prompt, SamplingParams, Task
 from rlhf.errors import AgentError, EnvError
 from rlhf.evaluation.baselines import RandomSeedEngine
 from rlhf.evaluation.chance import N_BORROWED, RandomAgent
+from rlhf.gateway.environment import External
 from rlhf.rollout.limits import Limits
 from tests.commands import last_json, run
 
@@ -118,6 +120,12 @@ def test_members_of_a_mixture_borrow_among_themselves(order: int) -> None:
             own = {t.id for t in tasks if t.info["level"] == level}
             assert set(agent.borrowed[f"{level}/"]) == own
             assert drawn(agent, task) == {a for t in own - {task.id} for a in agent.borrowed[f"{level}/"][t]}
+
+
+def test_members_that_can_demonstrate_lend_beside_one_that_cannot() -> None:
+    world = Graded(levels=(Countdown(), External(world=Countdown(), command=(sys.executable,))))
+    tasks = [task for task in world.tasks("test") if task.info["level"] == 0][:3]
+    assert set(prepared(world, tasks).borrowed) == {"0/"}
 
 
 def test_the_episode_that_is_looked_at_is_closed_before_the_oracle_is_asked() -> None:

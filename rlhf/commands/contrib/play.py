@@ -364,7 +364,7 @@ class Game:
     def _hint(self) -> str:
         from environments.base import can_demonstrate
 
-        if not can_demonstrate(self.environment):
+        if not can_demonstrate(self.environment, self.task):
             return "this environment has no oracle"
         with boundary(EnvError, f"plan for {self.task.id}", _CHECK):
             plan = self.environment.plan(self.task, list(self.taken))
