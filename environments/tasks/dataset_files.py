@@ -100,7 +100,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
     with _opened(path, newline=_line_end(path)) as file:
         reader = table_reader(file, path)
         try:
-            if twice := next((name for name, n in Counter(reader.fieldnames or ()).items() if n > 1), None):
+            if twice := next((name for name, n in Counter(reader.fieldnames or ()).items() if name and n > 1), None):
                 heads = ", ".join(reader.fieldnames or ())
                 raise EnvError("two columns have one name", where=f"{path}:1", got=heads, expected=f"one {twice}")
             for row in reader:
@@ -126,11 +126,11 @@ def _line_end(path: Path) -> str:
 
 def has_old_ends(path: Path) -> bool:
     """True for a table whose lines end as those of old Macs, so that it has no lines to be found by."""
-    return path.suffix.lower() in (".csv", ".tsv") and not _line_end(path)
+    return path.suffix.lower() in (".csv", ".tsv") and path.is_file() and not _line_end(path)
 
 
 def table_reader(file: Iterable[str], path: Path, heads: Sequence[str] | None = None) -> csv.DictReader[str]:
-    """Reader of a table's rows; a cell may be as long as a prompt may be."""
+    """Reader of a table's rows, whose cells may be long."""
     csv.field_size_limit(_LONGEST_CELL)
     return csv.DictReader(file, heads, dialect="excel-tab" if path.suffix.lower() == ".tsv" else "excel")
 

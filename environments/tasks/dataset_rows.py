@@ -149,8 +149,8 @@ class Columns:
 
     def _refuse_late(self, row: Row, where: str) -> None:
         """Raise EnvError for a row with an answer where the first row, which says what the columns are, has none."""
-        usual = REFERENCES if self.wanted.tests is None else SOLUTIONS
-        late = next((name for name in usual if _has(row, name) and name not in (self.prompt, self.wanted.tests)), None)
+        usual, taken = REFERENCES if self.wanted.tests is None else SOLUTIONS, (self.prompt, self.wanted.tests)
+        late = next((name for name in usual if name not in taken and not _is_empty(_at(row, name))), None)
         if late is not None:
             raise EnvError(
                 "this row has an answer, and the first row has no such column",
@@ -211,7 +211,7 @@ class Columns:
         return "" if found is None else f"rename '{found}' to '{name}' in this row"
 
     def _answer(self, value: Any, where: str) -> str | None:
-        if value is None or not str(value).strip():
+        if _is_empty(value):
             return None
         if isinstance(value, dict | list):
             raise EnvError("a reference is one text or number", where=where, got=str(value)[:80], expected="text")
@@ -326,6 +326,11 @@ def _has(row: Row, name: str) -> bool:
 def _at(row: Row, name: str) -> Any:
     outer, _, inner = name.partition(".")
     return row[name] if name in row else row[outer].get(inner) if inner and isinstance(row.get(outer), dict) else None
+
+
+def _is_empty(value: Any) -> bool:
+    """True for a cell that holds no answer."""
+    return value is None or not str(value).strip()
 
 
 def _is_plain(value: object) -> bool:

@@ -124,6 +124,8 @@ def test_chat_messages_come_before_the_question(tmp_path: Path) -> None:
         ('{"question": ""}', {}, "a.jsonl:1", "no question"),
         ('{"question": "a"}\n{"question": null}', {}, "a.jsonl:2", "an empty cell"),
         (json.dumps({"question": "long " * 300_000}), {}, "a.jsonl:1", "1,500,000 characters"),
+        ('{"question": "a"}\n{"question": "b", "answer": 0}', {}, "a.jsonl:2", "reference: answer, with answer: null"),
+        ('{"question": "a"}\n{"question": "b", "reward_model": {"ground_truth": 1}}', {}, "a.jsonl:2", "has an answer"),
         ("\n", {}, "environment.train", "no rows"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', {}, "a.jsonl:1", "the user's is the last"),
         ('{"question": "a"}', {"prompt": "qestion"}, "environment.prompt", "did you mean 'question'"),
@@ -146,6 +148,20 @@ def test_a_row_that_cannot_be_used_is_named(
     assert where in str(refused.value.where) and says in str(refused.value)
 
 
+def test_a_later_row_may_have_columns_that_hold_no_answer(tmp_path: Path) -> None:
+    rows = [{"question": "a"}, {"question": "b", "answer": None, "label": " ", "level": 2}]
+    assert [task.reference for task in Dataset(train=lines(tmp_path / "a.jsonl", rows)).tasks("train")] == [None, None]
+    rows = [{"question": "a", "answer": None}, {"question": "b", "answer": 1}, {"question": "c"}]
+    found = Dataset(train=lines(tmp_path / "b.jsonl", rows), reference="answer").tasks("train")
+    assert [task.reference for task in found] == [None, "1", None]
+    rows = [{"question": "a", "answer": 1}, {"question": "b", "answer": 2, "label": "easy"}]
+    found = Dataset(train=lines(tmp_path / "c.jsonl", rows)).tasks("train")
+    assert [task.reference for task in found] == ["1", "2"]
+    tests = {"question": "b", "tests": "assert f() == 1", "answer": "see below"}  # no program
+    found = Dataset(train=lines(tmp_path / "d.jsonl", [{**tests, "question": "a"}, tests]), tests="tests")
+    assert len(found.tasks("train")) == 2
+
+
 def test_a_file_that_is_not_there_is_told_with_what_is_like_it(tmp_path: Path) -> None:
     lines(tmp_path / "questions.jsonl", SUMS)
     with pytest.raises(EnvError, match=r"questions\.jsonl"):
@@ -154,6 +170,12 @@ def test_a_file_that_is_not_there_is_told_with_what_is_like_it(tmp_path: Path) -
     with pytest.raises(EnvError, match="another length") as refused:
         Dataset(path=tmp_path / "a.csv").tasks("train")
     assert str(refused.value.where).endswith("a.csv:2")
+    (tmp_path / "twice.tsv").write_text("question\tanswer\tanswer\nWhat?\t3\t4\n")
+    with pytest.raises(EnvError, match="two columns have one name") as refused:
+        Dataset(path=tmp_path / "twice.tsv").tasks("train")
+    assert str(refused.value.where).endswith("twice.tsv:1") and refused.value.expected == "one answer"
+    (tmp_path / "unnamed.csv").write_text("question,answer,,\nWhat?,3,,\n")  # as sheets write columns without heads
+    assert Dataset(train=tmp_path / "unnamed.csv").tasks("train")[0].reference == "3"
     (tmp_path / "b.csv").write_bytes("question,answer\nOù?,3\n".encode("latin-1"))
     with pytest.raises(EnvError, match="no UTF-8"):
         Dataset(path=tmp_path / "b.csv").tasks("train")
@@ -207,6 +229,8 @@ def test_splits_with_prompts_in_common_are_refused_by_line_or_held_apart(tmp_pat
         ({"path": "a.jsonl", "train": "b.jsonl"}, "comes from one place"),
         ({"train": "a.jsonl", "split_column": "part"}, "belongs to path"),
         ({"path": "a.jsonl", "answer_pattern": "(("}, "no regular expression: missing"),
+        ({"train": "a.jsonl", "split_ratios": {"train": 0.5, "dev": 0.5}}, "divided already"),
+        ({"path": "a.jsonl", "split_column": "part", "split_ratios": {"train": 1.0}}, "divided already"),
         ({"path": "a.jsonl", "split_ratios": {"train": 0.5}}, "add up to 1"),
         ({"path": "a.jsonl", "split_ratios": {"trian": 1.0}}, "not of trian"),
     ],

@@ -62,6 +62,22 @@ def test_tasks_that_are_read_are_those_that_are_held(form: str, tmp_path: Path) 
     assert read.fingerprint() == held.fingerprint()
 
 
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_a_table_whose_lines_end_otherwise(end: str, tmp_path: Path) -> None:
+    rows = end.join(["question,answer", *(f"{a} + 1,{a + 1}" for a in range(60))]) + end
+    (tmp_path / "a.csv").write_bytes(rows.encode())
+    held, read = (told(Dataset(path=tmp_path / "a.csv", **keys)) for keys in ({}, {"max_held_mb": 0}))
+    assert read == held and sum(map(len, held.values())) == 60
+
+
+@pytest.mark.parametrize("keys", [{}, {"max_held_mb": 0}], ids=["held", "read"])
+def test_a_table_may_have_long_cells(keys: dict[str, int], tmp_path: Path) -> None:
+    [task] = Dataset(train=write(tmp_path, "csv", [{"question": "long " * 40_000, "answer": "3"}]), **keys).tasks(
+        "train"
+    )
+    assert len(task.info["prompt"]) == 200_000 and task.reference == "3"
+
+
 def test_rows_of_several_files_and_only_the_first_of_each(tmp_path: Path) -> None:
     train, test = write(tmp_path, "jsonl", ROWS), write(tmp_path, "csv", ROWS[3:9])
     keys: dict[str, Any] = {"train": train, "test": test, "overlap": "drop", "max_rows": 30}
@@ -74,9 +90,11 @@ def test_rows_of_several_files_and_only_the_first_of_each(tmp_path: Path) -> Non
     assert "6 of them: rows.jsonl:8 is rows.csv:2; " in str(refused.value)  # a blank line is behind each
 
 
-def test_a_file_that_changes_under_a_run_is_told(tmp_path: Path) -> None:
-    tasks = Dataset(train=lines(tmp_path / "a.jsonl", ROWS), max_held_mb=0).tasks("train")
-    lines(tmp_path / "a.jsonl", ROWS[1:])
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_a_file_that_changes_under_a_run_is_told(form: str, tmp_path: Path) -> None:
+    tasks = Dataset(train=write(tmp_path, form, ROWS), max_held_mb=0).tasks("train")
+    assert tasks[0].reference == "3"
+    write(tmp_path, form, ROWS[1:])
     with pytest.raises(EnvError, match="has changed while"):
         tasks[0]
 
