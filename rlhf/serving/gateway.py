@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from environments.base import max_concurrent_episodes
 from rlhf.build.engine import make_publisher
 from rlhf.build.processes import stopped_by_term
 from rlhf.build.train import device, make_runner, policy_of
@@ -160,6 +161,8 @@ class Serving:
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
         self._by_id = {task.id: task for task in self._tasks}
+        most_at_once = runner.limits.max_concurrent
+        self._room = min(most_at_once, max_concurrent_episodes(runner.environment) or most_at_once)
         self._writer = TrajectoryWriter(out / "trajectories")
         self._running: set[asyncio.Task[ScoredGroup]] = set()
         self._loop = asyncio.get_running_loop()
@@ -195,7 +198,7 @@ class Serving:
         async with self._opening:
             if self._most is not None and self._n >= self._most:
                 raise Refusal(410, f"there are no more than {self._most} attempts. Do: stop.", "no_more")
-            if len(self._running) >= self._runner.limits.max_concurrent:
+            if len(self._running) >= self._room:
                 raise Refusal(429, f"{len(self._running)} sessions are open. Do: ask again.", "busy", after_s=1.0)
             task = self._task(wanted)
             self._n, number = self._n + 1, self._first + self._n + 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,24 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from environments.games.key_door import Keyhole
+from environments.workers.pool import Processes
+from rewards.shaping.outcome import Outcome as OutcomeReward
 from rlhf.build.train import train
+from rlhf.evaluation.baselines import MessageIdRenderer, RandomSeedEngine
 from rlhf.evaluation.store import read_trajectories
+from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.environment import External
 from rlhf.gateway.programs import KEY
 from rlhf.recipe import load
 from rlhf.recipe.text import to_text
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import Weighted
+from rlhf.serving.gateway import Serving
 from tests.commands import last_json, run
+from tests.environments.troubled import Troubled
+from tests.gateway.talks import post
 from tests.gateway.test_examples import EXAMPLES
 from tests.loopback import loopback
 
@@ -112,6 +126,45 @@ def test_solved_attempts_are_kept_as_chats(recorded: Path) -> None:
         assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
         assert row["messages"][2]["content"].startswith('Well.\n<tool_call>\n{"name": "lookup"')
         assert len(row["tools"]) == 3
+
+
+def opened(out: Path, environment: External, n: int) -> list[str]:
+    """The tasks of `n` sessions that are open at once, of a gateway that keeps its attempts in `out`."""
+
+    async def body() -> list[str]:
+        parts: dict[str, Any] = {"environment": environment, "agent": ExternalAgent(), "engine": RandomSeedEngine()}
+        parts |= {"renderer": MessageIdRenderer(), "limits": Limits(start_timeout_s=5.0), "seed": 0}
+        runner = RolloutRunner(**parts, rewards={"success": Weighted("success", 1.0, OutcomeReward())})
+        serving = Serving(runner, list(environment.tasks("train")), out)
+        gateway = await serving.start()
+        try:
+            found = [await asyncio.to_thread(post, f"{gateway.url}/sessions", gateway.key) for _ in range(n)]
+            for mine in found:
+                await asyncio.to_thread(post, f"{mine['url']}/fail", mine["key"], {"message": "enough"})
+            async with asyncio.timeout(30):
+                while serving.outcomes.total() < n:
+                    await asyncio.sleep(0.01)
+            return [mine["task"]["id"] for mine in found]
+        finally:
+            await serving.close()
+
+    return asyncio.run(body())
+
+
+def test_a_gateway_that_is_started_again_goes_on_with_the_next_tasks(tmp_path: Path) -> None:
+    environment = External(world=Keyhole())
+    listed = [task.id for task in environment.tasks("train")[:5]]
+    assert opened(tmp_path, environment, 3) == listed[:3]
+    assert opened(tmp_path, environment, 2) == listed[3:]
+
+
+def test_a_session_that_the_world_has_no_episode_for_is_told_to_come_again(tmp_path: Path) -> None:
+    world = Processes(environment=Troubled(thread_safe=False), n_workers=1)
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            opened(tmp_path, External(world=world, reward="world"), 2)
+    finally:
+        world.close()
 
 
 def test_a_supervised_stage_learns_from_recorded_chats(recorded: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+import urllib.error
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import openai
 import pytest
 
+from environments.games.key_door import Keyhole
+from environments.workers.pool import Processes
 from rlhf.data import Finish, Outcome, PolicyWeights, Trajectory
 from rlhf.gateway import session as sessions
 from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.environment import External
 from rlhf.gateway.program import Program
 from rlhf.gateway.programs import KEY, Programs, programs_of
 from rlhf.gateway.request import Refusal
@@ -25,6 +29,7 @@ from rlhf.gateway.session import Session
 from rlhf.gateway.wires import chat, responses
 from rlhf.gateway.wires import messages as anthropic_messages
 from rlhf.rollout.limits import Limits
+from tests.environments.troubled import Troubled
 from tests.gateway.talks import World, post
 
 pytest.importorskip("uvicorn")
@@ -97,6 +102,44 @@ def test_an_attempt_that_its_program_calls_failed_is_a_failure_of_the_agent() ->
 
     played = one(World(limits()), work)
     assert played.outcome is Outcome.AGENT_ERROR and "the browser crashed" in played.detail
+
+
+def test_a_world_that_fails_is_no_failure_of_the_agent() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine))
+        with pytest.raises(urllib.error.HTTPError):
+            post(f"{mine['url']}/step", mine["key"], {"action": "raise"})
+
+    played = one(World(limits(), settings={"world": Troubled(), "reward": "world"}), work)
+    assert played.outcome is Outcome.ENV_ERROR and "the lamp fell over" in played.detail
+
+
+def test_a_world_that_cuts_an_attempt_has_ended_nothing() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine))
+        assert post(f"{mine['url']}/step", mine["key"], {"action": "look"})["done"]
+        post(f"{mine['url']}/finish", mine["key"])
+
+    played = one(World(limits(), settings={"world": Keyhole(max_steps=1), "reward": "world"}), work)
+    assert played.outcome is Outcome.TURN_LIMIT and played.detail == "the environment's own step limit"
+
+
+def test_no_more_attempts_begin_than_the_world_has_episodes_for() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        ask(client_of(mine))
+        post(f"{mine['url']}/step", mine["key"], {"action": "win"})
+        post(f"{mine['url']}/finish", mine["key"])
+
+    worlds = Processes(environment=Troubled(thread_safe=False), n_workers=2)
+    settings: dict[str, Any] = {"world": worlds, "reward": "world"}
+    world = World(limits(), settings=settings)
+    try:
+        assert [attempt.solved for attempt in world.play(work, 5)] == [True] * 5
+    finally:
+        worlds.close()
+    found = [External(**settings, command=("agent",), n_programs=n).max_episodes for n in (None, 1, 3)]
+    assert found == [2, 1, 2] and world.environment.max_episodes == 2
+    assert External(world=worlds, command=("agent",), n_programs=3).max_episodes == 3  # only its tasks are used
 
 
 def test_an_attempt_that_nobody_takes_ends_as_a_timeout() -> None:
