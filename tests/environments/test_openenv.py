@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("openenv")
@@ -184,6 +188,63 @@ def test_ours_through_ours_is_the_same_transcript(ours: str) -> None:
         return [episode.opening, *[await episode.step(action) for action in ["dance", *plan]]]
 
     assert far == asyncio.run(near())
+
+
+WORLD = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from environments.base import Properties, StepResult
+from rlhf.data import Task
+
+
+@dataclass(frozen=True)
+class Number:
+    isolated: bool = False
+
+    @property
+    def properties(self):
+        return Properties(isolated=self.isolated)
+
+    def tasks(self, split):
+        return [Task("number/3", seed=3)]
+
+    def start(self, task):
+        return Attempt()
+
+    def close(self):
+        Path("closed").write_text(str(os.getpid()))
+
+
+class Attempt:
+    def __init__(self):
+        self.opening = StepResult(str(os.getpid()))
+
+    async def step(self, action):
+        return StepResult("", terminated=True, success=True)
+
+    async def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("isolated", ["false", "true"])
+def test_the_command_serves_an_environment_as_a_run_does_and_closes_it(isolated: str, tmp_path: Path) -> None:
+    (tmp_path / "number.py").write_text(WORLD)
+    words = ["serve-environment", "./number.py:Number", f"isolated={isolated}", "--port", "0"]
+    command = [sys.executable, "-m", "rlhf.cli", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "by OpenEnv's protocol at" in line)
+            [opening] = asyncio.run(play(OpenEnv(url=line.split()[-1]), []))
+            process.terminate()
+            process.wait(60)
+        finally:
+            process.kill()
+    assert (int(opening.reply) == process.pid) == (isolated == "false")
+    assert not psutil.pid_exists(int(opening.reply)) and (isolated == "true" or (tmp_path / "closed").exists())
 
 
 def test_what_cannot_be_asked_is_refused_and_the_session_goes_on(ours: str) -> None:

@@ -46,6 +46,13 @@ def test_each_hard_task_has_a_ladder_of_its_own() -> None:
     assert set(again) == expected and set(drawn(source, [1.0], [1.0], [1.0])) == set(first)
 
 
+def test_a_task_that_is_drawn_twice_in_a_step_moves_by_one_rung() -> None:
+    source = started()
+    assert drawn(source, [0.0, 0.0], [0.0, 0.0]) == ["3/0", "3/0"]  # attempts at one rung
+    assert drawn(source, [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]) == ["2/0"] * 3  # three of six
+    assert drawn(source, [0.0], []) == ["3/0"] * 2
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=2, max_size=2), max_size=12), st.integers(0, 12))
 def test_it_remembers(steps: list[list[bool]], stopped: int) -> None:
     whole, resumed = started(2), started(2)
