@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import rlhf
 from environments.base import can_demonstrate, properties_of
 from rlhf.catalog import CATALOG
 from rlhf.cli import app
@@ -72,6 +73,16 @@ def test_what_a_suite_says_itself_is_not_overridden(override: str, tmp_path: Pat
     assert refused.exit_code == 2 and "a suite has its own tasks, rewards and limits" in refused.stderr
     own = run("evaluate", recipe, "--suite", "quick", "limits.max_tokens=3", "agent.system=Be brief.", "seed=1")
     assert "error policy.kind: there are no weights" in own.stderr
+
+
+def test_parts_of_a_program_are_given_beside_a_suite_too(tmp_path: Path) -> None:
+    def local(answer: str, reference: str) -> float:
+        return float(answer == reference)
+
+    given = {"right": {"kind": local, "weight": 0.5}}
+    recipe = runs.write(tmp_path, [{"kind": "policy_gradient", "steps": 1}])
+    with pytest.raises(RecipeError, match="there are no weights"):
+        rlhf.evaluate(recipe, suite="quick", rewards=given, progress=False)
 
 
 #: Kinds that need others, files of one's own, or a browser.

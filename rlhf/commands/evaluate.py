@@ -314,11 +314,12 @@ def _refuse_of_suite(overrides: Sequence[str]) -> None:
     """Raise RecipeError for an override of what a suite says itself; parts of a program are needed to load its run."""
     from rlhf.rollout.limits import OF_POLICY
 
-    for override in overrides:
-        key, _, value = override.partition("=")
+    pairs = [override.partition("=")[::2] for override in overrides]
+    again = {key.partition(".")[0] for key, value in pairs if PREFIX in value}
+    for override, (key, _) in zip(overrides, pairs, strict=True):
         section, _, name = key.partition(".")
         is_own = section in ("environment", "rewards", "evaluation") or (section == "limits" and name not in OF_POLICY)
-        if is_own and PREFIX not in value:
+        if is_own and section not in again:
             raise RecipeError(
                 "a suite has its own tasks, rewards and limits",
                 where=key,
