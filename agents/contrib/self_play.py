@@ -18,7 +18,7 @@ from agents.memory.base import Shown
 from agents.policy_proxy import PolicyProxy
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action
-from rlhf.errors import AgentError, nearest
+from rlhf.errors import nearest
 from rlhf.settings import STRICT
 
 #: Note of who had a turn, by which `advantage: {kind: seats}` goes.
@@ -69,15 +69,10 @@ class SelfPlay:
                 )
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
-        """Choose the action of the seat that has the turn.
-
-        Raises:
-            AgentError: `systems` has an instruction for a seat that the game does not have.
-        """
+        """Choose the action of the seat that has the turn."""
         seat = history.seats[-1] if history.seats else ""
         if not seat:
             return await self.player.act(history, policy)
-        self._check_seats(history)
         own = [said for said, of in zip(self.player.past(history), history.seats, strict=True) if of == seat]
         player = replace(self.player, system=self.systems.get(seat, self.player.system))
         action = await player.act_on(own, history, PolicyProxy(policy, seat))
@@ -86,16 +81,3 @@ class SelfPlay:
     def write(self, shown: Shown) -> str:
         """Write the reply that a demonstration gives."""
         return self.player.write(shown)
-
-    def _check_seats(self, history: History) -> None:
-        """Raise AgentError once all seats have had a turn and an instruction is for none of them."""
-        met = set(history.seats)
-        strange = [name for name in self.systems if name not in met]
-        if strange and len(history.seats) > len(met) > 1:
-            raise AgentError(
-                f"the game has no seat '{strange[0]}'",
-                where="agent.systems",
-                got=strange[0],
-                expected=", ".join(sorted(met)),
-                hint=nearest(strange[0], met) or "remove the key",
-            )

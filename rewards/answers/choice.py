@@ -13,6 +13,8 @@ from rewards.answers.denial import without_denied
 from rlhf.data import Verdict
 from rlhf.settings import STRICT
 
+#: Choices one beside another: `A or B`, `(A), (B) and C`.
+_LISTED = re.compile(r"\(?\b[A-Z]\b\)?(?:(?:,|/|\s+or|\s+and)+\s*\(?\b[A-Z]\b\)?)+")
 _ALONE = re.compile(r"(?<![\w'])\(?\**([A-Za-z])\**(?:\)|(?![\w']))")
 
 
@@ -52,9 +54,11 @@ class MultipleChoice:
             found = [m[1] for m in _ALONE.finditer(text) if m[1].isupper() or len(text) <= 3]
             found += list(text) if re.fullmatch(r"[A-Z]{2,5}", text) else []
         last = chr(ord("A") + (n or self.n_choices) - 1)
-        # "A" and "I" are words too: in longer texts they count only where nothing else stands alone.
         names = {letter.upper() for letter in found if letter.upper() <= last}
-        return names - {"A", "I"} or names if len(text) > 20 else names
+        # "A" and "I" are words too: in longer texts they count only beside another choice, or where no other stands.
+        listed = {letter for match in _LISTED.finditer(text) for letter in re.findall(r"\b[A-Z]\b", match[0])}
+        words = {"A", "I"} - listed
+        return names - words or names if len(text) > 20 else names
 
     def _found(self, answer: str) -> str:
         text = extract.after_thinking(answer)

@@ -22,6 +22,10 @@ _SAME = 1e-35
 _N_POINTS = 8
 _MAX_DEPTH = 50
 _BAD = re.compile(r"[@#~`\"?]|\\(?:input|include|def|newcommand)")
+#: What is to be worked out: no answer, unless the reference leaves it so too.
+_TO_DO = re.compile(
+    r"\\(?:i*int|oint|sum|prod|lim|gcd|lcm)(?![a-zA-Z])|(?<=\\frac\{)(?:d|\\partial)(?=\}\{(?:d|\\partial)\s*[a-z]\})"
+)
 _HUGE = re.compile(r"\^\s*\{?\s*-?\d{6,}|\d{5,}\s*!|!\s*!|[\d}]\s*\)\s*!|\^\s*\{?\s*\d+\s*\^\s*\{?\s*\d{2,}")
 
 
@@ -40,6 +44,8 @@ def equal(answer: str, reference: str) -> bool:
     ):
         return False
     if max(_depth(answer), _depth(reference)) > _MAX_DEPTH:
+        return False
+    if set(_TO_DO.findall(answer)) - set(_TO_DO.findall(reference)):  # the question itself
         return False
     if is_huge(answer) or is_huge(reference):
         return _spelt(answer) == _spelt(reference)
@@ -162,11 +168,22 @@ def _same_equation(ours: Any, theirs: Any) -> bool:
 
     if isinstance(ours.rhs, sympy.Set) or isinstance(theirs.rhs, sympy.Set):
         return bool(ours == theirs)
+    if (wanted := _solution(theirs)) is not None:  # an equation that is still to be solved is no answer to it
+        found = _solution(ours)
+        return found is not None and found[0] == wanted[0] and _equal(found[1], wanted[1])
     one, other = ours.lhs - ours.rhs, theirs.lhs - theirs.rhs
     if one.free_symbols != other.free_symbols or one == 0 or other == 0:
         return bool(ours == theirs)
     ratio = sympy.simplify(one / other)
     return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+
+
+def _solution(equation: Any) -> tuple[Any, Any] | None:
+    """Variable and value of an equation such as `x = 5`, either way round; None of any other."""
+    for one, other in ((equation.lhs, equation.rhs), (equation.rhs, equation.lhs)):
+        if one.is_Symbol and not other.free_symbols:
+            return one, other
+    return None
 
 
 def _tried(ours: Any, theirs: Any) -> bool | None:

@@ -105,6 +105,8 @@ class Format:
     """Include the environment's replies in the text, as retrieved information; that of the last turn does not count."""
     reply: str = "information"
     """The tag that a reply stands for; a reply that is in tags of its own keeps them."""
+    inline_replies: bool = False
+    """An action holds replies itself, as in texts that another loop has put together; else such a tag is made up."""
 
     def __post_init__(self) -> None:
         named = {tag for tags in self.transitions.values() for tag in tags} | {self.last}
@@ -139,6 +141,12 @@ class Format:
         for i, turn in enumerate(trajectory.turns):
             if turn.action.error is not None:
                 return f"turn {i}: the action could not be read"
+            if (
+                self.replies
+                and not self.inline_replies
+                and any(tag == self.reply for _, tag in _TAG.findall(turn.action.text))
+            ):
+                return f"turn {i}: <{self.reply}> is for the environment to write"
         return well_formed(self.said(trajectory), self.transitions, self.last, strict=self.strict)
 
     def said(self, trajectory: Trajectory) -> str:

@@ -17,6 +17,7 @@ from rewards.code.sandboxed_reward import Sandboxed, program_of
 from rewards.sandbox import given_tests, values
 from rewards.sandbox.asserts import Assertion, parse
 from rewards.sandbox.calls import NO_TIME, Call, Returned, call_all, program_s
+from rewards.sandbox.harness import PROGRAM
 from rewards.sandbox.level import Way
 from rewards.sandbox.run import Ending, Finished, Sandbox, run
 from rlhf.data import Task, Trajectory, Verdict
@@ -116,9 +117,8 @@ class UnitTests(Sandboxed):
         if not left_s:
             return f"input {typed[:80]!r}: {NO_TIME}"
         bounds = replace(self.bounds, wall_s=left_s)
-        files = {**files, "main.py": program.encode(errors="replace")}
-        command = ("python", "main.py")
-        finished = await run(command, stdin=typed.encode(), files=files, bounds=bounds, way=way)
+        files = {**files, PROGRAM: program.encode(errors="replace")}
+        finished = await run(("python", PROGRAM), stdin=typed.encode(), files=files, bounds=bounds, way=way)
         return _why(finished, typed, expected)
 
 

@@ -68,7 +68,7 @@ class Subgoals(AsksModel):
     def _verdict(self, goals: Sequence[str], found: Mapping[int, int], trajectory: Trajectory) -> Verdict:
         per_turn = [0.0] * len(trajectory.turns)
         for turn in found.values():
-            per_turn[turn - 1] += self.bonus / len(goals)
+            per_turn[turn - 1] += self.bonus / len(goals) if turn > trajectory.n_given else 0.0
         why = ", ".join(f"{goals[goal - 1][:40]!r} at {turn}" for goal, turn in sorted(found.items()))
         return Verdict(math.fsum(per_turn), f"{len(found)} of {len(goals)} subgoals: {why}", tuple(per_turn))
 
@@ -142,8 +142,9 @@ class Feedback(AsksModel):
     def _verdict(self, trajectory: Trajectory, helps: Mapping[str, bool]) -> Verdict:
         heard: set[str] = set()
         per_turn = []
-        for turn in trajectory.turns:
-            per_turn.append(self.bonus if helps[turn.reply] and turn.reply not in heard else 0.0)
+        for i, turn in enumerate(trajectory.turns):
+            is_new = i >= trajectory.n_given and turn.reply not in heard  # what was given is heard, and not paid
+            per_turn.append(self.bonus if helps[turn.reply] and is_new else 0.0)
             heard.add(turn.reply)
         n = sum(x > 0 for x in per_turn)
         return Verdict(math.fsum(per_turn), f"{n} replies show progress", tuple(per_turn))

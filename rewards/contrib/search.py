@@ -22,6 +22,8 @@ from rlhf.data import Action, Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
 _Value = Annotated[float, Field(allow_inf_nan=False)]
+#: Thoughts, and the first pair of tags.
+_THOUGHT, _PAIR = re.compile(r"<think>.*?</think>", re.DOTALL), re.compile(r"<([a-zA-Z_][\w-]*)>.*?</\1>", re.DOTALL)
 _Tag = Annotated[str, Field(pattern=r"^[a-zA-Z_][\w-]*$")]
 
 
@@ -32,8 +34,14 @@ def n_calls(trajectory: Trajectory, name: str) -> int:
 
 
 def _calls(action: Action, name: str) -> int:
-    in_tags = min(action.text.count(f"<{name}>"), action.text.count(f"</{name}>"))
-    return in_tags or sum(call.name == name for call in calls_in(action, (name,)))
+    return sum(_is_call(step, name) for step in action.steps)
+
+
+def _is_call(step: str, name: str) -> bool:
+    """True if the first thing that a step does is this call: what follows it, or stands in an answer, is not done."""
+    step = _THOUGHT.sub("", step).strip()
+    first = None if step.startswith("{") else _PAIR.search(step)
+    return first[1] == name if first else any(call.name == name for call in calls_in(Action(step), (name,)))
 
 
 def tools_of(task: Task) -> tuple[str, ...]:

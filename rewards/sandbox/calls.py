@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.sandbox import values
-from rewards.sandbox.harness import decode, encode
+from rewards.sandbox.harness import HARNESS, PROGRAM, decode, encode
 from rewards.sandbox.level import Way
 from rewards.sandbox.run import Bounds, Finished, Sandbox, run
 from rlhf.data.clock import CALL_CLOCK
@@ -98,13 +98,13 @@ async def call_all(
     while len(found) < len(calls):
         token = secrets.token_hex(16)
         order = {"token": token, "calls": [call.coded() for call in calls[len(found) :]]}
-        held = {**(files or {}), "program.py": program.encode(errors="replace"), "harness.py": _harness()}
+        held = {**(files or {}), PROGRAM: program.encode(errors="replace"), HARNESS: _harness()}
         stdin = json.dumps(order).encode()
         left_s = program_s(bounds.wall_s)
         if not left_s:
             return [*found, *[Returned(wrong=NO_TIME)] * (len(calls) - len(found))]
         within = replace(bounds, wall_s=left_s)
-        finished = await run(("python", "harness.py"), stdin=stdin, files=held, bounds=within, way=way)
+        finished = await run(("python", HARNESS), stdin=stdin, files=held, bounds=within, way=way)
         new = await values.read(finished.stdout, token, len(calls) - len(found))
         found += [Returned(coded, wrong) for coded, wrong in new or ()]
         if len(found) < len(calls):

@@ -92,8 +92,9 @@ async def failures(
     files: Mapping[str, bytes] | None = None,
     stop_early: bool = False,
 ) -> list[str]:
-    """Why each assertion that was reached fails, or an empty text where it holds.
+    """Why each test fails, or an empty text where it holds: each assertion that was reached, each function `test_...`.
 
+    All fail where the text ends before its end: a program that raises would leave out those that it fails.
     A call is made once, however many assertions have it: what a function returns may depend on its arguments alone.
 
     Args:
@@ -116,7 +117,8 @@ async def failures(
             wrong = wrong or str(found and found["error"])
             if not known and wrong != NO_TIME:
                 raise _unusable("the tests fail by themselves, without a program", where, wrong)
-            return [*_read(found), f"the tests end: {wrong}"]
+            why = f"the tests end: {wrong}"
+            return [before or why for before in (*_read(found), why)]
         if not known and not found["calls"]:
             what = "the tests ask for nothing of the program" if found["events"] else "the tests reach no assertion"
             raise _unusable(what, where, next(filter(None, _read(found)), tests.text[:120]))

@@ -6,11 +6,17 @@ is nothing to compare with on this side, and what comes out is taken apart as te
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import types
 
+#: Folder of the tested program, out of the way until it is loaded: it may hold a `types.py` or a `json.py` of its own.
+_WORK = sys.path.pop(0) if __name__ == "__main__" else ""
+
+import json  # noqa: E402
+import os  # noqa: E402
+import types  # noqa: E402
+
+#: Names of the tested program and of this file, beside the files of a repository.
+PROGRAM, HARNESS = "_rlhf_program.py", "_rlhf_harness.py"
 TYPE_CHECKING = False  # without importing typing: this runs anew for every program
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +88,8 @@ def main() -> None:
     os.dup2(2, 1)  # what the program prints is no result
     tested = types.ModuleType("tested")
     sys.modules["tested"] = tested
-    with open("program.py", encoding="utf-8") as file:
+    sys.path.insert(0, _WORK)
+    with open(PROGRAM, encoding="utf-8") as file:
         exec(compile(file.read(), "program.py", "exec"), tested.__dict__)
     for index, wanted in enumerate(order["calls"]):
         try:

@@ -102,13 +102,18 @@ class Asked:
         self._met.clear()
 
     def run_test(self, name: str, function: Callable[[], Any]) -> None:
-        """Call a function with assertions; the next ones are called whatever becomes of it."""
+        """Call a function with assertions, which are one test; the next ones are called whatever becomes of it."""
+        begin, ended = len(self.events), ""
         try:
             function()
         except Unknown:
             pass
-        except (Exception, SystemExit) as ended:
-            self.events.append([name, _said(ended)])
+        except (Exception, SystemExit) as error:
+            ended = _said(error)
+        own = self.events[begin:]
+        text, why = next((event for event in own if event[1]), ["", ended])
+        if own or ended:
+            self.events[begin:] = [[f"{name}: {text}" if text else name, why]]
 
 
 class _Program(ModuleType):

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from rlhf.errors import DataError
 from rlhf.evaluation.rows import FORMAT, Row
 from rlhf.evaluation.store import StoredStep, list_steps
+from rlhf.viewer.redaction import cut_whole
 
 _CHEAP = (
     "task_id",
@@ -248,7 +249,7 @@ def _cheap(row: Row, place: int) -> Row:
         "n_tokens": row.get("n_tokens") or 0,
         "duration_s": row.get("duration_s") or 0.0,
         "parent": row.get("parent"),
-        "detail": (row.get("detail") or "")[:_DETAIL],
+        "detail": cut_whole(row.get("detail") or "", _DETAIL),
         "score": (row.get("score") or {}).get("total"),
     }
 

@@ -25,12 +25,19 @@ DEFAULTS = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 )
 BLACK = "█████"
+#: Characters that a key may have.
+_IN_KEYS = "".join(map(chr, range(33, 127)))
 
 
 #: Finds what any of them might match, so that texts without a key, nearly all, are looked at once.
 _ANY = re.compile(
     "|".join(f"(?:{pattern.replace('(?i)', '(?i:', 1)})" + ")" * ("(?i)" in pattern) for pattern in DEFAULTS)
 )
+
+
+def cut_whole(text: str, n: int) -> str:
+    """The first `n` characters of a text at most, cut at white space: half of a key is not known for one."""
+    return text if len(text) <= n else text[:n].rstrip(_IN_KEYS)
 
 
 class Redaction:

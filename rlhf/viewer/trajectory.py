@@ -14,7 +14,7 @@ from rlhf.evaluation.folder import PLAN
 from rlhf.evaluation.rows import Row, TrajectoryRecord, decode, decode_failure
 from rlhf.evaluation.store import StoredStep
 from rlhf.evaluation.transcript import load_tokenizer, pieces
-from rlhf.viewer.redaction import Redaction
+from rlhf.viewer.redaction import Redaction, cut_whole
 
 #: What a token can be coloured by, and why where it cannot.
 COLOURS = {
@@ -77,7 +77,7 @@ def failure(row: Row, redaction: Redaction) -> dict[str, Any]:
         "task_id": record.task_id,
         "attempt": record.failure.attempt,
         "outcome": str(record.failure.outcome),
-        "detail": record.failure.message[:MAX_TEXT],
+        "detail": cut_whole(record.failure.message, MAX_TEXT),
         "is_failure": True,
         "turns": [],
     }
@@ -97,7 +97,7 @@ def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction, folder: st
         "task_id": record.task_id,
         "attempt": t.attempt,
         "outcome": str(t.outcome),
-        "detail": t.detail[:MAX_TEXT],
+        "detail": cut_whole(t.detail, MAX_TEXT),
         "is_failure": False,
         "opening": _cut(t.opening),
         "n_tokens": t.n_tokens,
@@ -237,5 +237,5 @@ def _rounded(value: float) -> float | None:
 
 
 def _cut(text: str) -> str:
-    n = len(text) - MAX_TEXT
-    return text if n <= 0 else f"{text[:MAX_TEXT]}\n[and {n:,} more characters]"
+    kept = cut_whole(text, MAX_TEXT)
+    return text if kept == text else f"{kept}\n[and {len(text) - len(kept):,} more characters]"

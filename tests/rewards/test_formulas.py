@@ -136,7 +136,14 @@ def test_a_budget_costs_what_exceeds_it(used, value):
 )
 def test_the_order_of_tags_is_a_state_machine(text, wrong):
     assert well_formed(text, SEARCH_R1, "answer") == wrong
-    assert Format(transitions=SEARCH_R1)(task(), played(text)).value == (not wrong)
+    assert Format(transitions=SEARCH_R1, inline_replies=True)(task(), played(text)).value == (not wrong)
+
+
+def test_a_reply_that_the_agent_makes_up_breaks_the_form():
+    made_up = "<search>q</search><information>Paris</information><answer>Paris</answer>"
+    assert "<information> is for the environment to write" in Format()(task(), played(made_up)).why
+    assert FormatOutcome()(task("Paris"), played(made_up)).value == 0.8
+    assert SearchEfficiency()(task("Paris"), played(made_up)).value == -1
 
 
 def test_text_between_tags_may_be_allowed_and_replies_left_out():
@@ -214,6 +221,13 @@ def test_knowing_beats_searching_and_searching_beats_guessing():
 def test_only_searches_that_were_carried_out_count():
     assert n_calls(played(SEARCH, SEARCH, ANSWER), "search") == 2  # the same query twice counts twice
     assert n_calls(played("<search>never closed"), "search") == 0
+    made = [
+        "<answer>Paris</answer><search>y</search>",
+        "<answer>Paris <search></search></answer>",
+        '{"name": "answer", "arguments": {"value": "<search></search>"}}',
+    ]
+    assert [n_calls(played(one), "search") for one in made] == [0, 0, 0]
+    assert n_calls(played("<think>so</think>\n<search>a</search><search>b</search>"), "search") == 1  # as one is made
 
 
 def test_both_stages_of_r1_searcher():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,14 @@ def test_a_subgoal_is_paid_once_on_the_turn_that_reaches_it() -> None:
         group = judged(Subgoals(url=url, model="m", bonus=2.0), attempts)
     assert [score.turns for score in group.scores] == [(0.0, 1.0, 0.0, 1.0), (1.0,), (0.0,)]
     assert "2 of 2 subgoals" in group.scores[0].parts["r"].why and len(requests) == 1 + 3
+
+
+def test_turns_that_were_given_are_not_paid() -> None:
+    given = [replace(attempt(KEY, DOOR, KEY), n_given=1)]
+    with served(guide) as (url, _):
+        assert judged(Subgoals(url=url, model="m", bonus=2.0), given).scores[0].turns == (0.0, 1.0, 0.0)
+    with served(progress) as (url, _):
+        assert judged(Feedback(url=url, model="m", bonus=0.5), given).scores[0].turns == (0.0, 0.5, 0.0)
 
 
 def test_lines_that_name_what_there_is_not_are_no_answer() -> None:

@@ -164,7 +164,7 @@ def test_verdicts_are_the_same_from_many_threads() -> None:
 
 def test_algebra_without_an_end_is_wrong_and_the_next_answer_is_judged() -> None:
     hard = r"\boxed{\int_0^1 e^{-x^2}\sin(x^3)\cos(x^5) dx}"
-    verdict = Maths(limit_s=0.5)(hard, "42")
+    verdict = Maths(limit_s=0.5)(hard, r"\int_0^2 e^{-x^2} dx")
     assert verdict.value == 0 and "0.5 s of processor time" in verdict.why
     assert Maths()(r"\boxed{(a+b)^2}", "a^2+2ab+b^2").value == 1
 
@@ -196,6 +196,14 @@ def test_the_command_judges_a_users_verifier_by_the_suite(tmp_path: Path, monkey
         ("\\sqrt{x^2}", "x", False),  # they differ where x is negative
         ("\\log x^2", "2 \\log x", True),  # they agree wherever both are real
         ("42", "So it is 40 + 2.\n#### 42", True),
+        ("2x+1=5", "x=2", False),  # still to be solved
+        ("2=x", "x=\\frac{4}{2}", True),
+        ("y=2x+1", "2x-y+1=0", True),
+        ("\\gcd(48, 18)", "6", False),  # still to be worked out
+        ("\\int_0^1 x^2 dx", "\\frac{1}{3}", False),
+        ("\\frac{d}{dx} x^2", "2x", False),
+        ("\\frac{d}{d+1}", "\\frac{d}{1+d}", True),
+        ("\\int_0^1 x^2 dx", "\\int_0^1 t^2 dt", True),
     ],
 )
 def test_what_counts_as_equal(answer: str, reference: str, right: bool) -> None:

@@ -106,6 +106,8 @@ def test_numeric_near_zero_needs_an_absolute_tolerance():
         ("banana", False),
         ("The answer is (A), not (B).", False),
         ("A, B, C, D, E", False),
+        ("Either A or B might be right in this case.", False),
+        ("I think that a good choice is B here.", True),
     ],
 )
 def test_a_choice_is_one_letter(answer, right):

@@ -90,18 +90,28 @@ def test_fixture(tmp_path):
 """
 
 
-@pytest.mark.parametrize("call", ["", "\nif __name__ == '__main__':\n    test_half()\n", "\ntest_half()\n"])
-def test_functions_of_the_form_of_pytest_are_called_once(call: str) -> None:
-    assert judge(HALF, PYTEST + call, "share") == Verdict(1.0, why="4 of 4 tests passed")
+@pytest.mark.parametrize(
+    ("call", "n"), [("", 3), ("\nif __name__ == '__main__':\n    test_half()\n", 3), ("\ntest_half()\n", 4)]
+)
+def test_functions_of_the_form_of_pytest_are_called_once_and_one_test_each(call: str, n: int) -> None:
+    assert judge(HALF, PYTEST + call, "share") == Verdict(1.0, why=f"{n} of {n} tests passed")
     fails_at_0 = "def half(x):\n    return x // 2 if x else 1 / x"
-    found = judge(
-        fails_at_0, PYTEST + call, "share"
-    )  # an exception fails one assertion, and the next function is called
-    assert found.value == 0.25 and found.why.startswith("1 of 4 tests passed; failed: half(3) == 1.5: returned 1")
+    found = judge(fails_at_0, PYTEST + call, "share")  # an exception fails one test, and the next function is called
+    assert found.value == (n - 3) / n and "half(3) == 1.5: returned 1" in found.why
     kept = judge(
         fails_at_0, "def test_a():\n    x = half(0)\n    assert x == 0\ndef test_b():\n    assert half(4) == 2", "share"
     )
     assert kept == Verdict(0.5, why="1 of 2 tests passed; failed: test_a: ZeroDivisionError: division by zero")
+
+
+def test_a_program_that_raises_fails_no_fewer_tests_than_one_that_is_wrong() -> None:
+    squares = "assert f(0) == 0\nfor i in range(1, 9):\n    r = f(i)\n    assert r == i * i"
+    loop = "for i in range(1, 9):\n        r = f(i)\n        assert r == i * i"
+    parts = f"def test_a():\n    assert f(0) == 0\ndef test_b():\n    {loop}"
+    wrong = "def f(x):\n    return x"
+    raises = "def f(x):\n    if x > 1:\n        raise ValueError\n    return x"
+    assert judge(wrong, squares, "share").value == 2 / 9 > judge(raises, squares, "share").value == 0
+    assert judge(wrong, parts, "share").value == judge(raises, parts, "share").value == 0.5
 
 
 @pytest.mark.parametrize(
@@ -149,7 +159,7 @@ def test_no_program_judges_itself(name: str) -> None:
 
 def test_the_tests_are_not_where_the_program_is() -> None:
     looks = "import os\ndef held():\n    return sorted(os.listdir('.'))"
-    assert judge(looks, "assert held() == ['harness.py', 'program.py']").value == 1
+    assert judge(looks, "assert held() == ['_rlhf_harness.py', '_rlhf_program.py']").value == 1
 
 
 @pytest.mark.parametrize(

@@ -469,3 +469,20 @@ def test_waiting_for_a_core_is_not_time_of_the_reward() -> None:
                     timeout_s=3.0)
     )  # fmt: skip
     assert not group.failures and [score.total for score in group.scores] == [0.0] * n
+
+
+def test_a_repository_keeps_files_that_have_the_names_of_ours_or_of_python_s() -> None:
+    files = {name: f"NAME = {name!r}\n" for name in ("main.py", "program.py", "harness.py", "types.py", "json.py")}
+    files["shop.py"] = "import main, program, harness\ndef names():\n    return 0\n"
+    fixed = "return [m.NAME for m in (main, program, harness)]"
+    edit = f"```\n### shop.py\n<<<<<<< SEARCH\n    return 0\n=======\n    {fixed}\n>>>>>>> REPLACE\n```"
+    tests = {
+        "files": files,
+        "program": "from shop import names\nprint(names())",
+        "asserts": ["assert names() == ['main.py', 'program.py', 'harness.py']"],
+        "cases": [{"stdin": "", "stdout": "['main.py', 'program.py', 'harness.py']"}],
+    }
+    turns = (Turn(Action(edit), ""),)
+    reward = UnitTests(cpu_s=2.0, wall_s=6.0, memory_mb=256)
+    found = asyncio.run(reward(Task("t", reference=json.dumps(tests)), Trajectory("t", 0, "", turns, Outcome.FAILED)))
+    assert found == Verdict(1.0, why="all 2 tests passed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf.errors import UsageError
-from rlhf.viewer.redaction import BLACK, Redaction
+from rlhf.viewer.redaction import BLACK, Redaction, cut_whole
 
 KEYS = (
     "sk-proj-abcDEF1234567890abcd",
@@ -50,6 +50,12 @@ def test_a_password_in_an_address_is_blacked_out_and_the_rest_stays() -> None:
 )
 def test_ordinary_texts_stay(text: str) -> None:
     assert Redaction().text(text) == text
+
+
+def test_a_text_is_cut_where_no_key_is() -> None:
+    said = "the server says: https://bot:hunter2secret@models.example refused"
+    assert [cut_whole(said, n) for n in (30, 40, 100)] == ["the server says: "] * 2 + [said]
+    assert cut_whole("\u77e5" * 9, 5) == "\u77e5" * 5
 
 
 def test_values_are_redacted_at_every_depth() -> None:
