@@ -19,9 +19,12 @@ from rlhf.recipe.model import values_of
 
 
 def code_digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return file name and SHA-256 of the Python behind each key of a recipe or suite, as plain values, that names some.
+    """Return file name and SHA-256 of the Python behind each key of a recipe or suite that names some.
 
     A file or a module is taken whole, without what it imports; of a part that a program has given, its own source.
+
+    Args:
+        values: the recipe or suite, as plain values.
     """
     return {key: digest for key, value in _texts(values) if (digest := _digest(value, key))}
 
