@@ -9,7 +9,9 @@ import pytest
 
 from agents.stores import copies
 from agents.stores.store import Origin, Store
-from rlhf.build.resume import telling_what_is_there, without_empty
+from rlhf.build.resume import run_folder, telling_what_is_there, without_empty
+from rlhf.errors import RecipeError
+from rlhf.recipe import load
 from tests import recipe_parts
 from tests.commands import run
 
@@ -64,6 +66,21 @@ def test_what_took_work_stays_and_is_told(tmp_path: Path, work: Callable[[Path],
     work(tmp_path / "run")
     said = failing(tmp_path / "run", was_there=False)
     assert f"--resume {tmp_path / 'run'}" in said[-1] and (tmp_path / "run" / copies.FILE).is_file()
+
+
+def test_logs_of_learners_are_nothing_and_stay(tmp_path: Path) -> None:
+    out, recipe = tmp_path / "run", load(recipe_parts.write(tmp_path))
+    begun(out)
+    (out / "learner-0.log").write_text("gone")
+    assert failing(out, was_there=False) == []
+    for _ in range(2):  # each start finds what the one before it left
+        with run_folder(recipe, out, None) as folder:
+            assert folder == out and "learner-0.log" in {path.name for path in out.iterdir()}
+            begun(out)
+        assert failing(out, was_there=True) == [] and [path.name for path in out.iterdir()] == ["learner-0.log"]
+    (out / "other-0.log").touch()
+    with pytest.raises(RecipeError, match="not empty"), run_folder(recipe, out, None):
+        pass
 
 
 def test_a_run_on_the_command_line_leaves_the_folder_as_it_was(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -69,7 +70,7 @@ def _begun(recipe: Recipe, out: Path | None, resume: Path | None, lock: bool, st
             try:
                 if lock:
                     own.enter_context(locks.held(folder, "rlhf train"))
-                if locks.is_empty(folder):
+                if _is_unused(folder):
                     stack.push(own.pop_all())
                     return folder
             except locks.FolderInUse:
@@ -78,6 +79,15 @@ def _begun(recipe: Recipe, out: Path | None, resume: Path | None, lock: bool, st
         if out is not None:
             raise _not_empty(out)
     raise AssertionError("numbers do not end")
+
+
+def _is_unused(folder: Path) -> bool:
+    """True if a folder holds nothing but locks, and logs of learners on Ray that died before they began."""
+    return all(locks.is_lock(path) or _is_log(path) for path in folder.iterdir())
+
+
+def _is_log(path: Path) -> bool:
+    return re.fullmatch(r"learner-\d+\.log", path.name) is not None
 
 
 def _make(folder: Path, out: Path | None) -> None:
@@ -244,9 +254,9 @@ def telling_what_is_there(folder: Path, say: Say, *, is_resumed: bool) -> Iterat
 
 
 def _holds_nothing(folder: Path) -> bool:
-    """True if a folder holds only the record of a run, empty files, and a store without entries."""
+    """True if a folder holds only the record of a run, logs of learners, empty files, and a store without entries."""
     others = (p for p in folder.rglob("*") if p.name not in _RECORD and not p.is_dir() and not locks.is_lock(p))
-    found = [p for p in others if not _is_empty(p)]
+    found = [p for p in others if not _is_empty(p) and not _is_log(p)]
     return all(p == folder / copies.FILE and _is_new(p) for p in found)
 
 
@@ -270,6 +280,6 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        elif not locks.is_lock(path):
+        elif not locks.is_lock(path) and not _is_log(path):  # a log says why
             with suppress(OSError):
                 path.unlink()
