@@ -96,6 +96,7 @@ def train(
         from rlhf.recipe import load
 
         loaded = load(recipe, overrides or [])
+    _refuse_processes_beside_ray(loaded, nproc)
     if nproc > 1 and n_wanted() == 1:
         if memory_check:
             refuse_too_large(loaded, nproc, nproc, launches=True)
@@ -111,6 +112,18 @@ def train(
         print_json(result)
     else:
         _print_result(result)
+
+
+def _refuse_processes_beside_ray(recipe: Recipe, nproc: int) -> None:
+    n = max(nproc, n_wanted())
+    if n > 1 and recipe.cluster.is_on:
+        raise RecipeError(
+            "a run on Ray starts its trainer processes itself",
+            where="--nproc" if nproc > 1 else "WORLD_SIZE",
+            got=f"{n}, with cluster.rollout_workers: {recipe.cluster.rollout_workers}",
+            expected=f"1: the processes are cluster.learners, {recipe.cluster.learners} here",
+            hint=f"rlhf train without {'--nproc' if nproc > 1 else 'a launcher'}, and cluster.learners={n}",
+        )
 
 
 def refuse_before(recipe: Recipe, *, is_resumed: bool, memory_check: bool = True) -> None:

@@ -38,7 +38,8 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
         path.write_text(dump(recipe))
         run.mkdir()
         arguments = ["train", str(path), *shortened(recipe, n_steps), "--out", str(run), "--no-memory-check"]
-        code = launch(arguments, n_processes, run, quiet=True)
+        # On Ray the one process starts the learners.
+        code = launch(arguments, 1 if recipe.cluster.is_on else n_processes, run, quiet=True)
         if code:
             raise TrainingError(
                 "the trial did not finish",
@@ -68,6 +69,8 @@ def shortened(recipe: Recipe, n_steps: int) -> list[str]:
         found += [f"stages.{i}.steps={n_steps}", f"stages.{i}.checkpoint_every=0"]
         if stage.critic is not None and stage.critic.warmup_steps:
             found.append(f"stages.{i}.critic.warmup_steps=0")
+        if stage.opponents is not None and stage.opponents.every >= n_steps:
+            found.append(f"stages.{i}.opponents.keep=1")
         if stage.reference_reset is not None:  # which asks for evaluations on the way
             found.append(f"stages.{i}.reference_reset=null")
     return found

@@ -48,6 +48,15 @@ def test_one_port_for_the_gateways_of_all_workers_is_refused(tmp_path: Path) -> 
     assert caught.value.where == "environment.port" and caught.value.hint == "remove the key"
 
 
+def test_processes_beside_those_of_ray_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = runs.write(tmp_path, [STAGE], **ON_RAY), tmp_path / "run"
+    done = CliRunner().invoke(app, ["train", str(path), "--out", str(out), "--nproc", "2"])
+    assert done.exit_code == 2 and "error --nproc: " in done.stderr and "cluster.learners=2" in done.stderr, done.stderr
+    monkeypatch.setenv("WORLD_SIZE", "3")  # as torchrun does
+    done = CliRunner().invoke(app, ["train", str(path), "--out", str(out)])
+    assert done.exit_code == 2 and "error WORLD_SIZE: " in done.stderr and not out.exists(), done.stderr
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_a_full_store_of_ray_says_what_to_free() -> None:
     from ray.exceptions import OutOfDiskError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -220,6 +221,16 @@ def test_a_run_that_is_stopped_saves_and_leaves_no_process(tmp_path: Path) -> No
     assert "supervised 6/6" in log.read_text(), "what the learner says"
     again = CliRunner().invoke(app, ["stop", str(out)])
     assert again.exit_code and "nothing trains in this folder" in again.output
+
+
+@pytest.mark.extended
+def test_a_trial_has_the_learners_that_one_process_starts(tmp_path: Path) -> None:
+    trainer = {"kind": "deepspeed", "zero": 1, "keep_whole_below": 0, "timeout_s": 120.0}
+    path = on_ray(tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "learners": 2}, trainer)
+    shown = CliRunner().invoke(app, ["show", str(path), "--trial", "2", "--json"])
+    assert shown.exit_code == 0, shown.output
+    [_, stage] = json.loads(shown.stdout.splitlines()[-1])["trial"]["stages"]
+    assert len(stage["step_s"]) == 2 and stage["peak_bytes"] > 0
 
 
 @pytest.mark.extended

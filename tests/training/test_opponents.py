@@ -17,6 +17,7 @@ from agents.contrib.self_play import SelfPlay
 from environments.base import Properties, StepResult
 from rlhf.batching.samples import make_samples
 from rlhf.build.train import train
+from rlhf.commands.trial import shortened
 from rlhf.credit.contrib.self_play import Seats, seat_of
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams, ScoredGroup, Task
@@ -34,6 +35,7 @@ from rlhf.training.contrib.judge_refresh import learnt
 from rlhf.training.contrib.league import League, Version, _Drawn
 from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.policy.model import Lora, Policy
+from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests import test_resume as resume
 from tests import test_self_play as self_play
 from tests.commands import run
@@ -230,6 +232,14 @@ def test_a_seat_that_an_older_version_had_is_given_no_credit_and_compared_with_n
                 sign = 1 if g.role == seat_of(t.turns[-1]) else -1
                 mean = sum(earned[g.role]) / len(earned[g.role])
                 assert row == pytest.approx([0.0 if g.by else sign * score.total - mean] * len(g.token_ids))
+
+
+@pytest.mark.parametrize(("n_steps", "keep"), [(2, 1), (6, 1), (7, 4)])
+def test_a_trial_that_ends_before_there_is_another_version_is_a_recipe(n_steps: int, keep: int) -> None:
+    path = "textarena/nim-opponents"
+    stage = load(path, shortened(load(path), n_steps)).stages[1]
+    assert isinstance(stage, PolicyGradient) and stage.opponents is not None
+    assert (stage.steps, stage.opponents.every, stage.opponents.keep) == (n_steps, 6, keep)
 
 
 def test_turns_of_older_versions_are_drawn_read_and_never_trained_on() -> None:
