@@ -22,8 +22,10 @@ import rlhf
 from environments.base import Properties, StepResult
 from environments.games.countdown import Countdown
 from rlhf.api import frames
+from rlhf.api.background import Background
 from rlhf.api.train import overrides_of
 from rlhf.api.values import Arguments
+from rlhf.build.processes import STOP_REQUEST
 from rlhf.data import Task
 from rlhf.errors import CheckpointError, RecipeError, TrainingError
 from rlhf.recipe.model import values_of
@@ -408,6 +410,56 @@ def test_a_handle_stops_a_run_that_goes_on_elsewhere() -> None:
     while len(lines(stopped.run)) <= n and again.is_running:
         time.sleep(0.05)
     assert again.stop().run == stopped.run and len(lines(stopped.run)) > n
+
+
+IN_THREAD = """
+import signal
+import rlhf
+handle = rlhf.start({recipe!r}, rewards=lambda answer, reference: float(answer == reference), environment={rows!r},
+    out="run", progress=False)
+try:
+    handle.result()
+except rlhf.Stopped:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    print("stopped")
+"""
+
+
+def test_rlhf_stop_has_a_run_in_a_thread_write_a_checkpoint() -> None:
+    recipe = {key: value for key, value in SMALL.items() if key not in ("memory_check", "progress")}
+    code = IN_THREAD.format(recipe={**recipe, "stages": [grpo(5000)]}, rows=ROWS)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    own = {"env": os.environ | {"PYTHONPATH": path}, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **own) as process:
+        end = time.monotonic() + 120
+        while not lines(Path("run")):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        said = command("stop", "run")
+        assert said.exit_code == 0 and "stopped at run/checkpoints/0-policy" in said.output, said.output
+        assert process.communicate(timeout=60)[0] == "stopped\n" and process.returncode == 0
+
+
+def test_sigterm_stops_every_call_in_a_thread_and_nothing_of_a_program_that_hears_it_itself() -> None:
+    def until_stopped() -> bool:
+        while not STOP_REQUEST.get().is_made:  # type: ignore[union-attr]
+            time.sleep(0.01)
+        return True
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        calls = [Background(until_stopped), Background(until_stopped)]
+        signal.raise_signal(signal.SIGTERM)
+        assert all(call.result() for call in calls) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+        call = Background(until_stopped)
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM] and call.is_running and not call.is_stopped
+        call.stop()
+        assert call.result()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_control_c_stops_a_run_in_this_thread() -> None:

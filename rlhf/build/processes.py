@@ -82,7 +82,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.is_made = False
         self._stop: Callable[[], object] = lambda: None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask while its own thread does
 
     def make(self) -> None:
         """Ask; a task that has not begun ends when it begins."""
