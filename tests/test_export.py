@@ -12,10 +12,12 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import Result
 
+import rlhf
 from agents.stores import copies
 from agents.stores.copies import content_hash
 from agents.stores.store import Store
 from rlhf.build.train import policy_of, recipe_of
+from rlhf.data import Task, Trajectory
 from tests.commands import last_json, run
 from tests.training import runs
 from tests.training.words import WORDS
@@ -99,6 +101,24 @@ def test_the_policy_in_a_checkpoint_stands_for_it(trained: Path, tmp_path: Path)
     ended = export(runs.newest(trained) / "policy", "--out", tmp_path / "deep" / "model")
     assert ended.exit_code == 0 and "MB" in ended.output, ended.output
     assert (tmp_path / "deep" / "model" / "config.json").is_file()
+
+
+def test_a_run_with_a_reward_of_a_program_is_exported_and_extrapolated_without_it(tmp_path: Path) -> None:
+    def close(task: Task, trajectory: Trajectory) -> float:
+        return len(trajectory.turns) / 4
+
+    policy = {**runs.BASE["policy"], **FORMS["lora"]}
+    path = runs.write(tmp_path, [SUPERVISED | {"epochs": 1}, STAGE], policy=policy, evaluation={"n_tasks": 4})
+    given = rlhf.train(path, rewards={"close": close}, out=tmp_path / "run", progress=False, memory_check=False).run
+    assert "python:rewards.close" in (given / "recipe.yaml").read_text()
+    assert last_json(export(given, "--out", tmp_path / "model", "--json"))["merged"]
+    begin = given / "checkpoints" / "0-supervised-000000"
+    last_json(run("extrapolate", given, "--start", begin, "--out", tmp_path / "further", "--json"))
+    for name in ("model", "further"):
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / name).config.model_type == "qwen3"
+    (given / "recipe.yaml").write_text((given / "recipe.yaml").read_text() + "# changed")
+    refused = export(given, "--out", tmp_path / "again")
+    assert refused.exit_code == 2 and "recipe.yaml" in refused.output, refused.output
 
 
 # --- with a store ----------------------------------------------------------------------------------------------------

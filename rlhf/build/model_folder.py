@@ -11,12 +11,13 @@ from typing import Any
 from agents.stores import copies
 from agents.stores.store import Store
 from rlhf import processes
-from rlhf.build.train import policy_of, recipe_of
+from rlhf.build.train import policy_settings_of
 from rlhf.errors import ModelError, disk
 from rlhf.recipe import Recipe
 from rlhf.training.checkpoints.store import latest
 from rlhf.training.contrib.weight_extrapolation import merged
 from rlhf.training.hub import Hub
+from rlhf.training.policy.model import restore
 
 
 def write_model(checkpoint: Path, out: Path) -> tuple[bool, int | None]:
@@ -99,7 +100,8 @@ def _copy_store(folder: Path, into: Path) -> int | None:
 
 
 def _merge(folder: Path, into: Path) -> None:
-    policy = policy_of(recipe_of(folder.parent.parent), folder)
+    run = folder.parent.parent
+    policy = restore(policy_settings_of(run), folder / "policy", run)
     policy.name_stop_tokens()
     merged(policy).save_pretrained(into)
     policy.tokenizer.save_pretrained(into)

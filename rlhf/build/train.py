@@ -49,8 +49,10 @@ from rlhf.inference.role_adapters import adapter_names
 from rlhf.inference.settings import TransformersSettings
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe, load
+from rlhf.recipe.builder import build_part
 from rlhf.recipe.compatibility import check_seated
 from rlhf.recipe.model import values_of
+from rlhf.recipe.text import read
 from rlhf.recipe.view import shards_parameters
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
@@ -60,7 +62,7 @@ from rlhf.training.checkpoints.store import State
 from rlhf.training.contrib.profiling import profiler_of
 from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.loop import train as run_stages
-from rlhf.training.policy.model import Policy, restore
+from rlhf.training.policy.model import FromScratch, Policy, Pretrained, restore
 from rlhf.training.policy.model import resume as resume_policy
 from rlhf.training.rollouts_ahead import Lookahead
 from rlhf.training.run import Run
@@ -372,6 +374,20 @@ async def make_runner(recipe: Recipe, policy: Policy, progress: RichProgress, lo
         seed=recipe.seed,
         on_progress=progress.rollout,
     )
+
+
+def policy_settings_of(run_folder: Path) -> FromScratch | Pretrained:
+    """Policy settings of a run; its other parts are not made, which a program may have given.
+
+    Raises:
+        CheckpointError: the recipe is not what was written.
+    """
+    path = run_folder / "recipe.yaml"
+    Manifest(run_folder).require(path, "undo the change: what a run was made with stays")
+    found: FromScratch | Pretrained = build_part(
+        "policy", read(path, ())["policy"], "policy", base=path.resolve().parent
+    )
+    return found
 
 
 def recipe_of(run_folder: Path) -> Recipe:

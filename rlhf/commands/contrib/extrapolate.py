@@ -172,7 +172,8 @@ def _write(
 
 def _policy(folder: Path, checkpoint: Path) -> Policy:
     """The policy in `folder`, by the recipe of the run that `checkpoint` belongs to."""
-    from rlhf.build.train import policy_of, recipe_of
+    from rlhf.build.train import policy_settings_of
+    from rlhf.training.policy.model import restore
 
     if not folder.is_dir():
         raise CheckpointError(
@@ -183,11 +184,10 @@ def _policy(folder: Path, checkpoint: Path) -> Policy:
             hint="give --start FOLDER",
         )
     run = checkpoint.parent.parent
+    settings = policy_settings_of(run)
     if not (folder / "policy").is_dir():
-        from rlhf.training.policy.model import restore
-
-        return restore(recipe_of(run).policy, folder, run)
-    return policy_of(recipe_of(run), folder)
+        return restore(settings, folder, run)
+    return restore(settings, folder / "policy", folder.parent.parent)
 
 
 def _rows(found: Mapping[str, Direction]) -> list[dict[str, Any]]:
