@@ -429,7 +429,7 @@ def test_rlhf_stop_has_a_run_in_a_thread_write_a_checkpoint() -> None:
     recipe = {key: value for key, value in SMALL.items() if key not in ("memory_check", "progress")}
     code = IN_THREAD.format(recipe={**recipe, "stages": [grpo(5000)]}, rows=ROWS)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    own = {"env": os.environ | {"PYTHONPATH": path}, "stdout": subprocess.PIPE, "text": True}
+    own: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": path}, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **own) as process:
         end = time.monotonic() + 120
         while not lines(Path("run")):
