@@ -39,6 +39,11 @@ MISTAKES = {
     "a value that YAML takes for a comment": Mistake(
         ("agent.system=#### Play well.",), "override agent.system", ("# begins a comment", "'agent.system=\"#### Play")
     ),
+    "a value whose end YAML takes for a comment": Mistake(
+        ("agent.system=Use issue #12.",),
+        "override agent.system",
+        ("# begins a comment", '\'agent.system="Use issue #12."'),
+    ),
     "unknown key of the recipe": Mistake(("enviroment.n=1",), "enviroment", ("did you mean 'environment'?",)),
     "text where a number belongs": Mistake(
         ("stages.1.steps=many",), "stages[1].steps", ("'many' (text)", "a whole number, at least 1")

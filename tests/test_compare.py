@@ -267,6 +267,8 @@ def test_a_leaderboard_ranks_what_was_measured_alike(tmp_path: Path) -> None:
         return len(found[0]["rows"])
 
     assert board_of() == 2
+    assert board_of(environment={"kind": "external", "world": world, "reward": "world", "command": ["a"]}) == 2
+    assert board_of(environment={**world, "url": "http://elsewhere:1"}) == 2
     assert board_of(temperature=0.5) == board_of(limits={**limits, "max_turns": 8}) == 1
     assert board_of(environment={**world, "rows": 3}) == 1
     assert board_of(rewards={"right": {"kind": "outcome", "solved_at": 1.0}, "quick": {"kind": "turn_cost"}}) == 1

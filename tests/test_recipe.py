@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+import rlhf
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.losses.importance_correction import Bypass, Masked, corrected
 from rlhf.losses.mismatch import CorrectionInputs
@@ -25,7 +26,7 @@ from rlhf.recipe import dump, find, list_recipes, load
 from rlhf.recipe.builder import build, build_part, keys_of, plain_part
 from rlhf.recipe.checks import cautions
 from rlhf.recipe.places import BELOW, KEYS
-from rlhf.recipe.text import parse, parse_fields, to_text
+from rlhf.recipe.text import overridden, parse, parse_fields, to_text
 from rlhf.settings import STRICT
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
@@ -89,13 +90,14 @@ plain_values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)  # OmegaConf parses every text that might hold an interpolation
-@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain_values, max_size=4))
-def test_written_text_reads_back(values: dict[str, Any]) -> None:
-    from omegaconf import OmegaConf
+#: Texts with what OmegaConf has a meaning for.
+odd_texts = st.text("\\${}?a ", max_size=8)
 
-    text = to_text(values)
-    assert OmegaConf.to_container(OmegaConf.create(parse(text, "test") or {}), resolve=True) == values
+
+@settings(max_examples=60, deadline=None)  # OmegaConf parses every text that might hold an interpolation
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain_values | odd_texts, max_size=4))
+def test_written_text_reads_back(values: dict[str, Any]) -> None:
+    assert overridden(parse(to_text(values), "test") or {}, (), "test") == values
 
 
 def test_bad_yaml_says_the_line() -> None:
@@ -130,6 +132,11 @@ def test_bad_yaml_says_what_is_expected_and_what_to_do(text: str, what: str, exp
     error = refused(lambda: parse(text, "r.yaml"))
     assert error.what.startswith("invalid YAML: ") and what in error.what
     assert expected in error.expected and hint in error.hint and error.got
+
+
+def test_a_key_may_be_merged_and_written_again() -> None:
+    text = "d: &d {lr: 1}\na:\n  base: &base\n    <<: *d\n    lr: 2\nx:\n  <<: *base\n"
+    assert parse(text, "r.yaml")["x"] == {"lr": 2}
 
 
 def test_fields_nest() -> None:
@@ -276,6 +283,15 @@ def test_dump_writes_every_default_and_loads_again_from_anywhere(echo: Path, tmp
     again = load(elsewhere)
     assert again == recipe
     assert dump(again) == text
+
+
+def test_a_recipe_in_hand_keeps_its_texts(echo: Path) -> None:
+    recipe: Any = load(echo, ["agent={kind: chat, system: '\\${seed} dollars'}"])
+    assert recipe.agent.system == "${seed} dollars"
+    again: Any = rlhf.load(recipe)
+    assert again.agent == recipe.agent
+    given: Any = rlhf.load(echo, agent=dataclasses.replace(recipe.agent, system="echo ${HOME}"))
+    assert given.agent.system == "echo ${HOME}"
 
 
 def test_overrides_reach_every_depth(echo: Path) -> None:
@@ -549,6 +565,9 @@ def test_recipes_are_found_by_name(echo: Path, tmp_path: Path, monkeypatch: pyte
     assert [r.doc for r in mine] == ["Say the word: the smallest thing that can be trained."]
     assert find("unlikely_name") == find("deep/unlikely_name") == mine[0].path
     assert load("unlikely_name").name == "unlikely_name"
+    (tmp_path / "recipes" / ".#unsaved.yaml").symlink_to("someone@somewhere.1")
+    (tmp_path / "recipes" / "latin.yaml").write_bytes("# caf\u00e9".encode("latin-1"))
+    assert load("unlikely_name").name == "unlikely_name" and any(r.name == "latin" for r in list_recipes())
 
 
 def test_an_ambiguous_name_and_an_unknown_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

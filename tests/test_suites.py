@@ -64,6 +64,7 @@ def test_a_task_is_counted_once(tmp_path: Path) -> None:
         "rewards.words.weight=2",
         "limits.max_turns=3",
         "limits.max_retries=0",
+        "limits={max_turns: 3, max_tokens: 8}",
         "evaluation.temperature=0",
     ],
 )
@@ -71,7 +72,7 @@ def test_what_a_suite_says_itself_is_not_overridden(override: str, tmp_path: Pat
     recipe = runs.write(tmp_path, [{"kind": "policy_gradient", "steps": 1}])
     refused = run("evaluate", recipe, "--suite", "quick", override)
     assert refused.exit_code == 2 and "a suite has its own tasks, rewards and limits" in refused.stderr
-    own = run("evaluate", recipe, "--suite", "quick", "limits.max_tokens=3", "agent.system=Be brief.", "seed=1")
+    own = run("evaluate", recipe, "--suite", "quick", "limits={max_tokens: 3}", "agent.system=Be brief.", "seed=1")
     assert "error policy.kind: there are no weights" in own.stderr
 
 

@@ -57,8 +57,8 @@ class CompositeEnvironment(ABC):
 
     @property
     def demonstrates(self) -> bool:
-        """True if all members can demonstrate."""
-        return all(can_demonstrate(member) for member in self.members())
+        """True if one of the members can demonstrate; see `demonstrates_for`."""
+        return any(can_demonstrate(member) for member in self.members())
 
     def demonstrates_for(self, task: Task) -> bool:
         """True if the environment of a task can demonstrate."""

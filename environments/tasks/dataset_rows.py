@@ -157,7 +157,7 @@ class Columns:
                 where=where,
                 got=f"a column {late}",
                 expected="the column in each row, empty where there is no answer, or its name in the recipe",
-                hint=f"write environment.reference: {late}, with {late}: null in rows without one",
+                hint=f"write environment.reference: {late}, with {late}: null in rows without one; or rename it",
             )
 
     def _tests(self, row: Row, solution: Any, where: str) -> str:
@@ -330,7 +330,7 @@ def _at(row: Row, name: str) -> Any:
 
 def _is_empty(value: Any) -> bool:
     """True for a cell that holds no answer."""
-    return value is None or not str(value).strip()
+    return value is None or value in ([], {}) or not str(value).strip()
 
 
 def _is_plain(value: object) -> bool:

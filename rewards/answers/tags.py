@@ -106,7 +106,7 @@ class Format:
     reply: str = "information"
     """The tag that a reply stands for; a reply that is in tags of its own keeps them."""
     inline_replies: bool = False
-    """An action holds replies itself, as in texts that another loop has put together; else such a tag is made up."""
+    """Accept replies within an action, as in a whole attempt in one text; else one there is the agent's invention."""
 
     def __post_init__(self) -> None:
         named = {tag for tags in self.transitions.values() for tag in tags} | {self.last}

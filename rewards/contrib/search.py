@@ -22,8 +22,6 @@ from rlhf.data import Action, Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
 _Value = Annotated[float, Field(allow_inf_nan=False)]
-#: Thoughts, and the first pair of tags.
-_THOUGHT, _PAIR = re.compile(r"<think>.*?</think>", re.DOTALL), re.compile(r"<([a-zA-Z_][\w-]*)>.*?</\1>", re.DOTALL)
 _Tag = Annotated[str, Field(pattern=r"^[a-zA-Z_][\w-]*$")]
 
 
@@ -38,10 +36,12 @@ def _calls(action: Action, name: str) -> int:
 
 
 def _is_call(step: str, name: str) -> bool:
-    """True if the first thing that a step does is this call: what follows it, or stands in an answer, is not done."""
-    step = _THOUGHT.sub("", step).strip()
-    first = None if step.startswith("{") else _PAIR.search(step)
-    return first[1] == name if first else any(call.name == name for call in calls_in(Action(step), (name,)))
+    """True if a step is this call, or has it in tags before an answer: what stands within or behind one is not done."""
+    calls = calls_in(Action(step), (name,))
+    if calls:
+        return calls[0].name.lower() == name.lower()
+    first = re.search(rf"<({'|'.join(map(re.escape, (name, *ANSWERS)))})>.*?</\1>", step, re.DOTALL | re.IGNORECASE)
+    return first is not None and first[1].lower() == name.lower()
 
 
 def tools_of(task: Task) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def main() -> None:
     sys.modules["tested"] = tested
     sys.path.insert(0, _WORK)
     with open(PROGRAM, encoding="utf-8") as file:
-        exec(compile(file.read(), "program.py", "exec"), tested.__dict__)
+        exec(compile(file.read(), PROGRAM, "exec"), tested.__dict__)
     for index, wanted in enumerate(order["calls"]):
         try:
             said = {"value": encode(call(wanted, tested.__dict__))}

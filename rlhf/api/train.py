@@ -22,6 +22,7 @@ from rlhf.recipe import Recipe, load_values
 from rlhf.recipe import load as load_recipe
 from rlhf.recipe.describe import given as told
 from rlhf.recipe.model import named_parts, values_of
+from rlhf.recipe.text import escaped, parse
 from rlhf.registry import refuse_import
 from rlhf.sinks import read_metrics
 from rlhf.terminal import CleanConsole
@@ -269,7 +270,7 @@ def _loaded(recipe: Any, arguments: Arguments, texts: Sequence[str]) -> Recipe:
         live = {path: part for path, part in named_parts(recipe).items() if arguments.is_live(part, path)}
         arguments.parts = live | arguments.parts
         with given(arguments.parts):
-            values: Any = values_of(recipe)
+            values: Any = escaped(values_of(recipe))
         base = recipe.base
     else:
         values = _of_mapping(recipe, arguments)
@@ -291,7 +292,7 @@ def _of_mapping(recipe: Mapping[str, Any] | None, arguments: Arguments) -> dict[
 
 def _name(values: Mapping[str, Any], texts: Sequence[str]) -> str:
     """Return the name of a run without one: that of its file of tasks."""
-    environment = next((json.loads(t.partition("=")[2]) for t in texts if t.startswith("environment=")), None)
+    environment = next((parse(t.partition("=")[2], "environment") for t in texts if t.startswith("environment=")), None)
     environment = environment or values.get("environment")
     path = environment.get("path") if isinstance(environment, Mapping) else None
     stem = Path(path).stem if isinstance(path, str) else ""

@@ -19,6 +19,7 @@ from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build_part, plain_part
 from rlhf.recipe.describe import given as told
 from rlhf.recipe.places import KEYS
+from rlhf.recipe.text import escaped
 
 #: Section of the part at a key of the recipe, where an object may stand for its settings.
 _SECTIONS = {"policy": "policy", "environment": "environment", "agent": "agent", "rewards": "reward", "stages": "stage"}
@@ -223,7 +224,7 @@ def _settings(section: str, part: Any, path: str) -> Any:
         made = build_part(section, json.loads(json.dumps(values)), path, base=Path())
     except (RlhfError, AttributeError, TypeError, ValueError):
         return None
-    return values if made == part else None
+    return escaped(values) if made == part else None
 
 
 def _name_of(part: Any) -> str:

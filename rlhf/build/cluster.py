@@ -28,6 +28,7 @@ from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.processes import ProcessError
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe.model import values_of
+from rlhf.recipe.text import escaped
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import latest
 
@@ -49,7 +50,7 @@ class PlainRecipe:
     """A recipe on its way to another process: made again there, with classes of its own files."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._values, self._name, self._base = values_of(recipe), recipe.name, recipe.base
+        self._values, self._name, self._base = escaped(values_of(recipe)), recipe.name, recipe.base
 
     def made(self) -> Recipe:
         """Return the recipe."""

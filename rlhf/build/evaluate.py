@@ -48,6 +48,8 @@ _MOST_NAMED = 4
 #: Of the versions on record, what may not change while an evaluation is made, and keys of the engine that may.
 _COMPARED = ("environment", "engine", "code", "weights")
 _MEMORY_KEYS = frozenset({"max_sessions", "max_batch_tokens", "gpu_memory_share", "kv_cache_gb", "sleep"})
+#: Endings of a model's files.
+_OF_MODELS = (".safetensors", ".bin", ".pt", ".json", ".model", ".jinja")
 
 
 def evaluate(
@@ -88,7 +90,7 @@ def evaluate(
         if found.kind == "model":
             refuse_other_kind(found.suite, found.checkpoint, found.name)
         _list_older(folder, console)
-        begin(folder, asked, found, tasks)
+        begin(folder, asked, found, tasks, is_kept=out is not None)
         _caution_fewer(found.suite, tasks, console)
         n_each = found.suite.strategy.n if found.suite.strategy else 1
         with RunningProgress(console, found.suite.attempts, n_each) as progress:
@@ -211,8 +213,22 @@ async def _parts(
         )
 
 
-def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks: Mapping[str, list[Task]]) -> None:
+def begin(
+    folder: Path,
+    asked: EvaluationRequest,
+    found: EvaluationTarget,
+    tasks: Mapping[str, list[Task]],
+    *,
+    is_kept: bool = True,
+) -> None:
     """Write what is evaluated, or see that it is what the folder holds already.
+
+    Args:
+        folder: of the evaluation.
+        asked: by the user.
+        found: what that is.
+        tasks: of each part.
+        is_kept: whether it may be resumed, so that the weights are read for their digests.
 
     Raises:
         RecipeError: the folder holds something else.
@@ -230,7 +246,7 @@ def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks
         if (folder / VERSIONS).is_file():
             record = json.loads(read_listed(folder / VERSIONS))
             before |= _kept(record, record)
-            now |= _kept(json.loads(json.dumps(versions_of(found))), record)
+            now |= _kept(json.loads(json.dumps(versions_of(found, is_kept=is_kept))), record)
         before, now = flat(before), flat(now)
         differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if differing:
@@ -253,7 +269,7 @@ def begin(folder: Path, asked: EvaluationRequest, found: EvaluationTarget, tasks
         )
     with disk("the evaluation", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_listed(folder / VERSIONS, json.dumps(versions_of(found), indent=1) + "\n")
+        write_listed(folder / VERSIONS, json.dumps(versions_of(found, is_kept=is_kept), indent=1) + "\n")
         write_listed(path, to_text(plan))
 
 
@@ -273,8 +289,8 @@ def _list_older(folder: Path, console: CleanConsole) -> None:
         )
 
 
-def versions_of(found: EvaluationTarget) -> dict[str, Any]:
-    """Versions of packages, interpreter, hardware, engine and environments."""
+def versions_of(found: EvaluationTarget, *, is_kept: bool = True) -> dict[str, Any]:
+    """Versions of packages, interpreter, hardware, engine and environments, and digests of code and weights."""
     part, recipe = found.suite.parts[0], found.recipe
     return {
         **versions(part.environment),
@@ -282,18 +298,19 @@ def versions_of(found: EvaluationTarget) -> dict[str, Any]:
         "environment": {p.name: properties_of(p.environment).package for p in found.suite.parts},
         "engine": plain_part("engine", recipe.engine) if recipe else {"kind": found.kind},
         "code": code_digests(values_of_suite(found.suite)),
-        "weights": _weights_digest(found),
+        "weights": _weights_digest(found) if is_kept else {},
     }
 
 
 def _weights_digest(found: EvaluationTarget) -> dict[str, str]:
     """File -> SHA-256 of the model's own files here; of a checkpoint the list of them, which holds their digests."""
     path = plain_part("policy", found.recipe.policy).get("path") if found.recipe else None
-    folders = [folder for folder in (Path(path or "").expanduser() if path else None, found.checkpoint) if folder]
+    folders = [folder for folder in (Path(path).expanduser() if path else None, found.checkpoint) if folder]
     digests = {}
     for folder in folders:
-        listed = [folder / FILES] if (folder / FILES).is_file() else sorted(p for p in folder.glob("*") if p.is_file())
-        digests.update({str(file): mark_of(file).sha256[:16] for file in listed})
+        own = sorted(file for file in folder.glob("*") if file.suffix in _OF_MODELS and file.is_file())
+        listed = [folder / FILES] if (folder / FILES).is_file() else own
+        digests.update({f"{folder.name}/{file.name}": mark_of(file).sha256[:16] for file in listed})
     return digests
 
 

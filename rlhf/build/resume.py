@@ -97,7 +97,7 @@ def _make(folder: Path, out: Path | None) -> None:
         raise RecipeError(
             "the folder of the run cannot be made",
             where=f"--out {out}" if out else "runs/",
-            got=error.strerror or str(error),
+            got="a file" if folder.is_file() else error.strerror or str(error),
             expected="a place to write",
             hint="give another: --out FOLDER",
         ) from error

@@ -34,6 +34,7 @@ from rlhf.inference.vllm.together import FollowingEngine
 from rlhf.processes import current, free_port
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe.model import values_of
+from rlhf.recipe.text import escaped
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.training.background_evaluation import BackgroundEvaluation
@@ -332,7 +333,7 @@ class OnRay:
         recipe = self.recipe
         asked = ray.put(
             WorkerSpec(
-                values=values_of(recipe) | {"cluster": {}},
+                values=escaped(values_of(recipe)) | {"cluster": {}},
                 name=recipe.name,
                 base=recipe.base,
                 stage=stage,

@@ -312,13 +312,18 @@ def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sec
 
 def _refuse_of_suite(overrides: Sequence[str]) -> None:
     """Raise RecipeError for an override of what a suite says itself; parts of a program are needed to load its run."""
+    from rlhf.recipe.text import parse
     from rlhf.rollout.limits import OF_POLICY
 
     pairs = [override.partition("=")[::2] for override in overrides]
     again = {key.partition(".")[0] for key, value in pairs if PREFIX in value}
-    for override, (key, _) in zip(overrides, pairs, strict=True):
+    for override, (key, value) in zip(overrides, pairs, strict=True):
         section, _, name = key.partition(".")
-        is_own = section in ("environment", "rewards", "evaluation") or (section == "limits" and name not in OF_POLICY)
+        given = parse(value, key) if section == "limits" and not name else None
+        names = set(given) if isinstance(given, dict) else {name.partition(".")[0]}
+        is_own = section in ("environment", "rewards", "evaluation") or (
+            section == "limits" and not names <= {*OF_POLICY}
+        )
         if is_own and section not in again:
             raise RecipeError(
                 "a suite has its own tasks, rewards and limits",

@@ -22,7 +22,8 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     embedded: Annotated[
-        bool, typer.Option("--embedded", help="Use the embedded engine instead of vLLM, for small models.")
+        bool,
+        typer.Option("--embedded", help="Use the embedded engine, for small models, without vLLM's OpenAI routes."),
     ] = False,
 ) -> None:
     """Serve a policy with vLLM: token-in, token-out for `engine.servers`, and OpenAI-compatible routes.

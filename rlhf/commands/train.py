@@ -291,7 +291,8 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
             where=f"--resume {run}",
             got=f"another value of {', '.join(others)}",
             expected=f"the recipe in {run / 'recipe.yaml'}; what trains and how much at a time may differ: "
-            f"stages.N.trainer, max_tokens_per_microbatch, cluster, memory of the engine; {steps} may grow",
+            "stages.N.trainer, max_tokens_per_microbatch, cluster, memory of the engine"
+            + (f"; {steps} may grow" if isinstance(own.stages[-1], PolicyGradient) else ""),
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return asked

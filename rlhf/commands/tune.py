@@ -26,7 +26,8 @@ Choice = tuple[str, ...]
 _FILE = "tune.json"
 #: Keys that say what is compared, rather than how it is trained.
 _MEASURES = re.compile(
-    r"seed|name|evaluation.*|.*\.steps|limits\.max_turns|rewards(\..*)?\.solved_at|environment(?!\.(n_)?train$).*"
+    r"seed|name|evaluation.*|.*\.steps|limits(\.(max_turns|max_calls|episode_timeout_s))?|rewards(\..*)?\.solved_at"
+    r"|environment(?!(\..*)?\.(n_train|train|n_workers|weight)$).*"
 )
 #: Differing keys that a message names.
 _MOST_NAMED = 4
@@ -96,7 +97,9 @@ def choices_of(tried: Sequence[str]) -> list[Choice]:
                 where=f"--try {text}",
                 got="a key that says what is compared" if measures else "a key twice" if key in values else text,
                 expected="KEY=A,B,... of another key, with a value before and after each comma",
-                hint="--try stages.0.optimizer.lr=1e-4,3e-4",
+                hint="name a key of a stage, such as stages.0.environment for what is trained on alone"
+                if measures
+                else "--try stages.0.optimizer.lr=1e-4,3e-4",
             )
         values[key] = [f"{key}={one}" for one in found]
     if not values:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlhf.data import SamplingParams, ScoredGroup, Task
+from rlhf.data import SamplingParams, Task
 from rlhf.evaluation.answers import answers_of
 from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.evaluation.chance import RandomAgent
@@ -16,7 +16,7 @@ from rlhf.rollout.contrib.strategies import Strategy
 from rlhf.rollout.group_structure import Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import check_failures
+from rlhf.rollout.scoring import check_failures, counted
 
 #: Step number that keeps the seeds of evaluations apart from those of training, and equal between evaluations.
 STEP = -1
@@ -82,8 +82,8 @@ async def play_part(
         for place in (folder, folder.with_name(CANDIDATES))
     )
     patient = replace(runner, limits=replace(runner.limits, max_error_fraction=1.0))
-    played: list[ScoredGroup] = []
-    stored = stored_failures = 0
+    # Failures and attempts until now, in earlier calls too: of the answers, and of the candidates for them.
+    counts = [(0, 0), (0, 0)]
     made, rollout = (attempts, Independent()) if strategy is None else (attempts * strategy.n, strategy.rollout)
     size = block_size(made, runner.limits)
     firsts = range(0, len(tasks), size)
@@ -94,9 +94,9 @@ async def play_part(
         if number in there:
             rows = list(read_columns(there[number], ["solved", "is_failure"]))
             solved = [row["solved"] for row in rows if not row["is_failure"]]
-            made_of = rows if number not in candidates else list(read_columns(candidates[number], ["is_failure"]))
-            stored += len(made_of)
-            stored_failures += sum(row["is_failure"] for row in made_of)
+            made_of = list(read_columns(candidates[number], ["is_failure"])) if number in candidates else []
+            for i, judged in enumerate((rows, made_of)):
+                counts[i] = counts[i][0] + sum(row["is_failure"] for row in judged), counts[i][1] + len(judged)
         else:
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
@@ -107,9 +107,10 @@ async def play_part(
                 pairs = zip(block, found.groups, strict=True)
                 answered = [await answers_of(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
                 groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
-            played += found.groups  # of a strategy every candidate: few that are left are another strategy
-            # Judged over what was played so far, in earlier calls too, not over each block by itself.
-            check_failures(played, runner.limits, before=(stored_failures, stored))
+            # A strategy with few candidates left is another strategy.
+            for i, judged_now in enumerate((groups, found.groups) if strategy is not None else (groups,)):
+                check_failures(judged_now, runner.limits, before=counts[i])
+                counts[i] = counted(judged_now, counts[i])
             if strategy is not None:
                 kept.write_groups(name, number, "eval", found.groups)
             writer.write_groups(name, number, "eval", groups, spent=spent)

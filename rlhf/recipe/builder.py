@@ -171,9 +171,9 @@ def plain_part(section: str | None, part: Any) -> dict[str, Any]:
 
 
 def _beside(named: Path, base: Path) -> Path:
-    """Path relative to the recipe, as for `./file.py` kinds; relative to the working folder if missing there."""
-    there = base / named.expanduser()
-    return there.resolve() if there.exists() else named.expanduser()
+    """Path relative to the recipe, as for `./file.py` kinds, or to the working folder: whole, where there is one."""
+    places = (base / named.expanduser(), named.expanduser())
+    return next((place.resolve() for place in places if place.exists()), named.expanduser())
 
 
 def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str, base: Path) -> None:

@@ -38,6 +38,8 @@ def listed_in(kind: str) -> list[Listed]:
     found: dict[str, Listed] = {}
     for folder in folders(kind):
         for path in sorted(folder.rglob("*.yaml")):
+            if path.name.startswith(".") or not path.is_file():  # such as the locks of editors
+                continue
             name = path.relative_to(folder).with_suffix("").as_posix()
             found.setdefault(name, Listed(name, first_comment(path), path))
     return [found[name] for name in sorted(found)]
@@ -122,5 +124,5 @@ def _names(listed: list[Listed]) -> Iterator[str]:
 
 def first_comment(path: Path) -> str:
     """Return the first comment line of a file, without its sign."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         return next((line.lstrip("# ").strip() for line in file if line.startswith("#")), "")

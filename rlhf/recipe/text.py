@@ -40,8 +40,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own name
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that is written twice, then build as usual."""
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Compose as usual, and refuse a key that is written twice; merged keys are not there yet."""
+        node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
             name = str(key.value)
@@ -50,7 +51,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
                     None, None, f"the key '{name}' is written twice", key.start_mark
                 )
             seen.add(name)
-        return dict(super().construct_mapping(node, deep=deep))
+        return node
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
@@ -92,7 +93,7 @@ def parse(text: str, where: str) -> Any:
 def to_text(values: Mapping[str, Any]) -> str:
     """YAML text that `parse` reads back, keys in the given order, short lists on one line."""
     text = yaml.dump(
-        _escaped(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
+        escaped(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True
     )
     return str(text)
 
@@ -130,7 +131,7 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str], where: str) 
         _apply(config, override)
     refuse_long_references(OmegaConf.to_container(config), where)  # type: ignore[arg-type]
     try:
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise _of_omegaconf(error, where) from error
     assert isinstance(plain, dict)
@@ -139,12 +140,7 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str], where: str) 
 
 def parse_fields(assignments: Sequence[str]) -> dict[str, Any]:
     """Read `key=value` words with dotted keys into nested plain values."""
-    config = OmegaConf.create({})
-    for assignment in assignments:
-        _apply(config, assignment)
-    plain = OmegaConf.to_container(config)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return overridden({}, assignments, "command line")
 
 
 def _apply(config: DictConfig, override: str) -> None:
@@ -158,9 +154,10 @@ def _apply(config: DictConfig, override: str) -> None:
             hint="put quotes around a value that has spaces: 'agent.system=Play well.'",
         )
     value = parse(text, f"override {key}")
-    if value is None and text.strip().casefold() not in ("", "~", "null"):
+    is_cut = value is None and text.strip().casefold() not in ("", "~", "null")
+    if is_cut or (isinstance(value, str) and " #" in text and value == text.partition(" #")[0].strip()):
         raise RecipeError(
-            "the value reads as nothing, because # begins a comment",
+            "the value ends early, because # begins a comment",
             where=f"override {key}",
             got=override,
             expected="a value in quotes of its own",
@@ -196,12 +193,12 @@ def _of_omegaconf(error: OmegaConfBaseException, where: str) -> RecipeError:
     )
 
 
-def _escaped(value: Any) -> Any:
+def escaped(value: Any) -> Any:
     """`value` with `${` written so that reading it back gives the same text."""
     if isinstance(value, str):
-        return value.replace("${", "\\${")
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
     if isinstance(value, Mapping):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: escaped(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escaped(item) for item in value]
+        return [escaped(item) for item in value]
     return value

@@ -6,6 +6,7 @@ from rlhf.data import Finish, Outcome
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import commonest_failure
+from rlhf.training.backends.optimizer import AdamW
 
 #: Share of the generations that may be cut before it is worth a word.
 TRUNCATED_SHARE = 0.01
@@ -25,6 +26,14 @@ def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, s
         "failures": _failures(collected, where),
     }
     return {name: f"caution: {text}" for name, text in found.items() if text}
+
+
+def endless_warmup(optimizer: AdamW, n_updates: int, where: str) -> dict[str, str]:
+    """Caution on a warm-up that takes all updates of a stage or round, by a name that prevents repeats."""
+    if optimizer.warmup_steps < n_updates:
+        return {}
+    text = f"{where} makes {n_updates} updates and its optimizer.warmup_steps is {optimizer.warmup_steps}"
+    return {f"warm-up of {where}": f"caution: {text}: the learning rate never reaches {optimizer.lr:g}"}
 
 
 def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, str]:

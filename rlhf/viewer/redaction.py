@@ -25,8 +25,8 @@ DEFAULTS = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 )
 BLACK = "█████"
-#: Characters that a key may have.
-_IN_KEYS = "".join(map(chr, range(33, 127)))
+#: Characters that a key may have, and how many of them.
+_IN_KEYS, _LONGEST_KEY = "".join(map(chr, range(33, 127))), 10_000
 
 
 #: Finds what any of them might match, so that texts without a key, nearly all, are looked at once.
@@ -37,7 +37,10 @@ _ANY = re.compile(
 
 def cut_whole(text: str, n: int) -> str:
     """The first `n` characters of a text at most, cut at white space: half of a key is not known for one."""
-    return text if len(text) <= n else text[:n].rstrip(_IN_KEYS)
+    if len(text) <= n:
+        return text
+    kept = text[:n] if text[n].isspace() else text[:n].rstrip(_IN_KEYS)
+    return (kept if n - len(kept) <= _LONGEST_KEY else text[:n]) + "…"
 
 
 class Redaction:

@@ -238,4 +238,4 @@ def _rounded(value: float) -> float | None:
 
 def _cut(text: str) -> str:
     kept = cut_whole(text, MAX_TEXT)
-    return text if kept == text else f"{kept}\n[and {len(text) - len(kept):,} more characters]"
+    return text if kept == text else f"{kept}\n[of {len(text):,} characters]"

@@ -21,7 +21,7 @@ from rlhf.build import reference_trial
 from rlhf.build.reference_trial import try_references
 from rlhf.build.train import train
 from rlhf.errors import CheckpointError, EnvError, RecipeError, RewardError
-from rlhf.recipe import load
+from rlhf.recipe import dump, load
 from tests.training import runs
 
 SUMS = [{"question": f"What is {a} + {b}?", "answer": a + b} for a in range(12) for b in range(12)]
@@ -290,6 +290,23 @@ def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path
         assert {name: w.solved_at for name, w in made.rewards.items()} == solved_at
     with pytest.raises(RecipeError, match="no reward defines when an attempt is solved"):
         load(recipe(tmp_path, {"short": short, "brief": short}))
+
+
+def test_a_reward_that_decides_in_a_stage_decides_alone(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "numeric"}})
+    made = load(path, ["stages.1.rewards={strict: {kind: exact_match, solved_at: 0.5}}"])
+    found = made.at(made.stages[1]).rewards
+    assert {name: one.solved_at for name, one in found.items()} == {"right": None, "strict": 0.5}
+
+
+def test_a_file_in_the_current_folder_is_found_again_from_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "numeric"}})
+    (tmp_path / "config").mkdir()
+    path = path.rename(tmp_path / "config" / "sums.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert yaml.safe_load(dump(load(path)))["environment"]["path"] == str(tmp_path / "sums.jsonl")
 
 
 def test_the_whole_reply_is_the_answer_and_there_is_one(tmp_path: Path) -> None:

@@ -238,6 +238,13 @@ def test_candidates_that_crash_count_in_the_share_of_errors(tmp_path: Path) -> N
     assert refused.exit_code == 2 and "rollout: 12% of the attempts failed" in refused.stderr
 
 
+def test_a_judge_that_fails_at_every_task_ends_the_evaluation(suite: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def bad(task, trajectory):\n    raise RuntimeError('no verdict')\n")
+    judged = f"{{kind: best_of_n, n: 2, judge: {{kind: '{tmp_path}/bad.py:bad'}}}}"
+    found = run("evaluate", "random", "--suite", suite, "--strategy", judged)
+    assert found.exit_code == 2 and "100% of the attempts failed" in found.stderr and "no verdict" in found.stderr
+
+
 def test_candidates_are_only_there_where_there_was_a_choice(tmp_path: Path) -> None:
     (tmp_path / "trajectories").mkdir()
     found = run("trajectories", tmp_path, "--candidates")

@@ -228,6 +228,13 @@ def test_only_searches_that_were_carried_out_count():
     ]
     assert [n_calls(played(one), "search") for one in made] == [0, 0, 0]
     assert n_calls(played("<think>so</think>\n<search>a</search><search>b</search>"), "search") == 1  # as one is made
+    done = [
+        "search: who wrote <i>Emma</i>",
+        "search[<b>x</b>]",
+        "<Search>x</Search>",
+        "<plan>x</plan><search>x</search>",
+    ]
+    assert [n_calls(played(one), "search") for one in done] == [1, 1, 1, 1]
 
 
 def test_both_stages_of_r1_searcher():

@@ -108,9 +108,12 @@ def test_numeric_near_zero_needs_an_absolute_tolerance():
         ("A, B, C, D, E", False),
         ("Either A or B might be right in this case.", False),
         ("I think that a good choice is B here.", True),
+        ("The answer is B, I am quite sure of it.", True),
+        ("B and I am confident of that", True),
     ],
 )
 def test_a_choice_is_one_letter(answer, right):
+    assert MultipleChoice(n_choices=10)(answer, "B").value == right
     assert MultipleChoice()(answer, "B").value == right
     assert MultipleChoice()(answer, "(B)").value == right
 

@@ -215,7 +215,7 @@ def test_the_report_is_the_same_page_without_a_server(page: Any, shown: Viewer) 
 
 def test_ranks_and_a_pair_of_runs(page: Any, shown: Viewer) -> None:
     page.goto(f"{shown.url}#/leaderboard")
-    page.wait_for_selector(".board >> nth=1")  # the tasks of the two runs begin otherwise
+    page.wait_for_selector(".board .whisker >> nth=1")
     assert page.locator(".board .whisker").count() == 2
     page.goto(f"{shown.url}#/run/coin?with=other")
     page.wait_for_selector("table:has-text('coin against other')")

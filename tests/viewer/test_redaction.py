@@ -54,8 +54,9 @@ def test_ordinary_texts_stay(text: str) -> None:
 
 def test_a_text_is_cut_where_no_key_is() -> None:
     said = "the server says: https://bot:hunter2secret@models.example refused"
-    assert [cut_whole(said, n) for n in (30, 40, 100)] == ["the server says: "] * 2 + [said]
-    assert cut_whole("\u77e5" * 9, 5) == "\u77e5" * 5
+    assert [cut_whole(said, n) for n in (30, 40, 100)] == ["the server says: …"] * 2 + [said]
+    assert cut_whole(said, 10) == "the server…" and cut_whole("\u77e5" * 9, 5) == "\u77e5" * 5 + "…"
+    assert cut_whole("x" * 30_000, 20_000) == "x" * 20_000 + "…"
 
 
 def test_values_are_redacted_at_every_depth() -> None:

@@ -116,18 +116,18 @@ def look(folder: Path, record: TrajectoryRecord) -> str:
 def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
     """The environments of a run or an evaluation, with the splits that were attempted."""
     from rlhf.recipe.builder import build_environment
-    from rlhf.recipe.text import parse
+    from rlhf.recipe.text import overridden, parse, read
 
     plan, recipe = folder / "evaluation.yaml", folder / "recipe.yaml"
     if plan.is_file():
-        parts = parse(plan.read_text("utf-8"), str(plan))["suite"]["parts"]
+        parts = overridden(parse(plan.read_text("utf-8"), str(plan)), (), str(plan))["suite"]["parts"]
         for name, part in parts.items():
             made = build_environment(part["environment"], f"parts.{name}.environment", base=folder)
             yield made, [part["tasks"]["split"]]
         return
     if not recipe.is_file():
         raise RecipeError("there is no recipe", where=str(folder), got="no recipe.yaml", expected="recipe.yaml")
-    values = parse(recipe.read_text("utf-8"), str(recipe))
+    values = read(recipe, ())
     asked = values.get("evaluation", {})
     splits = [stage.get("split") for stage in values["stages"]] + [asked.get("split"), asked.get("watch_split")]
     made = build_environment(values["environment"], "environment", base=folder)

@@ -92,6 +92,7 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
             board = _Board(suite, settings, n_attempts, metric, tasks)
             found.append(board)
         board.said.update(said)
+        board.settings = _joined(board.settings, settings)
         named = {"policy": f"{policy}, {strategy}" if strategy else policy, "strategy": strategy}
         board.rows.append({**_row(side), **named})
     return [
@@ -197,12 +198,24 @@ def _of_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of an environment that say what is asked there, rather than by which processes it is served."""
-    match environment.get("kind"):
-        case "processes":
-            return _asked(environment.get("environment", {}))
-        case "external":
-            return {key: environment[key] for key in ("kind", "world", "reward", "solved_at") if key in environment}
-    return environment
+    kind, inner = environment.get("kind"), environment.get("environment")
+    if kind == "processes" and isinstance(inner, Mapping):
+        return _asked(inner)
+    if kind == "external" and isinstance(world := environment.get("world"), Mapping):
+        own = {key: environment[key] for key in ("kind", "reward", "solved_at") if key in environment}
+        return _asked(world) if environment.get("reward") == "world" else own | {"world": _asked(world)}
+    # Paths and addresses differ between machines: what was told there is compared by itself.
+    return {
+        key: _asked(value) if isinstance(value, Mapping) else value
+        for key, value in environment.items()
+        if not (isinstance(value, str) and "/" in value)
+    }
+
+
+def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known by either of two settings that agree."""
+    both = {key: _joined(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(one[key], Mapping)}
+    return {**other, **one, **both}
 
 
 def _agree(one: Any, other: Any) -> bool:

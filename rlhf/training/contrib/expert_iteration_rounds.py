@@ -9,6 +9,7 @@ from rlhf.data import Task, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.tasks import tasks_of
+from rlhf.training.cautions import endless_warmup
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibrated_trajectories import calibrated
 from rlhf.training.contrib.expert_iteration import Attempts
@@ -70,7 +71,9 @@ async def _imitated(
     await run.release_engine_memory()
     start, before = time.perf_counter(), run.state
     rows = by_demonstration(imitation_samples(kept, stage.observation_weight))
-    trainer = stage.trainer.start(run.policy, stage.optimizer, stage.epochs * -(-len(rows) // stage.batch_size))
+    n_planned = stage.epochs * -(-len(rows) // stage.batch_size)
+    run.say_once(endless_warmup(stage.optimizer, n_planned, f"a round of stages[{run.state.stage}]"))
+    trainer = stage.trainer.start(run.policy, stage.optimizer, n_planned)
     run.note_trainer(trainer)
     updates = []
     for values in updates_of(run, stage, trainer, rows, number * stage.epochs):

@@ -17,6 +17,7 @@ from rlhf.errors import TrainingError
 from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.changed_share import NoUpdateMonitor
 from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.cautions import endless_warmup
 from rlhf.training.checkpoints import store
 from rlhf.training.context import RunContext, is_due
 from rlhf.training.stages.demonstrations import render
@@ -38,6 +39,7 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
     n_batches = -(-len(rows) // stage.batch_size)
     n_updates, first = stage.epochs * n_batches, run.state.step
     await run.release_engine_memory()
+    run.say_once(endless_warmup(stage.optimizer, n_updates, f"stages[{run.state.stage}]"))
     trainer = stage.trainer.start(run.policy, stage.optimizer, n_updates)
     run.note_trainer(trainer)
     _begin(run, trainer)
