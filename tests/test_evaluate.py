@@ -349,7 +349,7 @@ def test_an_evaluation_goes_on_with_the_policy_that_it_was_begun_with(suite: Pat
     other = run("evaluate", f"{agent}:First", *short, "--out", tmp_path / "agent-out")
     assert other.exit_code == 2 and "code.parts.small.agent.kind mine.py sha256" in other.stderr
     other = run("evaluate", model, *short, "--out", tmp_path / "model-out")
-    assert other.exit_code == 2 and "weights.model/model.safetensors" in other.stderr
+    assert other.exit_code == 2 and "weights.base/model.safetensors" in other.stderr
 
 
 def test_other_tasks_than_those_of_the_hash_are_refused(suite: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -425,12 +427,21 @@ except rlhf.Stopped:
 """
 
 
+@contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill a process at the end, also where what was expected of it has failed."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def test_rlhf_stop_has_a_run_in_a_thread_write_a_checkpoint() -> None:
     recipe = {key: value for key, value in SMALL.items() if key not in ("memory_check", "progress")}
     code = IN_THREAD.format(recipe={**recipe, "stages": [grpo(5000)]}, rows=ROWS)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     own: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": path}, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **own) as process:
+    with subprocess.Popen([sys.executable, "-c", code], **own) as process, ending(process):
         end = time.monotonic() + 120
         while not lines(Path("run")):
             assert process.poll() is None and time.monotonic() < end
@@ -450,6 +461,14 @@ def test_sigterm_stops_every_call_in_a_thread_and_nothing_of_a_program_that_hear
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         calls = [Background(until_stopped), Background(until_stopped)]
+        forked = multiprocessing.get_context("fork")
+        is_there = forked.Event()
+        child = forked.Process(target=lambda: is_there.set() or time.sleep(600), daemon=True)
+        child.start()
+        assert is_there.wait(60)
+        child.terminate()
+        child.join(60)
+        assert child.exitcode == -signal.SIGTERM and not any(call.is_stopped for call in calls)
         signal.raise_signal(signal.SIGTERM)
         assert all(call.result() for call in calls) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))

@@ -8,7 +8,6 @@ from typing import Any
 
 from environments.base import Capabilities, Environment, Episode, Properties, can_demonstrate, properties_of
 from rlhf.data import Task
-from rlhf.errors import EnvError
 
 
 class CompositeEnvironment(ABC):
@@ -90,15 +89,10 @@ class CompositeEnvironment(ABC):
         return member.start(own)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give actions that solve `task` after `taken`. Raises EnvError where its environment cannot demonstrate."""
+        """Give actions that solve `task` after `taken`; None where its environment cannot demonstrate."""
         member, own = self.own(task)
         if not can_demonstrate(member, own):
-            raise EnvError(
-                "this environment cannot demonstrate",
-                where=task.id.partition("/")[0],
-                got=type(member).__name__,
-                expected="an environment with a method `plan(task, taken)`",
-            )
+            return None
         planner: Any = member
         plan: Sequence[str] | None = planner.plan(own, taken)
         return plan

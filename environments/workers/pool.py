@@ -154,7 +154,7 @@ class Processes:
 
     def plan(self, task: Task, taken: Sequence[str]) -> Any:
         """Ask the environment's oracle. Raises EnvError where it has none."""
-        if not self.demonstrates_for(task):
+        if not self.demonstrates:
             raise EnvError(
                 "this environment cannot demonstrate",
                 where="environment",

@@ -14,7 +14,7 @@ from rlhf.data import Verdict
 from rlhf.settings import STRICT
 
 #: Choices one beside another: `A or B`, `(A), (B) and C`; not `B, I think`.
-_LISTED = re.compile(r"\(?\b[A-Z]\b\)?(?:(?:,|/|\s+or|\s+and)+\s*\(?(?:[B-HJ-Z]|[AI](?!\s+[a-z]))\b\)?)+")
+_LISTED = re.compile(r"\(?\b[A-Z]\b\)?(?:(?:,|/|\s+or|\s+and)+\s*\(?(?:[A-HJ-Z]|I(?!\s+[a-z]))\b\)?)+")
 _ALONE = re.compile(r"(?<![\w'])\(?\**([A-Za-z])\**(?:\)|(?![\w']))")
 
 

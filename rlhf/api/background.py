@@ -16,8 +16,9 @@ from rlhf.build.processes import STOP_REQUEST, StopRequest
 T = TypeVar("T")
 
 
-#: Calls that SIGTERM stops.
+#: Calls that SIGTERM stops; those of a process that is forked run in its parent.
 _STOPPED: list[Background[Any]] = []
+os.register_at_fork(after_in_child=_STOPPED.clear)
 
 
 class Background(Generic[T]):

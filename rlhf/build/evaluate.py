@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -248,7 +249,7 @@ def begin(
             before |= _kept(record, record)
             now |= _kept(json.loads(json.dumps(versions_of(found, is_kept=is_kept))), record)
         before, now = flat(before), flat(now)
-        differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        differing = sorted(key for key in before.keys() | now.keys() if not _is_same(before.get(key), now.get(key)))
         if differing:
             raise RecipeError(
                 "this folder holds another evaluation",
@@ -271,6 +272,11 @@ def begin(
         folder.mkdir(parents=True, exist_ok=True)
         write_listed(folder / VERSIONS, json.dumps(versions_of(found, is_kept=is_kept), indent=1) + "\n")
         write_listed(path, to_text(plan))
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """True if two values of a plan agree; an earlier version wrote files of the working folder without their folder."""
+    return bool(before == now or (isinstance(before, str) and now == os.path.abspath(before)))
 
 
 def _kept(versions: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,12 +311,13 @@ def versions_of(found: EvaluationTarget, *, is_kept: bool = True) -> dict[str, A
 def _weights_digest(found: EvaluationTarget) -> dict[str, str]:
     """File -> SHA-256 of the model's own files here; of a checkpoint the list of them, which holds their digests."""
     path = plain_part("policy", found.recipe.policy).get("path") if found.recipe else None
-    folders = [folder for folder in (Path(path).expanduser() if path else None, found.checkpoint) if folder]
     digests = {}
-    for folder in folders:
+    for role, folder in (("base", Path(path).expanduser() if path else None), ("checkpoint", found.checkpoint)):
+        if folder is None:
+            continue
         own = sorted(file for file in folder.glob("*") if file.suffix in _OF_MODELS and file.is_file())
         listed = [folder / FILES] if (folder / FILES).is_file() else own
-        digests.update({f"{folder.name}/{file.name}": mark_of(file).sha256[:16] for file in listed})
+        digests.update({f"{role}/{file.name}": mark_of(file).sha256[:16] for file in listed})
     return digests
 
 

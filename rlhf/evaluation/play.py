@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlhf.data import SamplingParams, Task
+from rlhf.data import SamplingParams, ScoredGroup, Task
 from rlhf.evaluation.answers import answers_of
 from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.evaluation.chance import RandomAgent
@@ -16,7 +16,7 @@ from rlhf.rollout.contrib.strategies import Strategy
 from rlhf.rollout.group_structure import Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import check_failures, counted
+from rlhf.rollout.scoring import check_failures
 
 #: Step number that keeps the seeds of evaluations apart from those of training, and equal between evaluations.
 STEP = -1
@@ -82,8 +82,10 @@ async def play_part(
         for place in (folder, folder.with_name(CANDIDATES))
     )
     patient = replace(runner, limits=replace(runner.limits, max_error_fraction=1.0))
-    # Failures and attempts until now, in earlier calls too: of the answers, and of the candidates for them.
+    # Of the answers, and of the candidates for them: failures of earlier calls, attempts but for those that fail now,
+    # and these.
     counts = [(0, 0), (0, 0)]
+    failed: tuple[list[ScoredGroup], list[ScoredGroup]] = ([], [])
     made, rollout = (attempts, Independent()) if strategy is None else (attempts * strategy.n, strategy.rollout)
     size = block_size(made, runner.limits)
     firsts = range(0, len(tasks), size)
@@ -109,8 +111,9 @@ async def play_part(
                 groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
             # A strategy with few candidates left is another strategy.
             for i, judged_now in enumerate((groups, found.groups) if strategy is not None else (groups,)):
-                check_failures(judged_now, runner.limits, before=counts[i])
-                counts[i] = counted(judged_now, counts[i])
+                failed[i].extend(replace(g, trajectories=(), scores=()) for g in judged_now if g.failures)
+                counts[i] = counts[i][0], counts[i][1] + sum(len(g.trajectories) for g in judged_now)
+                check_failures(failed[i], runner.limits, before=counts[i])
             if strategy is not None:
                 kept.write_groups(name, number, "eval", found.groups)
             writer.write_groups(name, number, "eval", groups, spent=spent)

@@ -172,8 +172,8 @@ def plain_part(section: str | None, part: Any) -> dict[str, Any]:
 
 def _beside(named: Path, base: Path) -> Path:
     """Path relative to the recipe, as for `./file.py` kinds, or to the working folder: whole, where there is one."""
-    places = (base / named.expanduser(), named.expanduser())
-    return next((place.resolve() for place in places if place.exists()), named.expanduser())
+    there, here = base / named.expanduser(), named.expanduser()
+    return there.resolve() if there.exists() else here.absolute() if here.exists() else here
 
 
 def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str, base: Path) -> None:

@@ -117,14 +117,9 @@ def error_fraction(groups: Sequence[ScoredGroup], before: tuple[int, int] = (0, 
         groups: attempts.
         before: number of failures, and of attempts, of earlier groups that count too.
     """
-    n_failed, n_attempts = counted(groups, before)
-    return n_failed / n_attempts if n_attempts else 0.0
-
-
-def counted(groups: Sequence[ScoredGroup], before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """Number of failures, and of attempts, of these groups and of those before."""
     n_failed = sum(len(g.failures) for g in groups)
-    return before[0] + n_failed, before[1] + n_failed + sum(len(g.trajectories) for g in groups)
+    n_attempts = before[1] + n_failed + sum(len(g.trajectories) for g in groups)
+    return (before[0] + n_failed) / n_attempts if n_attempts else 0.0
 
 
 def check_failures(groups: Sequence[ScoredGroup], limits: Limits, before: tuple[int, int] = (0, 0)) -> None:

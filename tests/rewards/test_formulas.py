@@ -225,16 +225,19 @@ def test_only_searches_that_were_carried_out_count():
         "<answer>Paris</answer><search>y</search>",
         "<answer>Paris <search></search></answer>",
         '{"name": "answer", "arguments": {"value": "<search></search>"}}',
+        '<answer>{"name": "search", "arguments": {"query": "x"}}</answer>',
     ]
-    assert [n_calls(played(one), "search") for one in made] == [0, 0, 0]
+    assert [n_calls(played(one), "search") for one in made] == [0, 0, 0, 0]
     assert n_calls(played("<think>so</think>\n<search>a</search><search>b</search>"), "search") == 1  # as one is made
     done = [
         "search: who wrote <i>Emma</i>",
         "search[<b>x</b>]",
         "<Search>x</Search>",
         "<plan>x</plan><search>x</search>",
+        '<search>find {"name": "x"}</search>',
+        '{"name": "search", "arguments": {"query": "x"}}',
     ]
-    assert [n_calls(played(one), "search") for one in done] == [1, 1, 1, 1]
+    assert [n_calls(played(one), "search") for one in done] == [1] * 6
 
 
 def test_both_stages_of_r1_searcher():

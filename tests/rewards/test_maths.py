@@ -203,6 +203,8 @@ def test_the_command_judges_a_users_verifier_by_the_suite(tmp_path: Path, monkey
         ("\\int_0^1 x^2 dx", "\\frac{1}{3}", False),
         ("\\frac{d}{dx} x^2", "2x", False),
         ("\\frac{\\mathrm{d}}{\\mathrm{d}x} x^2", "2x", False),
+        ("\\sum_{i=1}^{3} i", "6", False),
+        ("\\sum_{i=1}^{3} i = 6", "6", True),
         ("\\gcd(48, 18) = 6", "6", True),
         ("\\int_0^1 x\\,dx = \\frac12", "\\frac{1}{2}", True),
         ("\\frac{d}{d+1}", "\\frac{d}{1+d}", True),

@@ -107,6 +107,7 @@ def test_numeric_near_zero_needs_an_absolute_tolerance():
         ("The answer is (A), not (B).", False),
         ("A, B, C, D, E", False),
         ("Either A or B might be right in this case.", False),
+        ("Either B or A might be right in this case.", False),
         ("I think that a good choice is B here.", True),
         ("The answer is B, I am quite sure of it.", True),
         ("B and I am confident of that", True),

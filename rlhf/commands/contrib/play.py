@@ -119,7 +119,9 @@ def _refuse_recipe(kind: str) -> None:
 
 def _flow(value: Any) -> str:
     """A value as it is typed in KEY=VALUE."""
-    return value if isinstance(value, str) else json.dumps(value)
+    from rlhf.recipe.text import escaped
+
+    return str(escaped(value)) if isinstance(value, str) else json.dumps(escaped(value))
 
 
 def _read_whatever_comes() -> None:

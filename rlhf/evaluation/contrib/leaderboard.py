@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,11 +206,13 @@ def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {key: environment[key] for key in ("kind", "reward", "solved_at") if key in environment}
         return _asked(world) if environment.get("reward") == "world" else own | {"world": _asked(world)}
     # Paths and addresses differ between machines: what was told there is compared by itself.
-    return {
-        key: _asked(value) if isinstance(value, Mapping) else value
-        for key, value in environment.items()
-        if not (isinstance(value, str) and "/" in value)
-    }
+    shared = {key: value for key, value in environment.items() if not _is_place(value)}
+    return {key: _asked(value) if isinstance(value, Mapping) else value for key, value in shared.items()}
+
+
+def _is_place(value: Any) -> bool:
+    """True for an absolute path or an address."""
+    return isinstance(value, str) and (value.startswith("/") or re.match(r"\w+://", value) is not None)
 
 
 def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
