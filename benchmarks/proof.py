@@ -1,4 +1,4 @@
-"""Proof of learning: every suite by chance, its oracle, the untrained base, imitation, and reinforcement after it.
+"""Proof of learning: suites by chance, open loop, oracle, the untrained base, imitation, and reinforcement after it.
 
     OMP_NUM_THREADS=1 python benchmarks/proof.py                                  # all that is left: days of two cores
     python benchmarks/proof.py --suites keyhole --arms untrained rl --seeds 0     # one suite, two arms, one seed
@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import open_loop
 import yaml
 
 from rlhf.build.evaluate import evaluate
@@ -37,12 +38,13 @@ from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.rewards import plain_rewards
 from rlhf.recipe.suites import Suite, list_suites, load_suite
+from rlhf.stats import share_interval
 from rlhf.training.checkpoints.store import every
 
-ARMS = ("random", "oracle", "untrained", "imitated", "rl")
+ARMS = ("random", "open_loop", "oracle", "untrained", "imitated", "rl")
 #: Arms that draw nothing but what the suite draws: one row is all there is.
-ONCE = ("random", "oracle", "untrained")
-WITHOUT_BASE = ("random", "oracle")
+ONCE = ("random", "open_loop", "oracle", "untrained")
+WITHOUT_BASE = ("random", "open_loop", "oracle")
 MARKS = "<!-- proof: written by benchmarks/proof.py -->", "<!-- end of proof -->"
 #: Mark of a suite that was measured with an earlier edition of the base.
 EARLIER = " †"
@@ -139,6 +141,9 @@ def measured(suite: Suite, arm: str, seed: int, asked: argparse.Namespace) -> Ro
     target, checkpoint = arm, None
     if weights:
         target, checkpoint = prepared(suite, arm, seed, out)
+    if arm == "open_loop":
+        row = open_loop_row(suite, asked.n)
+        return replace(row, seconds=round(time.monotonic() - begun, 1), commit=commit(asked.rows))
     of = EvaluationRequest(target=target, checkpoint=checkpoint, suite=suite.name, n=asked.n)
     found = evaluate(of, out=out / f"{name}-evaluation-{asked.n or 'all'}")
     own = found["success"]
@@ -156,6 +161,29 @@ def measured(suite: Suite, arm: str, seed: int, asked: argparse.Namespace) -> Ro
         seconds=round(time.monotonic() - begun, 1),
         commit=commit(asked.rows),
         base=weights,
+        at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+    )
+
+
+def open_loop_row(suite: Suite, most: int | None) -> Row:
+    """What the best sequence of actions that looks at no reply comes to; see `open_loop.py`."""
+    parts = open_loop.measured(suite.name, most)
+    n_solved, n = sum(found.n_solved for found in parts.values()), sum(found.n for found in parts.values())
+    low, high = share_interval(n_solved, n)
+    return Row(
+        suite=suite.name,
+        arm="open_loop",
+        seed=0,
+        each=most,
+        n=n,
+        success=round(n_solved / n, 4),
+        low=round(low, 4),
+        high=round(high, 4),
+        score=round(n_solved / n, 4),
+        parts={part: round(found.n_solved / found.n, 4) for part, found in parts.items()},
+        seconds=0.0,
+        commit="",
+        base="",
         at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
     )
 
@@ -268,7 +296,9 @@ def learnt(of_arm: Mapping[str, Sequence[Row]]) -> str:
         return ""
     bar = max(pooled(of_arm[arm])[2] for arm in ("random", "untrained"))
     n = sum(row.low > bar for row in of_arm["rl"])
-    return f"{'yes' if n == len(of_arm['rl']) >= 3 else 'no'}, {n} of {len(of_arm['rl'])} seeds"
+    found = f"{'yes' if n == len(of_arm['rl']) >= 3 else 'no'}, {n} of {len(of_arm['rl'])} seeds"
+    is_above = all(row.low > one.high for row in of_arm["rl"] for one in of_arm["open_loop"])
+    return found if is_above or found.startswith("no") else f"{found}, but not above open loop"
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from rlhf.settings import STRICT
 _TEXT = "Ada Ben Cleo Dora Emil Fay Gus Hana Ivo June Karl Lena Max Nora Otto Pia Quinn Rosa Sven Tess"
 _NAMES = tuple(_TEXT.split())
 _KIND: Mapping[bool, str] = {True: "knight", False: "knave"}
-_SAID = re.compile(r"\b([a-z]+)\s*(?:is|=|:|->)?\s*(?:an?\s+)?\b(knight|knave)\b")
+_SAID = re.compile(r"\b([a-z]+)\s*(?:is|=|:|->)?\s*(?:(?:an?|the)\s+)?\b(knight|knave)\b")
 _LONGEST, _MOST_LISTED = 300, 5
 
 Form = Literal["is", "same", "and", "or", "if"]
@@ -163,7 +163,7 @@ def read_answer(text: str, names: Sequence[str]) -> list[bool] | None:
     """Claimed kind of each person, each named once in any order; None if incomplete."""
     if len(text) > _LONGEST:
         return None
-    found = _SAID.findall(text.lower())
+    found = _SAID.findall(re.sub(r"[*_`]", "", text.lower()))
     kinds = {name: kind == "knight" for name, kind in found}
     known = [name.lower() for name in names]
     return [kinds[name] for name in known] if sorted(name for name, _ in found) == sorted(known) else None

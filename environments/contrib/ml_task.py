@@ -115,10 +115,14 @@ class MlTask(Drawn):
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Print what the rule gives, and submit; None where too few steps are left or something was submitted."""
         data: Data = self.instance(task)
-        if any(action.strip() == "submit" for action in taken) or self.max_steps - len(taken) < 2:
+        if any(_is_submit(action) for action in taken) or self.max_steps - len(taken) < 2:
             return None
         lines = "\n".join(map(str, data.hidden))
         return (f"```python\nprint('''{lines}''')\n```", "submit")
+
+
+def _is_submit(action: str) -> bool:
+    return action.strip().casefold().rstrip(".") == "submit"
 
 
 def labelled(rule: Rule, weights: Sequence[float], row: Sequence[float]) -> int:
@@ -160,7 +164,7 @@ class MlEpisode(Attempt):
 
     def do(self, action: str) -> tuple[str, bool]:
         """Read what a program printed, or submit."""
-        if action.strip().casefold().rstrip(".") == "submit":
+        if _is_submit(action):
             self.done = True
             earned = 0.0 if self.said is None else skill(self.said, self._data.hidden)
             self.solved = earned >= self._settings.min_skill

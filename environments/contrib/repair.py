@@ -121,7 +121,7 @@ _SWAPPED: Mapping[type[ast.AST], type[ast.AST]] = {
     ast.In: ast.NotIn,
 }  # fmt: skip
 _OTHER_NAME = {"min": "max", "max": "min"}
-_REPLACE = re.compile(r"^replace (\d{1,3}):\s*(.*)$", re.DOTALL)
+_REPLACE = re.compile(r"^replace (\d{1,3})\s*:\s*(.*)$", re.DOTALL | re.IGNORECASE)
 _UNKNOWN = "Unknown action. Write 'replace N: the new line', 'test', or 'submit'."
 _LONGEST = 200
 
@@ -202,13 +202,18 @@ class Repair(Drawn):
         lines, wanted = list(bug.lines), list(bug.lines)
         wanted[bug.at] = bug.right
         for action in taken:
-            if action.strip() == "submit":
+            if _word(action) == "submit":
                 return () if lines == wanted else None
             lines = replaced(lines, action) or lines
         path = [
             f"replace {i}: {b.strip()}" for i, (a, b) in enumerate(zip(lines, wanted, strict=True), start=1) if a != b
         ]
         return (*path, "submit") if len(path) < self.max_steps - len(taken) else None
+
+
+def _word(action: str) -> str:
+    """An action of one word, in lower case and without a full stop."""
+    return action.strip().casefold().rstrip(".")
 
 
 class RepairEpisode(Attempt):
@@ -224,8 +229,7 @@ class RepairEpisode(Attempt):
 
     async def step(self, action: str) -> StepResult:
         """Do one action; the tests run before it is answered."""
-        said = action.strip()
-        if not self.over and said in ("test", "submit"):
+        if not self.over and _word(action) in ("test", "submit"):
             self._wrong = await self._tested()
         return self.act(action)
 
@@ -233,14 +237,13 @@ class RepairEpisode(Attempt):
 
     def do(self, action: str) -> tuple[str, bool]:
         """Replace a line, tell of the tests, or submit."""
-        said = action.strip()
-        if said == "submit":
+        if _word(action) == "submit":
             self.done, self.solved = True, not self._wrong
             self.score = float(self.solved)
             return self._wrong or "All tests pass.", True
-        if said == "test":
+        if _word(action) == "test":
             return self._wrong or "All tests pass.", True
-        made = replaced(self.lines, said)
+        made = replaced(self.lines, action.strip())
         if made is None:
             return _UNKNOWN, False
         self.lines = made

@@ -218,6 +218,8 @@ def test_a_bug_is_mended_by_its_line_and_by_nothing_else() -> None:
     assert opening.reply.startswith("Test failed: ") and tested.reply.startswith("Test failed: ")
     assert edited_.reply.splitlines()[bug.at].endswith(bug.right) and passed.reply == "All tests pass."
     assert ended.success and plan == (f"replace {bug.at + 1}: {bug.right.strip()}", "submit")
+    spelt = plan[0].replace("replace", "Replace").replace(":", " :", 1)
+    assert play(world, task, [spelt, "Test", "Submit."])[-1].success and world.plan(task, [spelt, "Submit."]) == ()
     wrong = play(world, task, [f"replace {bug.at + 1}: import os; os._exit(0)", "replace 99: x", "submit"])
     assert not wrong[-1].success and wrong[-1].terminated and not wrong[2].valid
     for split in ("train", "dev"):
@@ -259,6 +261,7 @@ def test_a_program_learns_without_the_labels() -> None:
     assert learnt.reward == pytest.approx(0.1) and 0.2 < ended.reward <= 0.8 and ended.success is not None
     assert not play(world, task, ["no program", "submit"])[1].valid
     assert play(world, task, world.plan(task, ()) or ())[-1].success
+    assert world.plan(task, ["Submit."]) is None
 
 
 # --- texts and verdicts ----------------------------------------------------------------------------------------------

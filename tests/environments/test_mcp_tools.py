@@ -127,6 +127,10 @@ def test_each_episode_has_a_server_of_its_own(folder: Path) -> None:
 
 def test_what_a_tool_refuses_is_read_and_costs_a_step(folder: Path) -> None:
     actions = [call("city", name="Zoe"), call("city"), call("town", name="Mia"), "city Mia", "[1]", call("asked")]
+    deep = call("city", name=json.loads("[" * 300 + "]" * 300))
+    for unsent in ('{"name": "city", "arguments": {"name": "\\ud800"}}', deep):
+        [_, said_of_it] = asyncio.run(play(over_pipes(folder), [unsent]))
+        assert said_of_it.reply == "Error: the arguments cannot be sent." and not said_of_it.valid
     said = asyncio.run(play(over_pipes(folder, max_steps=6), actions))
     assert [s.valid for s in said[1:]] == [False] * 5 + [True]
     assert all(s.reply.startswith("Error") for s in said[1:6])

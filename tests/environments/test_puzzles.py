@@ -179,6 +179,7 @@ def test_exactly_one_answer_is_accepted(world: Knights, seed: int) -> None:
     ("text", "kinds"),
     [
         ("Ada is a knight, Ben is a knave", [True, False]), ("ben=knave ada=knight", [True, False]),
+        ("**Ada** is the knight, _Ben_ a `knave`.", [True, False]),
         ("Ada: Knight\nBen: Knave", [True, False]), ("Ada is a knight", None), ("both are knaves", None),
         ("Ada is a knight, Ada is a knave", None), ("Ada knight, Ben knave, Cleo knave", None), ("", None),
     ],

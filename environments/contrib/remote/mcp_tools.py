@@ -41,6 +41,8 @@ _ANSWER: Mapping[str, Any] = {
 }
 _HOW = 'Write a call as {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}.'
 _MOST_CHARS = 100_000
+#: Levels of lists and objects in arguments.
+_DEEPEST = 100
 _SPLITS = ("train", "dev", "test")
 
 _asking = threading.Lock()
@@ -161,7 +163,23 @@ def read(action: str, names: set[str]) -> tuple[str, dict[str, Any]] | str:
     if name not in names:
         return f"Error: no tool is called {name[:80]!r}; there are {', '.join(sorted(names))}."
     arguments = found.get("arguments", {})
-    return (name, arguments) if isinstance(arguments, dict) else f"Error: `arguments` is no object. {_HOW}"
+    if not isinstance(arguments, dict):
+        return f"Error: `arguments` is no object. {_HOW}"
+    return (name, arguments) if _can_be_sent(arguments) else "Error: the arguments cannot be sent."
+
+
+def _can_be_sent(arguments: dict[str, Any]) -> bool:
+    """True if a client can write the arguments: no half of a surrogate pair, and not too deep."""
+    level: list[Any] = [arguments]
+    for _ in range(_DEEPEST):
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            break
+    try:
+        return not level and bool(json.dumps(arguments, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 class _Session:
