@@ -140,7 +140,7 @@ class World(Bandit):
     for given, wanted in (
         ("./words.txt", tmp_path / "recipes" / "words.txt"),
         ("words.txt", tmp_path / "recipes" / "words.txt"),
-        ("here.txt", Path("here.txt")),
+        ("here.txt", tmp_path / "elsewhere" / "here.txt"),
         (str(tmp_path / "elsewhere" / "here.txt"), tmp_path / "elsewhere" / "here.txt"),
         ("nowhere.txt", Path("nowhere.txt")),
     ):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
@@ -13,7 +11,6 @@ from agents.contrib.self_play import SelfPlay
 from agents.memory.base import Shown
 from agents.memory.window import Window
 from rlhf.data import Task, Turn
-from rlhf.errors import AgentError
 from tests.agents.spoken import Speaks
 
 A, B = "player 0", "player 1"
@@ -59,13 +56,6 @@ def test_without_seats_it_is_a_chat_agent() -> None:
     assert all(not turn.action.notes for turn in turns)
     alone = asyncio.run(SelfPlay().act(History(Task("t"), "opening"), Speaks(["look"])))
     assert alone.text == "look"
-
-
-def test_an_instruction_for_no_seat_is_found_out_once_all_have_had_a_turn() -> None:
-    made = SelfPlay(systems={"player 2": "Win."})
-    with pytest.raises(AgentError) as caught:
-        play(made, ["a", "b", "c"], [A, B, A])
-    assert caught.value.where == "agent.systems" and "did you mean 'player 1'" in str(caught.value)
 
 
 def test_a_demonstration_is_written_as_the_player_writes() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf.build.own_code import caution_changed_code, code_digests
 from rlhf.recipe import load
+from rlhf.recipe.model import values_of
 from tests.training import runs
 
 STAGE = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 2, "group_size": 2, "checkpoint_every": 1}
@@ -40,7 +41,7 @@ def test_files_modules_and_tools_are_read_but_not_what_is_shipped(tmp_path: Path
     environment = {"kind": "dataset", "path": "rows.jsonl", "tools": "tools.py"}
     agent = {"kind": "tools"}
     path = runs.write(tmp_path, [STAGE], rewards=rewards, environment=environment, agent=agent)
-    found = code_digests(load(path))
+    found = code_digests(values_of(load(path)))
     assert {key: value.partition(" ")[0] for key, value in found.items()} == {
         "environment.tools": "tools.py",
         "rewards.file.kind": "verify.py",
@@ -63,9 +64,9 @@ def test_a_function_that_a_program_gives_counts_by_its_own_source(tmp_path: Path
     rewards = {**runs.BASE["rewards"], "own": {"kind": "python:rewards.own"}}
     path = runs.write(tmp_path, [STAGE], rewards=rewards)
     with given_parts.given({"rewards.own": brief}):
-        first = code_digests(load(path))
+        first = code_digests(values_of(load(path)))
     with given_parts.given({"rewards.own": Quiet()}):
-        second = code_digests(load(path))
+        second = code_digests(values_of(load(path)))
     assert first.keys() == second.keys() == {"environment.kind", "rewards.own.kind"}
     assert first["environment.kind"] == second["environment.kind"]
     assert first["rewards.own.kind"] != second["rewards.own.kind"]
