@@ -52,7 +52,8 @@ class Asks:
 '''
 
 
-FAILING = '''
+#: Beginning of a file with an environment, whose episodes one action ends.
+EPISODE = """
 from dataclasses import dataclass
 from environments.base import Properties, StepResult
 from rlhf.data import Task
@@ -66,7 +67,11 @@ class Episode:
 
     async def close(self):
         pass
+"""
 
+FAILING = (
+    EPISODE
+    + '''
 
 @dataclass(frozen=True)
 class Failing:
@@ -87,6 +92,7 @@ class Failing:
     def plan(self, task, taken):
         return ["go"]
 '''
+)
 
 
 @pytest.fixture

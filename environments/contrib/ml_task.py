@@ -21,7 +21,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
-from environments.core.procedural import Attempt, Drawn, digest
+from environments.core.procedural import Attempt, Drawn, digest, word_of
 from rewards.code.sandboxed_reward import program_of
 from rewards.sandbox.run import Bounds, Finished, run
 from rlhf.data import Task
@@ -115,14 +115,10 @@ class MlTask(Drawn):
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Print what the rule gives, and submit; None where too few steps are left or something was submitted."""
         data: Data = self.instance(task)
-        if any(_is_submit(action) for action in taken) or self.max_steps - len(taken) < 2:
+        if any(word_of(action) == "submit" for action in taken) or self.max_steps - len(taken) < 2:
             return None
         lines = "\n".join(map(str, data.hidden))
         return (f"```python\nprint('''{lines}''')\n```", "submit")
-
-
-def _is_submit(action: str) -> bool:
-    return action.strip().casefold().rstrip(".") == "submit"
 
 
 def labelled(rule: Rule, weights: Sequence[float], row: Sequence[float]) -> int:
@@ -164,7 +160,7 @@ class MlEpisode(Attempt):
 
     def do(self, action: str) -> tuple[str, bool]:
         """Read what a program printed, or submit."""
-        if _is_submit(action):
+        if word_of(action) == "submit":
             self.done = True
             earned = 0.0 if self.said is None else skill(self.said, self._data.hidden)
             self.solved = earned >= self._settings.min_skill

@@ -28,7 +28,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
-from environments.core.procedural import Attempt, Drawn, digest
+from environments.core.procedural import Attempt, Drawn, digest, word_of
 from rewards.sandbox import values
 from rewards.sandbox.calls import Call, call_all
 from rewards.sandbox.run import Bounds
@@ -202,18 +202,13 @@ class Repair(Drawn):
         lines, wanted = list(bug.lines), list(bug.lines)
         wanted[bug.at] = bug.right
         for action in taken:
-            if _word(action) == "submit":
+            if word_of(action) == "submit":
                 return () if lines == wanted else None
             lines = replaced(lines, action) or lines
         path = [
             f"replace {i}: {b.strip()}" for i, (a, b) in enumerate(zip(lines, wanted, strict=True), start=1) if a != b
         ]
         return (*path, "submit") if len(path) < self.max_steps - len(taken) else None
-
-
-def _word(action: str) -> str:
-    """An action of one word, in lower case and without a full stop."""
-    return action.strip().casefold().rstrip(".")
 
 
 class RepairEpisode(Attempt):
@@ -229,7 +224,7 @@ class RepairEpisode(Attempt):
 
     async def step(self, action: str) -> StepResult:
         """Do one action; the tests run before it is answered."""
-        if not self.over and _word(action) in ("test", "submit"):
+        if not self.over and word_of(action) in ("test", "submit"):
             self._wrong = await self._tested()
         return self.act(action)
 
@@ -237,11 +232,11 @@ class RepairEpisode(Attempt):
 
     def do(self, action: str) -> tuple[str, bool]:
         """Replace a line, tell of the tests, or submit."""
-        if _word(action) == "submit":
+        if word_of(action) == "submit":
             self.done, self.solved = True, not self._wrong
             self.score = float(self.solved)
             return self._wrong or "All tests pass.", True
-        if _word(action) == "test":
+        if word_of(action) == "test":
             return self._wrong or "All tests pass.", True
         made = replaced(self.lines, action.strip())
         if made is None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from environments.base import Capabilities, Environment, Episode, Properties, can_demonstrate, properties_of
+from environments.base import Capabilities, Environment, Episode, Oracle, Properties, can_demonstrate, properties_of
 from rlhf.data import Task
 
 
@@ -91,11 +91,7 @@ class CompositeEnvironment(ABC):
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Give actions that solve `task` after `taken`; None where its environment cannot demonstrate."""
         member, own = self.own(task)
-        if not can_demonstrate(member, own):
-            return None
-        planner: Any = member
-        plan: Sequence[str] | None = planner.plan(own, taken)
-        return plan
+        return member.plan(own, taken) if isinstance(member, Oracle) and can_demonstrate(member, own) else None
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
         """Recall of the task's environment, where it has that; else nothing."""

@@ -40,6 +40,11 @@ def digest(content: str, size: int = 4) -> str:
     return hashlib.blake2b(content.encode(), digest_size=size).hexdigest()
 
 
+def word_of(action: str) -> str:
+    """Action of one word, in lower case and without a full stop."""
+    return action.strip().casefold().rstrip(".")
+
+
 def split_of(content: str) -> str:
     """Split of an instance by its content: half `train`, a quarter `dev`, a quarter `test`."""
     return _QUARTERS[int(digest(f"split/{content}", 1), 16) // 64]

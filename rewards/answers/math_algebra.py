@@ -65,7 +65,7 @@ def equal(answer: str, reference: str) -> bool:
 
 
 def _last_side(text: str) -> str:
-    """What stands behind the last equals sign that is in no bracket."""
+    """Text behind the last equals sign outside brackets."""
     depth, begin = 0, 0
     for at, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")

@@ -138,14 +138,11 @@ class Format:
 
     def wrong(self, trajectory: Trajectory) -> str:
         """Return what is wrong with the form, empty where nothing is."""
+        foreign = self.reply if self.replies and not self.inline_replies else None
         for i, turn in enumerate(trajectory.turns):
             if turn.action.error is not None:
                 return f"turn {i}: the action could not be read"
-            if (
-                self.replies
-                and not self.inline_replies
-                and any(tag == self.reply for _, tag in _TAG.findall(turn.action.text))
-            ):
+            if any(tag == foreign for _, tag in _TAG.findall(turn.action.text)):
                 return f"turn {i}: <{self.reply}> is for the environment to write"
         return well_formed(self.said(trajectory), self.transitions, self.last, strict=self.strict)
 

@@ -15,7 +15,7 @@ from rlhf.digests import read_listed
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, refuse_unfinished
 from rlhf.evaluation.store import read_failures, read_trajectories
 from rlhf.recipe.evaluation_request import EvaluationRequest
-from rlhf.recipe.text import overridden, parse
+from rlhf.recipe.text import from_text, parse
 from rlhf.terminal import CleanConsole
 
 _Key = tuple[str, str, int]
@@ -38,11 +38,7 @@ def verify(folder: Path, *, console: CleanConsole | None = None) -> dict[str, An
     refuse_unfinished(folder, f"--verify {folder}")
     plan = folder / PLAN
     known = {f.name for f in fields(EvaluationRequest)}
-    asked = {
-        key: value
-        for key, value in overridden(parse(read_listed(plan), str(plan)), (), str(plan))["asked"].items()
-        if key in known
-    }
+    asked = {key: value for key, value in from_text(read_listed(plan), str(plan))["asked"].items() if key in known}
     asked["overrides"] = tuple(asked.get("overrides", ()))
     with tempfile.TemporaryDirectory(prefix="rlhf-verify-") as name:
         again = Path(name) / "again"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
 from rlhf.evaluation.answers import answers_of
@@ -46,6 +47,27 @@ def block_size(attempts: int, limits: Limits) -> int:
     return max(1, _WAVES * limits.max_concurrent // attempts)
 
 
+class _Tally:
+    """Failures and attempts of a part so far, in earlier calls too."""
+
+    def __init__(self) -> None:
+        self._before = (0, 0)
+        self._failed: list[ScoredGroup] = []
+
+    def add_stored(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count attempts of an earlier call."""
+        self._count(sum(row["is_failure"] for row in rows), len(rows))
+
+    def judge(self, groups: Sequence[ScoredGroup], limits: Limits) -> None:
+        """Count attempts; raises TrainingError where too many of all have failed."""
+        self._failed += [replace(g, trajectories=(), scores=()) for g in groups if g.failures]
+        self._count(0, sum(len(g.trajectories) for g in groups))
+        check_failures(self._failed, limits, before=self._before)
+
+    def _count(self, n_failed: int, n: int) -> None:
+        self._before = self._before[0] + n_failed, self._before[1] + n
+
+
 async def play_part(
     name: str,
     tasks: Sequence[Task],
@@ -77,15 +99,12 @@ async def play_part(
             block is not written, so that a later call plays it afresh.
     """
     writer, kept = TrajectoryWriter(folder), TrajectoryWriter(folder.with_name(CANDIDATES))
-    there, candidates = (
+    there, candidates_there = (
         {s.step: s.path for s in list_steps(place) if (s.stage, s.phase) == (name, "eval")}
         for place in (folder, folder.with_name(CANDIDATES))
     )
     patient = replace(runner, limits=replace(runner.limits, max_error_fraction=1.0))
-    # Of the answers, and of the candidates for them: failures of earlier calls, attempts but for those that fail now,
-    # and these.
-    counts = [(0, 0), (0, 0)]
-    failed: tuple[list[ScoredGroup], list[ScoredGroup]] = ([], [])
+    answers, candidates = _Tally(), _Tally()  # a strategy with few candidates left is another strategy
     made, rollout = (attempts, Independent()) if strategy is None else (attempts * strategy.n, strategy.rollout)
     size = block_size(made, runner.limits)
     firsts = range(0, len(tasks), size)
@@ -96,9 +115,9 @@ async def play_part(
         if number in there:
             rows = list(read_columns(there[number], ["solved", "is_failure"]))
             solved = [row["solved"] for row in rows if not row["is_failure"]]
-            made_of = list(read_columns(candidates[number], ["is_failure"])) if number in candidates else []
-            for i, judged in enumerate((rows, made_of)):
-                counts[i] = counts[i][0] + sum(row["is_failure"] for row in judged), counts[i][1] + len(judged)
+            answers.add_stored(rows)
+            if number in candidates_there:
+                candidates.add_stored(list(read_columns(candidates_there[number], ["is_failure"])))
         else:
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
@@ -109,12 +128,9 @@ async def play_part(
                 pairs = zip(block, found.groups, strict=True)
                 answered = [await answers_of(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
                 groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
-            # A strategy with few candidates left is another strategy.
-            for i, judged_now in enumerate((groups, found.groups) if strategy is not None else (groups,)):
-                failed[i].extend(replace(g, trajectories=(), scores=()) for g in judged_now if g.failures)
-                counts[i] = counts[i][0], counts[i][1] + sum(len(g.trajectories) for g in judged_now)
-                check_failures(failed[i], runner.limits, before=counts[i])
+            answers.judge(groups, runner.limits)
             if strategy is not None:
+                candidates.judge(found.groups, runner.limits)
                 kept.write_groups(name, number, "eval", found.groups)
             writer.write_groups(name, number, "eval", groups, spent=spent)
             solved = [t.solved for group in groups for t in group.trajectories]

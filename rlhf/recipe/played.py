@@ -10,7 +10,7 @@ from rlhf.errors import RecipeError, nearest
 from rlhf.evaluation.folder import PLAN, RECIPE, is_evaluation, no_run
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_environment
-from rlhf.recipe.text import overridden, parse
+from rlhf.recipe.text import from_text
 
 if TYPE_CHECKING:
     from environments.base import Environment
@@ -33,7 +33,7 @@ def environment_of(folder: Path, part: str) -> Environment:
         recipe, number = load(folder), part.partition("-")[0]
         return (recipe.at(recipe.stages[int(number)]) if number.isdigit() else recipe).environment
     plan = folder / PLAN
-    parts = overridden(parse(read_listed(plan), str(plan)), (), str(plan))["suite"]["parts"]
+    parts = from_text(read_listed(plan), str(plan))["suite"]["parts"]
     if part not in parts:
         raise RecipeError(
             "the evaluation has no such part",

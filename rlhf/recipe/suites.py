@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from dataclasses import dataclass as plain_dataclass
@@ -169,7 +168,16 @@ class Suite:
         owner: dict[str, str] = {}
         for name, tasks in found.items():
             for task in tasks:
-                if (other := owner.setdefault(task.id, name)) != name:
+                other = owner.get(task.id)
+                if other == name:
+                    raise RecipeError(
+                        "a task is listed twice, and would be counted twice",
+                        where=f"parts.{name}.tasks",
+                        got=task.id,
+                        expected="each task once",
+                        hint="remove it from tasks.ids, or give each task of the environment an id of its own",
+                    )
+                if other is not None:
                     raise RecipeError(
                         "two parts have one task",
                         where=f"parts.{name}",
@@ -177,14 +185,7 @@ class Suite:
                         expected=f"tasks that parts.{other} does not have",
                         hint="give the parts other levels, games or splits",
                     )
-            if twice := next((name for name, n in Counter(task.id for task in tasks).items() if n > 1), None):
-                raise RecipeError(
-                    "a task is listed twice, and would be counted twice",
-                    where=f"parts.{name}.tasks",
-                    got=twice,
-                    expected="each task once",
-                    hint="remove it from tasks.ids, or give each task of the environment an id of its own",
-                )
+                owner[task.id] = name
         return found
 
     def taken_by(self, recipe: Recipe) -> Suite:

@@ -98,6 +98,11 @@ def to_text(values: Mapping[str, Any]) -> str:
     return str(text)
 
 
+def from_text(text: str, where: str) -> dict[str, Any]:
+    """Plain values that `to_text` has written."""
+    return overridden(parse(text, where), (), where)
+
+
 def read(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Read a recipe file, apply `key=value` overrides, resolve interpolations; the result is plain Python values."""
     try:

@@ -30,10 +30,8 @@ def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, s
 
 def endless_warmup(optimizer: AdamW, n_updates: int, where: str) -> dict[str, str]:
     """Caution on a warm-up that takes all updates of a stage or round, by a name that prevents repeats."""
-    if optimizer.warmup_steps < n_updates:
-        return {}
-    text = f"{where} makes {n_updates} updates and its optimizer.warmup_steps is {optimizer.warmup_steps}"
-    return {f"warm-up of {where}": f"caution: {text}: the learning rate never reaches {optimizer.lr:g}"}
+    text = optimizer.endless_warmup(n_updates, where)
+    return {f"warm-up of {where}": f"caution: {text}"} if text else {}
 
 
 def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from rlhf.rollout.group_structure import GroupStructure, Independent, Tree
 from rlhf.training.policy.tokenizer import train_tokenizer
 from rlhf.training.reward_model_training import save, scoring_model
 from tests.commands import last_json, run
+from tests.test_evaluate import EPISODE
 from tests.training import tiny
 
 TASK = Task("door/1")
@@ -174,25 +175,13 @@ def test_the_command_line_names_another_strategy(suite: Path) -> None:
     assert tree["candidates_mean"] == 3 and tree["strategy"]["rollout"]["kind"] == "tree"
 
 
-HALF = '''
+HALF = (
+    EPISODE
+    + '''
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
-from environments.base import Properties, StepResult
-from rlhf.data import Task
-
 begun = Counter()
-
-
-class Episode:
-    opening = StepResult("go")
-
-    async def step(self, action):
-        return StepResult("gone", 1.0, True, success=True)
-
-    async def close(self):
-        pass
 
 
 @dataclass(frozen=True)
@@ -216,6 +205,7 @@ class Half:
     def plan(self, task, taken):
         return ["go"]
 '''
+)
 
 
 def test_candidates_that_crash_count_in_the_share_of_errors(tmp_path: Path) -> None:

@@ -116,11 +116,11 @@ def look(folder: Path, record: TrajectoryRecord) -> str:
 def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
     """The environments of a run or an evaluation, with the splits that were attempted."""
     from rlhf.recipe.builder import build_environment
-    from rlhf.recipe.text import overridden, parse, read
+    from rlhf.recipe.text import from_text, read
 
     plan, recipe = folder / "evaluation.yaml", folder / "recipe.yaml"
     if plan.is_file():
-        parts = overridden(parse(plan.read_text("utf-8"), str(plan)), (), str(plan))["suite"]["parts"]
+        parts = from_text(plan.read_text("utf-8"), str(plan))["suite"]["parts"]
         for name, part in parts.items():
             made = build_environment(part["environment"], f"parts.{name}.environment", base=folder)
             yield made, [part["tasks"]["split"]]

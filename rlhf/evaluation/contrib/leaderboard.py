@@ -46,22 +46,13 @@ class _Board:
     n_attempts: int
     metric: str
     tasks: frozenset[str]
-    said: dict[str, str] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def takes(
-        self,
-        suite: str,
-        settings: Mapping[str, Any],
-        n_attempts: int,
-        metric: str,
-        tasks: frozenset[str],
-        said: Mapping[str, str],
-    ) -> bool:
-        """True if an evaluation is on the same suite, tasks and settings."""
-        alike = (self.suite, self.n_attempts, self.metric, self.tasks) == (suite, n_attempts, metric, tasks)
-        alike = alike and _agree(self.settings, settings)
-        return alike and all(self.said.get(task, opening) == opening for task, opening in said.items())
+    def takes(self, other: _Board) -> bool:
+        """True if an evaluation, as a board of its own, is on the same suite, tasks and settings."""
+        own, theirs = ((b.suite, b.n_attempts, b.metric, b.tasks) for b in (self, other))
+        return own == theirs and _agree(self.settings, other.settings) and _agree(self.said, other.said)
 
 
 def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -86,14 +77,13 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     found: list[_Board] = []
     for side in sides:
         suite, policy, strategy, n_attempts, metric = _named(side)
-        settings = _settings(side)
-        tasks, said = frozenset(a.task_id for a in side.attempts), openings(side.attempts)
-        board = next((b for b in found if b.takes(suite, settings, n_attempts, metric, tasks, said)), None)
+        tasks = frozenset(a.task_id for a in side.attempts)
+        own = _Board(suite, _settings(side), n_attempts, metric, tasks, openings(side.attempts))
+        board = next((b for b in found if b.takes(own)), None)
         if board is None:
-            board = _Board(suite, settings, n_attempts, metric, tasks)
+            board = own
             found.append(board)
-        board.said.update(said)
-        board.settings = _joined(board.settings, settings)
+        board.said, board.settings = {**board.said, **own.said}, _joined(board.settings, own.settings)
         named = {"policy": f"{policy}, {strategy}" if strategy else policy, "strategy": strategy}
         board.rows.append({**_row(side), **named})
     return [
@@ -175,7 +165,7 @@ def _named(side: Side) -> tuple[str, str, str, int, str]:
 
 
 def _settings(side: Side) -> Mapping[str, Any]:
-    """What the suite of an evaluation says beside its tasks; empty for one of a run."""
+    """Settings of an evaluation's suite besides its tasks; empty for an evaluation of a run."""
     path = side.folder / PLAN
     if side.stage or not path.is_file():
         return {}
@@ -216,7 +206,7 @@ def _is_place(value: Any) -> bool:
 
 
 def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known by either of two settings that agree."""
+    """Union of two settings that agree."""
     both = {key: _joined(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(one[key], Mapping)}
     return {**other, **one, **both}
 

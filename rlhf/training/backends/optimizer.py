@@ -49,6 +49,13 @@ class AdamW:
         if self.schedule == "constant" and self.final_lr_share:
             yield no_effect(context.at("final_lr_share"), self.final_lr_share, "the schedule is constant")
 
+    def endless_warmup(self, n_updates: int, where: str) -> str:
+        """Caution on a warm-up that takes all updates of a stage or round; empty where it does not."""
+        if self.warmup_steps < n_updates:
+            return ""
+        why = f"its optimizer.warmup_steps is {self.warmup_steps}"
+        return f"{where} makes {n_updates} updates and {why}: the learning rate never reaches {self.lr:g}"
+
     def build(
         self,
         parameters: Iterable[torch.nn.Parameter],

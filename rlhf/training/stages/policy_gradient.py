@@ -274,9 +274,8 @@ class PolicyGradient(StageOverrides):
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution on an endless warm-up, and on losses with unsuited updates or reduction."""
         n_updates, traits = self.updates_per_step, LossNeeds(self.loss)
-        if self.optimizer.warmup_steps >= self.steps * n_updates:
-            warmup = f"its optimizer.warmup_steps is {self.optimizer.warmup_steps}"
-            yield f"{context.path} makes {self.steps * n_updates} updates and {warmup}"
+        if endless := self.optimizer.endless_warmup(self.steps * n_updates, context.path):
+            yield endless
         if traits.needs_fresh_samples and n_updates > 1:
             do = "set loss.max_weight" if traits.bounds_ratio else "set epochs and minibatches to 1"
             yield f"{context.path} makes {n_updates} updates per step and its loss is right for the first: {do}"
