@@ -52,7 +52,8 @@ EARLIER = " †"
 LEARN = Path(__file__).resolve().parent.parent / "recipes" / "base" / "learn.yaml"
 #: Training tasks of environments that draw them by seed.
 N_TRAIN = 10_000
-#: Turns that are long: fewer attempts, and a shorter memory, so that episodes fit into the context of the base.
+#: Turns that are long: fewer attempts at once, a shorter memory, so that episodes fit into the context of the base,
+#: and half as many demonstrations and steps of reinforcement, since each takes several times as long.
 LONG = 40
 
 
@@ -93,7 +94,7 @@ class Row:
 
 def settings_of(suite: Suite) -> dict[str, Any]:
     """Agent and limits of the base in a suite, by the length of its episodes and whether its actions are listed."""
-    turns = max(part.limits.max_turns for part in suite.parts)
+    turns = most_turns(suite)
     listed = all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
     own: Any = suite.parts[0].agent
     memory = {"memory": {"kind": "window", "turns": 4}} if turns > LONG else {}
@@ -108,10 +109,18 @@ def settings_of(suite: Suite) -> dict[str, Any]:
     }
 
 
+def most_turns(suite: Suite) -> int:
+    """Turns of the longest part of a suite."""
+    return max(part.limits.max_turns for part in suite.parts)
+
+
 def recipe_of(suite: Suite, arm: str, seed: int, policy: str = "base") -> dict[str, Any]:
     """The recipe of an arm: the parts of a suite as the levels of one environment, and a stage of `base/learn`."""
     parts = [training_part(part.environment) for part in suite.parts]
     supervised, played = yaml.safe_load(LEARN.read_text("utf-8"))["stages"]
+    if most_turns(suite) > LONG:
+        supervised["n_demonstrations"] //= 2
+        played["steps"] //= 2
     return {
         "name": f"proof-{suite.name}-{arm}",
         "seed": seed,

@@ -56,12 +56,13 @@ def pair(made: Path, work: Path, order: tuple[str, str], delay_s: float) -> tupl
     out = work / "out"
     if "resume" in order:
         shutil.copytree(made / "stopped", out)
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(1) as pool:
         first = pool.submit(children.run, folder_of(work, 0), *arguments(order[0], made, out))
         wait_for(out / ".lock", first)
         time.sleep(delay_s)
-        second = pool.submit(children.run, folder_of(work, 1), *arguments(order[1], made, out))
-        ended = [first.result(), second.result()]
+        with standing_still(out):
+            refused = children.run(folder_of(work, 1), *arguments(order[1], made, out))
+        ended = [first.result(), refused]
     done = [word for word, e in zip(order, ended, strict=True) if e.code == 0]
     told = [e.err for e in ended if e.code == 2]
     assert len(done) == len(told) == 1, [(word, e.code, e.err[-2000:]) for word, e in zip(order, ended, strict=True)]

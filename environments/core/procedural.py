@@ -279,7 +279,7 @@ class Judged:
 class Attempts(Attempt):
     """Episode of a question and several attempts at it, each with feedback; 1 for solving it, else 0.
 
-    The key of a state tells the question, which answers were given, and how many attempts are left.
+    It terminates with the right answer or with the last attempt. The key of a state tells the question, which answers were given, and how many attempts are left.
     """
 
     def __init__(
@@ -305,7 +305,8 @@ class Attempts(Attempt):
     def do(self, action: str) -> tuple[str, bool]:
         """Judge one answer. What is not understood costs an attempt too."""
         judged = self._judge(action)
-        self.done, self.solved, self.score = judged.solved, judged.solved, float(judged.solved)
+        self.solved, self.score = judged.solved, float(judged.solved)
+        self.done = judged.solved or self.steps_left == 0  # a question that was lost ends; nothing would follow
         if judged.answer is not None:
             self._answers.add(judged.answer)
         said = judged.feedback if judged.solved else f"{judged.feedback}\n{self._left()}"

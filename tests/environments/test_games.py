@@ -144,7 +144,7 @@ def test_attempts_are_counted_and_an_answer_that_is_none_costs_one(world: Drawn)
     results = [asyncio.run(episode.step("what?")) for _ in range(limit)]
     assert not any(result.valid for result in results)
     assert len({result.state_key for result in [episode.opening, *results]}) == limit + 1
-    assert (results[-1].truncated, results[-1].terminated, results[-1].success) == (True, False, False)
+    assert (results[-1].truncated, results[-1].terminated, results[-1].success) == (False, True, False)
     assert results[-2].reply.endswith("1 attempt left.") or results[-2].reply.endswith("1 guess left.")
     with pytest.raises(EnvError, match="the episode is over"):
         asyncio.run(episode.step("what?"))
