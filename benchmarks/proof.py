@@ -97,7 +97,7 @@ def settings_of(suite: Suite) -> dict[str, Any]:
     turns = most_turns(suite)
     listed = all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
     own: Any = suite.parts[0].agent
-    memory = {"memory": {"kind": "window", "turns": 4}} if turns > LONG else {}
+    memory = {"memory": {"kind": "window", "turns": 4, "block": 8}} if turns > LONG else {}
     formats = {} if own.format == "plain" else {"format": own.format}
     return {
         "agent": {"kind": "chat", "system": "", "max_action_chars": own.max_action_chars, **formats, **memory},
