@@ -84,10 +84,10 @@ class Metrics:
         """Length and digest of each log file, by name."""
         return {sink.path.name: sink.mark for sink in self.sinks if isinstance(sink, JsonlSink)}
 
-    def close(self) -> None:
-        """Close every sink."""
+    def close(self, *, has_failed: bool = False) -> None:
+        """Close every sink; where the run has failed, by the method `fail` of those that have one."""
         for sink in self.sinks:
-            sink.close()
+            (getattr(sink, "fail", sink.close) if has_failed else sink.close)()
 
 
 def _number(name: str, value: Any) -> float | None:

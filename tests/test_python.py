@@ -376,6 +376,15 @@ def test_a_callback_may_stop_the_run() -> None:
         small(resume=found, recipe="quickstart")
 
 
+def test_a_callback_that_stops_at_the_last_evaluation_leaves_a_finished_run() -> None:
+    def stop_when_measured(step: rlhf.StepInfo) -> None:
+        if "eval/success" in step.metrics and step.step == 2:
+            step.stop()
+
+    found = small(2, callbacks=[stop_when_measured])
+    assert found.is_finished and found.success_after is not None and (found.run / "result.json").is_file()
+
+
 def test_a_hook_of_ones_own_takes_part_in_steps() -> None:
     class Counting(StageHook):
         n = 0

@@ -279,7 +279,8 @@ class Judged:
 class Attempts(Attempt):
     """Episode of a question and several attempts at it, each with feedback; 1 for solving it, else 0.
 
-    It terminates with the right answer or with the last attempt. The key of a state tells the question, which answers were given, and how many attempts are left.
+    It terminates with the right answer or with the last attempt. The key of a state tells the question, which answers
+    were given, and how many attempts are left.
     """
 
     def __init__(

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rewards.answers.math_text import normal
+
 #: Decimals with this many significant digits count as equal to what they round or cut off.
 DIGITS = 6
 #: Longer numerals are compared as texts; numbers beyond 10^±MAX_EXPONENT are not written out.
@@ -19,17 +21,19 @@ _INT = r"\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+(?!\d)|\d+"
 _BODY = re.compile(
     rf"(?P<sign>[-+]\s?)?(?:"
     rf"(?P<whole>\d+)\s*\\frac\{{(?P<top>\d+)\}}\{{(?P<bottom>\d+)\}}"
-    rf"|(?P<whole2>\d+) (?P<top2>\d+)/(?P<bottom2>\d+)"
+    rf"|(?P<whole2>\d+) (?P<top2>[1-9]\d*)/(?P<bottom2>\d+)"
     rf"|\\frac\{{(?P<sign3>-?)(?P<top3>\d+(?:\.\d+)?)\}}\{{(?P<sign4>-?)(?P<bottom3>\d+(?:\.\d+)?)\}}"
     rf"|\(?(?P<top4>\d+)\)?\s?/\s?\(?(?P<bottom4>\d+)\)?"
     rf"|(?P<int>{_INT})?(?P<decimals>\.\d*)?"
     rf")(?P<power>\s?(?:\\times|\\cdot|x|X)\s?10\s?(?:\^\s?(?:\{{\s?(?P<exp>[-+]?\d+)\s?\}}|(?P<exp1>-?\d+)))?)?"
 )
 _POWER = re.compile(r"(?P<sign>-?)10\s?\^\s?(?:\{\s?(?P<exp>[-+]?\d+)\s?\}|(?P<exp1>\d+))")
-_CURRENCY = re.compile(
-    r"^([-+]?)\s*(?:USD|EUR|US\$|[$€£¥₹])\s*|\s*(?:dollars?|euros?|pounds?|USD|EUR|[$€£¥₹])$", re.IGNORECASE
-)
+_CURRENCY = re.compile(r"^([-+]?)\s*(USD|EUR|US\$|[$€£¥₹])\s*|\s*(dollars?|euros?|USD|EUR|[$€£¥₹])$", re.IGNORECASE)
+_AMOUNT = re.compile(r"([-+]?)\s*\\?\$\s*([\d,]*\.?\d+)\.?")
+#: Currencies that have cents, by how they begin in upper case.
+_WITH_CENTS = {"US": "dollar", "DO": "dollar", "$": "dollar", "EU": "euro", "€": "euro"}
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|per cent|%|\\%)\s*\}|percent|per cent|percentage points?)$")
+_DEGREES = re.compile(r"\^\{\\circ\}\s*(?:\\text\{\s*)?([CF])?\s*\}?$")
 _UNIT_FORM = re.compile(
     r"(?:\\text\{\s*)?([a-zA-Zµ/][a-zA-Zµ ./]{0,40}?)\.?\s*(?:\})?(\s*\^\s*\{?\s*-?\d\s*\}?|[23](?![\d]))?\s*\}?$"
 )
@@ -44,7 +48,8 @@ for _dimension, _table in (
     ("time", "ms 1/1000 s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800"),
     ("volume", "ml 1/1000 mL 1/1000 milliliter 1/1000 millilitre 1/1000 l 1 L 1 liter 1 litre 1"),
     ("angle", "degree 1 deg 1"),
-    ("money", "cent 1/100"),
+    ("mass", "lb 45359237/100000000 pound 45359237/100000000 oz 45359237/1600000000 ounce 45359237/1600000000"),
+    ("money", "cent 1/100 dollar 1 euro 1"),
 ):
     for _name, _size in re.findall(r"(\w+) (\S+)", _table):
         _UNITS[_name] = (_dimension, Fraction(_size))
@@ -75,11 +80,10 @@ def read(text: str) -> Number | None:
     if not text or len(text) > _MAX_NUMERAL or not any(map(str.isdigit, text)):
         return None
     unit, percent = "", False
-    stripped = _CURRENCY.sub(r"\1", text)
-    money = stripped != text
-    text = stripped.strip()
-    if text.endswith(r"^{\circ}"):
-        text, unit = text.removesuffix(r"^{\circ}").rstrip(), "degree"
+    currency = _CURRENCY.search(text)
+    text = _CURRENCY.sub(r"\1", text).strip()
+    if degrees := _DEGREES.search(text):
+        text, unit = text[: degrees.start()].rstrip(), f"degree {degrees[1] or ''}".strip()
     match = _POWER.fullmatch(text)
     if match:
         power = _exponent(match)
@@ -102,7 +106,26 @@ def read(text: str) -> Number | None:
         return None
     word, _, others = unit.partition(" ")
     scale, unit = (_SCALES[word.lower()], others) if word.lower() in _SCALES else (1, unit)
-    return Number(number[0] * scale, number[1], number[2] * scale, percent, "" if money and not unit else unit)
+    if currency and not unit:
+        unit = next((name for sign, name in _WITH_CENTS.items() if _sign(currency).startswith(sign)), "")
+    return Number(number[0] * scale, number[1], number[2] * scale, percent, unit)
+
+
+def _sign(currency: re.Match[str]) -> str:
+    return (currency[2] or currency[3]).upper()
+
+
+def money(text: str) -> Fraction | None:
+    r"""Return an amount of money, in its currency, or None: `\$0.50`, `$5`, `50 cents`, `5 dollars`.
+
+    The text is as it was written: `rewards.answers.math_text.normal` takes the sign for a mark around a formula.
+    """
+    sign = _AMOUNT.fullmatch(text.strip())
+    number = read(sign[1] + sign[2] if sign else normal(text))
+    if number is None or sign:
+        return number and number.value
+    kind, size = _known(number.unit) or ("", Fraction(1))
+    return number.value * size if kind == "money" else None
 
 
 #: Words behind a number that multiply it.
@@ -120,7 +143,8 @@ def _is_unit(word: str) -> bool:
 #: Words that make more of a number than a number with a unit.
 _NO_UNIT = re.compile(
     r"or|and|not|is|are|if|but|any|other|all|no|than|more|less|about|at|between|to|either|mod|times|plus|minus|divided"
-    r"|over|pi|root|squared|cubed|factorial|half|halves|thirds|quarters|tenths|hundredths|first|pairs?",
+    r"|over|pi|root|squared|cubed|factorial|half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?"
+    r"|ninths?|tenths?|hundredths?|thousandths?|millionths?|first|pairs?",
     re.IGNORECASE,
 )
 
@@ -203,13 +227,24 @@ def close(value: Fraction, wanted: Fraction, answer: Number, reference: Number) 
     ]
     if not steps or (answer.digits is None and reference.digits is None):
         return False
-    loose = min(steps) if answer.digits is not None and reference.digits is not None else max(steps)
-    return abs(value - wanted) < loose
+    return abs(value - wanted) < max(steps)
 
 
 def _same_name(a: str, b: str) -> bool:
-    a, b = (" ".join(u.lower().replace(".", "").split()).removesuffix("s") for u in (a, b))
-    return a == b or (_known(a) is not None and _known(a) == _known(b))
+    ours, theirs = _name(a), _name(b)
+    if ours.partition(" ")[0] == theirs.partition(" ")[0] == "degree" and "degree" in (ours, theirs):
+        return True  # of an angle, or of a temperature whose scale only one names
+    if "dollar" in (ours, theirs) or "euro" in (ours, theirs):  # of a sign: $5 is $5 per hour, and not 5 cents
+        return ours == theirs or _known(a) is None or _known(b) is None
+    return ours == theirs or (_known(a) is not None and _known(a) == _known(b))
+
+
+def _name(unit: str) -> str:
+    """Name of a unit in one spelling: in lower case, of one, with scales of temperature in full."""
+    name = " ".join(unit.lower().replace(".", "").split())
+    name = re.sub(r"^deg(?:ree)?s?\b", "degree", name)
+    name = re.sub(r"^degree ([cf])$", lambda m: {"c": "degree celsius", "f": "degree fahrenheit"}[m[1]], name)
+    return name.removesuffix("s") if len(name) > 3 and not name.endswith("celsius") else name
 
 
 def plain(number: Number) -> Fraction:

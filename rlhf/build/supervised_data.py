@@ -74,6 +74,14 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
         rows = by_demonstration(imitation_samples(played, stage.observation_weight))
         kept = [group for group in rows if all(len(sample) <= max_context for sample in group)]
         dropped, rows = len(rows) - len(kept), kept
+        if dropped and data.too_long == "refuse":
+            raise RecipeError(
+                "attempts are longer than the policy's context",
+                where=f"{where}.from_run",
+                got=f"{dropped:,} of {dropped + len(kept):,} attempts",
+                expected=f"at most {max_context:,} tokens",
+                hint=f"leave them out with {where}.too_long=drop, or take a policy with a longer context",
+            )
         owners = (played[group[0].sequence] for group in rows)
         tasks = [origin_of(trajectory.task_id, trajectory.n_given) for trajectory in owners]
     return split_rows(rows, data, f"{recipe.seed}/{index}/held_out", where, dropped, tasks)

@@ -144,10 +144,10 @@ async def _train(
             run.profiler = profiler if processes.current().is_main else None
             if run.store_keeper:
                 stack.callback(run.store_keeper.close)
-            stack.callback(run.metrics.close)
+            stack.push(lambda kind, *_: run.metrics.close(has_failed=kind is not None))
             stack.callback(run.writer.join)
             await run_stages(run, shown_stages(recipe, run.demonstrations))
-            await callbacks.call(folder)
+            await callbacks.call(folder, is_last=True)
             run.metrics.close()
             return finish(run.state, folder, recipe)
 

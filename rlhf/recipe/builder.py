@@ -55,7 +55,9 @@ def build(cls: Any, values: Any, path: str, *, base: Path, default: object = Non
             where=path,
             got=given(values),
             expected=f"a mapping with {', '.join(keys) or 'no keys'}",
-            hint=f"write {{path: {values}}}" if isinstance(values, str) and "path" in keys else "write {key: value, ...}",
+            hint=f"write {{path: {values}}}"
+            if isinstance(values, str) and "path" in keys
+            else "write {key: value, ...}",
         )
     values = with_new_keys(cls, values, path)
     _refuse_unknown(values, keys, path, cls.__name__, base)

@@ -9,7 +9,7 @@ A tracker only watches. Where it raises, the run says so once and goes on withou
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
@@ -23,6 +23,8 @@ from rlhf.settings import STRICT
 from rlhf.sinks import LogLine
 
 _FILE = "tracker_id"
+#: MLflow's limits.
+_LONGEST_PARAM, _PARAMS_AT_ONCE = 500, 100
 
 
 @plain_dataclass(frozen=True)
@@ -50,7 +52,7 @@ class LiveRun(Protocol):
         ...
 
     def end(self) -> object:
-        """Send what is left."""
+        """Send what is left. An optional method `fail` does so where the run has failed or was stopped."""
         ...
 
 
@@ -129,6 +131,9 @@ class _WandbRun(_Logged):
             self.run.define_metric(f"{line.stage}/*", step_metric=f"{line.stage}/step")
         super().write(line)
 
+    def fail(self) -> None:
+        self.run.finish(exit_code=1)
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MLflow:
@@ -151,7 +156,29 @@ class MLflow:
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
         runs = client.search_runs([experiment], f"tags.rlhf_id = '{run.id}'")
         live = runs[0] if runs else client.create_run(experiment, run_name=run.name, tags={"rlhf_id": run.id})
+        if runs:
+            client.update_run(live.info.run_id, status="RUNNING")
+        else:
+            _log_config(client, live.info.run_id, run.config)
         return _MLflowRun(client, live.info.run_id)
+
+
+def _log_config(client: Any, run_id: str, config: Mapping[str, Any]) -> None:
+    """Log a recipe as parameters of MLflow, by their paths."""
+    from mlflow.entities import Param
+
+    found = [Param(path, str(value)[:_LONGEST_PARAM]) for path, value in _flat(config)]
+    for begin in range(0, len(found), _PARAMS_AT_ONCE):
+        client.log_batch(run_id, params=found[begin : begin + _PARAMS_AT_ONCE])
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of each leaf, as `stages.0.kind`."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, inner in items:
+        yield from _flat(inner, f"{path}.{key}".lstrip("."))
+    if path and not items:
+        yield path, value
 
 
 @plain_dataclass(frozen=True)
@@ -169,6 +196,9 @@ class _MLflowRun:
 
     def end(self) -> None:
         self.client.set_terminated(self.run_id)
+
+    def fail(self) -> None:
+        self.client.set_terminated(self.run_id, "FAILED")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -247,13 +277,21 @@ class TrackerSink:
 
     def close(self) -> None:
         """Send what is left."""
+        self._end(has_failed=False)
+
+    def fail(self) -> None:
+        """Send what is left of a run that has failed or was stopped."""
+        self._end(has_failed=True)
+
+    def _end(self, *, has_failed: bool) -> None:
         live, self._live = self._live, None
         if live is None:
             return
+        end = getattr(live, "fail", live.end) if has_failed else live.end
         if self._has_failed:  # it may end all the same
             with suppress(Exception):
-                live.end()
-        self._guarded(live.end)
+                end()
+        self._guarded(end)
 
     def _begun(self) -> LiveRun:
         if self._live is None:

@@ -38,7 +38,7 @@ def write_log(run: ShownRun, stored: StoredStep, folder: Path, redaction: Redact
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as log:
         for one in conversations(run.attempts, stored, redaction):
             epochs[one.task_id] += 1
-            sample = _sample(one, epochs[one.task_id], eval_spec["model"])
+            sample = _sample(one, epochs[one.task_id], eval_spec["model"], eval_spec["eval_id"])
             log.writestr(f"samples/{one.task_id}_epoch_{sample['epoch']}.json", _text(sample))
             kept = ("id", "epoch", "input", "target", "metadata", "scores", "model_usage", "total_time", "uuid")
             error = sample["error"] and sample["error"]["message"]
@@ -65,13 +65,13 @@ def _spec(run: ShownRun, stored: StoredStep, redaction: Redaction) -> dict[str, 
         "metadata": {"run": run.id, "stage": stored.stage, "phase": stored.phase, "step": stored.step},
     }
     plain: dict[str, Any] = redaction.values(told)
-    key = hashlib.sha256(f"{run.id} {stored.path.name}".encode()).hexdigest()[:22]
+    key = hashlib.sha256(str(stored.path.absolute()).encode()).hexdigest()[:22]
     made = datetime.fromtimestamp(int(stored.path.stat().st_mtime), UTC).isoformat()
     ids = {"eval_id": key, "run_id": key, "task_id": key}
     return {**ids, **plain, "created": made, "task_version": 0, "dataset": {"name": plain["task"]}, "config": {}}
 
 
-def _sample(one: Conversation, epoch: int, model: str) -> dict[str, Any]:
+def _sample(one: Conversation, epoch: int, model: str, eval_id: str) -> dict[str, Any]:
     last = next((m["content"] for m in reversed(one.messages) if m["role"] == "assistant"), "")
     answer = {"role": "assistant", "content": last, "source": "generate", "model": model}
     usage = {key: one.facts.get(of, 0) for key, of in (("input_tokens", "n_read"), ("output_tokens", "n_tokens"))}
@@ -79,7 +79,7 @@ def _sample(one: Conversation, epoch: int, model: str) -> dict[str, Any]:
     seconds = one.facts.get("seconds")
     is_failure = one.outcome.is_failure_of_a_part
     limit = None if is_failure else _LIMITS.get(one.outcome)
-    key = hashlib.sha256(f"{one.task_id} {epoch}".encode()).hexdigest()[:22]
+    key = hashlib.sha256(f"{eval_id} {one.task_id} {epoch}".encode()).hexdigest()[:22]
     return {
         "id": one.task_id,
         "epoch": epoch,

@@ -286,3 +286,36 @@ def test_sizes_are_read_of_anything(text: str) -> None:
 )
 def test_rewards_and_agents_read_the_same_answer_after_thoughts(text: str) -> None:
     assert extract.after_thinking(text) == split_thoughts(text).answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "is_right"),
+    [
+        (r"\boxed{\$50}", "50 cents", False),
+        ("50 cents", "$50", False),
+        (r"\boxed{\$0.50}", "50 cents", True),
+        (r"\boxed{-\$1,250}", "-1250", True),
+        ("5 dollars", "$5", True),
+        (r"\boxed{\$5}", r"\sqrt{25}", True),  # a unit that only one of them has is left out
+        ("$5 per hour", "5 dollars", True),
+        ("150 kg", "150 pounds", False),
+        ("£5", "5 pounds", True),
+        ("2 lbs", "32 ounces", True),
+        ("1 third", "1", False),
+        ("3 fourths", "3", False),
+        ("5 thousandths", "5", False),
+        ("5 ms", "5 m", False),
+        ("1 000/3", "1", False),
+        (r"\boxed{25^\circ\text{C}}", "25", True),
+        ("25", r"25^\circ C", True),
+        (r"\boxed{25^{\circ}}", r"25^{\circ}\text{C}", True),
+        ("77°F", "77 degrees Fahrenheit", True),
+        ("25°C", "25°F", False),
+        ("25 degrees C", "25°C", True),
+        ("3.14159265", "3.141592653589793", True),
+        ("1.414214", "1.41421356", True),
+        ("3.14", "3.141592653589793", False),
+    ],
+)
+def test_money_temperatures_fractions_in_words_and_long_decimals(answer: str, reference: str, is_right: bool) -> None:
+    assert Maths()(answer, reference).value == is_right

@@ -215,6 +215,10 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
         ("a call of a tool cannot be read",),
     ),
     "no list": ([{"messages": "hello"}], {}, ("messages is no chat", "hello")),
+    "tools in Python": (
+        [{"messages": pair("a", "b"), "tools": "[{'type': 'function'}]"}], {}, ("tools are no list", "[{'type'"),
+    ),
+    "an object as completion": ([{"prompt": "a", "completion": {"text": ["b"]}}], {}, ("completion is no text",)),
     "empty text": ([{"text": "a"}, {"text": ""}], {}, ("line 2",)),
 }  # fmt: skip
 
@@ -225,6 +229,23 @@ def test_a_row_that_cannot_be_used_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         list(read_chats(Chats(path=written(tmp_path, *rows), **keys), "stages[0].data"))
     assert all(text in str(caught.value) for text in told), caught.value
+
+
+def test_cells_of_a_table_hold_messages_as_json_and_older_calls_are_learnt(tmp_path: Path) -> None:
+    [question, answer] = pair("a", "b")
+    rows = [
+        {"prompt": json.dumps([question]), "completion": json.dumps([answer])},
+        {"prompt": [question], "completion": json.dumps(answer)},
+        {"prompt": [question], "completion": answer},
+    ]
+    for row in rows:
+        [found] = read_chats(Chats(path=written(tmp_path, row)), "data")
+        assert [m.content for m in found.messages] == ["a", "b"] and found.messages[-1].is_learnt
+    [plain] = read_chats(Chats(path=written(tmp_path, {"prompt": "[1, 2]", "completion": '{"x": 1}'})), "data")
+    assert [m.content for m in plain.messages] == ["[1, 2]", '{"x": 1}']  # JSON that is no message is a text
+    call = {"role": "assistant", "content": "Look:", "function_call": {"name": "f", "arguments": '{"x": 1}'}}
+    [older] = read_chats(Chats(path=written(tmp_path, {"messages": [question, call]})), "data")
+    assert [(c.name, c.arguments) for c in older.messages[-1].calls] == [("f", {"x": 1})]
 
 
 def test_lines_that_are_no_json_and_empty_files_are_named(tmp_path: Path) -> None:
@@ -330,6 +351,12 @@ def test_failed_attempts_are_imitated_under_a_message_of_their_own(tmp_path: Pat
     n_solved = sum("Get it right." in text for text in told)
     different = {(t.task_id, t.solved, tuple(turn.action.said for turn in t.turns)) for t in attempts}
     assert n_solved == sum(solved for _, solved, _ in different) > 0
+    longest = max(len(sample) for group in rows.learnt for sample in group)
+    with pytest.raises(RecipeError, match=r"longer than the policy's context[\s\S]*too_long=drop"):
+        asyncio.run(rows_of(loaded, 0, found, Renderer(tokenizer), longest - 1))
+    dropping = load(recipe(tmp_path / "c", {**data, "too_long": "drop"}, agent={"kind": "chat", "system": ""}))
+    left = asyncio.run(rows_of(dropping, 0, found, Renderer(tokenizer), longest - 1))
+    assert left.n_dropped > 0 and len(left.learnt) + left.n_dropped == len(rows.learnt)
     assert sum("Get it wrong." in text for text in told) == len(told) - n_solved == len(different) - n_solved > 0
 
 

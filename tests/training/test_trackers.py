@@ -13,7 +13,7 @@ from rlhf.commands.check_availability import refuse_absent_trackers
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.recipe import load_values
 from rlhf.recipe.model import values_of
-from rlhf.sinks import LogLine
+from rlhf.sinks import LogLine, Metrics
 from rlhf.training.trackers import MLflow, SwanLab, TrackedRun, TrackerSink, Trackio, Wandb, sinks_of
 
 LINES = [LogLine(step, "0-policy_gradient", 1e9 + step, {"rollout/success": step / 4, "loss": None}) for step in (1, 2)]
@@ -41,6 +41,12 @@ def test_mlflow_has_each_step(tmp_path: Path) -> None:
     [live] = client.search_runs([experiment.experiment_id])
     assert [(m.step, m.value) for m in client.get_metric_history(live.info.run_id, NAME)] == [(1, 0.25), (2, 0.5)]
     assert live.info.status == "FINISHED"
+    assert live.data.params == {"seed": "0", "stages.0.kind": "policy_gradient"}
+    [sink] = sinks_of((MLflow(experiment="e"),), "run", tmp_path, {}, print)
+    sink.write(LINES[0])
+    assert client.get_run(live.info.run_id).info.status == "RUNNING"
+    sink.fail()
+    assert client.get_run(live.info.run_id).info.status == "FAILED"
 
 
 def test_wandb_has_each_step_offline(tmp_path: Path) -> None:
@@ -109,6 +115,36 @@ def test_a_tracker_that_failed_is_ended_all_the_same(tmp_path: Path) -> None:
     sink.write(LINES[0])
     sink.close()
     assert len(calls) == 2 and "no network" in calls[0] and calls[1] == "end"
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_run_that_failed_is_ended_as_such(tmp_path: Path, has_failed: bool) -> None:
+    calls: list[str] = []
+
+    class Live:
+        def write(self, line: Any) -> None:
+            calls.append("write")
+
+        def end(self) -> None:
+            calls.append("end")
+
+    class Telling(Live):
+        def fail(self) -> None:
+            calls.append("fail")
+
+    class Own:
+        def __init__(self, live: Any) -> None:
+            self.live = live
+
+        def begin(self, run: TrackedRun) -> Any:
+            return self.live
+
+    run = TrackedRun("run", tmp_path, {}, "1")
+    metrics = Metrics([TrackerSink(Own(live), run, calls.append) for live in (Live(), Telling())])
+    metrics.log(1, "train", {"rollout/success": 1.0})
+    metrics.close(has_failed=has_failed)
+    metrics.close()  # what is closed stays so
+    assert calls == ["write", "write", "end", "fail" if has_failed else "end"]
 
 
 def test_trackers_are_keys_of_a_recipe(tmp_path: Path) -> None:

@@ -88,6 +88,17 @@ def test_a_log_says_the_same_to_who_reads_the_zip(coin: Path, logs: Path) -> Non
     assert header["version"] == 2 and header["eval"]["dataset"]["samples"] == 6 == len(summaries)
 
 
+def test_samples_of_all_logs_have_ids_of_their_own(coin: Path, logs: Path, tmp_path: Path) -> None:
+    twin = shutil.copytree(coin, tmp_path / "elsewhere" / coin.name)  # a folder of the same name
+    run("export", twin, "--format", "inspect", "--out", tmp_path / "logs")
+    samples = []
+    for path in (*logs.glob("*.eval"), *(tmp_path / "logs").glob("*.eval")):
+        with zipfile.ZipFile(path) as log:
+            samples += [json.loads(log.read(n)) for n in log.namelist() if n.startswith("samples/")]
+    ids = [sample["uuid"] for sample in samples]
+    assert len(set(ids)) == len(ids) > 10
+
+
 def test_one_table_has_every_attempt(coin: Path, tmp_path: Path) -> None:
     out = tmp_path / "attempts.parquet"
     told = last_json(run("export", coin, "--format", "parquet", "--out", out, "--json"))

@@ -380,6 +380,14 @@ def load_trainer(
                 moments = numbered(moments, names, groups, masters=masters)
             optimizer.load_state_dict(moments)
             _check_shapes(optimizer)
+        if missing := [name for name in kept if name not in saved["kept"]]:
+            raise CheckpointError(
+                "this checkpoint has no state of a part that keeps one",
+                where=str(folder / "trainer.pt"),
+                got=", ".join(saved["kept"]) or "none",
+                expected=", ".join(missing),
+                hint="resume with the callbacks that the run had: rlhf.train(resume=..., callbacks=...)",
+            )
         for name, part in kept.items():
             part.load_state_dict(saved["kept"][name])
         torch.set_rng_state(saved["torch_rng"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlhf import processes
 from rlhf.data.untrusted import name_of
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.sinks import LogLine
@@ -85,23 +86,29 @@ class Callbacks(StageHook):
         """Call the functions with what was logged since."""
         await self.call(run.folder)
 
-    async def call(self, folder: Path) -> None:
+    async def call(self, folder: Path, *, is_last: bool = False) -> None:
         """Call the functions with each line that is kept, in order.
+
+        Args:
+            folder: of the run.
+            is_last: everything is trained, so that there is nothing to stop.
 
         Raises:
             TrainingError: one raised.
-            CancelledError: one asked for the end of the run.
+            CancelledError: one asked for the end of a run of one process; several agree on it after the step.
         """
         while self._lines:
             line = self._lines.pop(0)
             info = StepInfo(folder, line.stage, line.step, line.values, self._stop)
             for function in self.functions:
                 await _called(function, info)
-        if self.is_stopped:
+        if self.is_stopped and not is_last and processes.current().n == 1:
             raise asyncio.CancelledError
 
     def _stop(self) -> None:
         self.is_stopped = True
+        if processes.current().n > 1:
+            processes.current().stops = True
 
 
 async def _called(function: Callable[[StepInfo], Any], info: StepInfo) -> None:

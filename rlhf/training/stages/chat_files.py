@@ -188,8 +188,7 @@ class _Form:
         return self.items(number, row[self.columns[0]], self.columns[0])
 
     def items(self, number: int, value: Any, column: str) -> Sequence[Mapping[str, Any]]:
-        if isinstance(value, str) and value.lstrip().startswith("["):
-            value = _json(value)
+        value = _messages_of(value)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
             expected = "a list of messages: [{role: user, content: ...}, ...]"
             raise self.wrong(number, f"{column} is no chat", repr(value)[:80], expected)
@@ -208,7 +207,7 @@ class _Form:
             expected = ", ".join(_ROLES)
             raise self.wrong(number, "nobody has this role", name, expected, nearest(name, _ROLES))
         text = self.content(number, content)
-        calls = self.calls(number, item.get("tool_calls"))
+        calls = self.calls(number, item.get("tool_calls") or item.get("function_call"))
         if name == "function_call":
             calls, text = self.calls(number, _json(text) or text), ""
         thought = item.get("reasoning_content")
@@ -243,7 +242,7 @@ class _Form:
 
     def prompt(self, number: int, row: Row) -> list[ChatMessage]:
         name = self.columns[0]
-        value = name.format_map({n: row[n] for n in _fields(name)}) if "{" in name else row[name]
+        value = name.format_map({n: row[n] for n in _fields(name)}) if "{" in name else _messages_of(row[name])
         if isinstance(value, str) and value.strip():
             more = row.get("input") if name == "instruction" else None  # Alpaca's
             text = f"{value}\n\n{more}" if isinstance(more, str) and more.strip() else value
@@ -252,20 +251,28 @@ class _Form:
 
     def completion(self, number: int, row: Row) -> list[ChatMessage]:
         name = self.columns[1]
-        if isinstance(row[name], list):
-            return [self.said(number, item) for item in self.items(number, row[name], name)]
-        text = str(row[name])
+        value = _messages_of(row[name])
+        if isinstance(value, list):
+            return [self.said(number, item) for item in self.items(number, value, name)]
+        if isinstance(value, Mapping):
+            raise self.wrong(
+                number, f"{name} is no text", repr(value)[:80], "a text, or messages with role and content"
+            )
+        text = str(value)
         if not text.strip():
-            raise self.wrong(number, "the assistant says nothing", repr(row[name])[:80], f"a text in {name}")
+            raise self.wrong(number, "the assistant says nothing", repr(value)[:80], f"a text in {name}")
         return [ChatMessage(Role.ASSISTANT, text, is_learnt=True)]
 
     def tools(self, number: int, row: Row) -> tuple[Mapping[str, Any], ...]:
         value = row.get(self.settings.tools)
-        value = _json(value) if isinstance(value, str) and value.strip() else value
-        if not value:
+        written = isinstance(value, str) and value.strip() not in ("", "null")
+        value = _json(value) if isinstance(value, str) else value
+        if not value and not (written and value is None):
             return ()
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-            raise self.wrong(number, "tools are no list", repr(value)[:80], "a list of functions, or that in JSON")
+            raise self.wrong(
+                number, "tools are no list", repr(row[self.settings.tools])[:80], "a list of functions, or that in JSON"
+            )
         return tuple(value)
 
     def wrong(self, number: int, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
@@ -299,6 +306,14 @@ def _fields(template: str) -> list[str]:
 def _keys(item: Mapping[str, Any]) -> tuple[str, str] | None:
     """Names under which a message has its role and its text."""
     return next((keys for keys in (("role", "content"), ("from", "value")) if keys[0] in item), None)
+
+
+def _messages_of(value: Any) -> Any:
+    """Messages of a cell, which a table may hold as JSON, and one alone as a list; anything else as it is."""
+    found = _json(value) if isinstance(value, str) and value.lstrip().startswith(("[", "{")) else value
+    found = [found] if isinstance(found, Mapping) and _keys(found) else found
+    are_messages = isinstance(found, list) and any(isinstance(one, Mapping) and _keys(one) for one in found)
+    return found if are_messages else value
 
 
 def _json(text: Any) -> Any:

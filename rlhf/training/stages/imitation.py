@@ -36,6 +36,11 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
         rows = _fitting(run, by_demonstration(imitation_samples(rendered, stage.observation_weight)))
     else:
         rows, held_out = found.learnt, found.held_out
+        if found.n_dropped:
+            run.progress.say(
+                f"caution: {found.n_dropped:,} rows are longer than the context of {run.policy.max_context:,} tokens "
+                "and are not learnt"
+            )
     n_batches = -(-len(rows) // stage.batch_size)
     n_updates, first = stage.epochs * n_batches, run.state.step
     await run.release_engine_memory()
