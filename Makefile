@@ -92,7 +92,7 @@ gpu-test: install-dev ## what only a GPU can show; other machines skip it
 docs: install-dev ## build the pages under site/
 	$(BIN)/mkdocs build --strict
 
-bench: install-dev ## every benchmark; each prints a ratio against a baseline of the same run
+bench: install-dev ## every benchmark that needs no arguments; each prints a ratio against a baseline of the same run
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
 
 clean:

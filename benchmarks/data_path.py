@@ -268,7 +268,7 @@ def compared(trees: Sequence[Path], args: argparse.Namespace) -> dict[str, dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", help="a revision, or the folder of a tree")
+    parser.add_argument("base", nargs="?", help="a revision, or the folder of a tree")
     parser.add_argument("head", nargs="?", default=str(ROOT), help="the tree that is compared with it")
     parser.add_argument("--only", choices=("all", "path", "step"), default="all")
     parser.add_argument("--trajectories", type=int, default=1024)
@@ -280,6 +280,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         child(args)
+        return
+    if args.base is None:
+        print(f"data_path: nothing to compare {ROOT.name} with; name a revision: python benchmarks/data_path.py HEAD~1")
         return
     with tree_of(args.base) as base, tree_of(args.head) as head:
         found = compared([base, head], args)

@@ -111,8 +111,8 @@ def measured(name: str, most: int | None = None) -> dict[str, Solved]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="+", choices=[one.name for one in list_suites()])
-    for name in parser.parse_args().suites:
+    parser.add_argument("suites", nargs="*", choices=[one.name for one in list_suites()])
+    for name in parser.parse_args().suites or ["keyhole"]:
         parts = measured(name)
         n_solved, n = sum(found.n_solved for found in parts.values()), sum(found.n for found in parts.values())
         low, high = share_interval(n_solved, n)

@@ -114,11 +114,14 @@ def share(found: dict[str, Any], when: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="an interpreter with openai-agents and langgraph")
+    parser.add_argument("--python", help="an interpreter with openai-agents and langgraph")
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/outside"))
     asked = parser.parse_args()
+    if asked.python is None:
+        print("outside_agents: name an interpreter that has openai-agents and langgraph: --python PATH")
+        return
     asked.out.mkdir(parents=True, exist_ok=True)
     print("| agent | seed | success before | success after | episodes | training, s |\n|---|---|---|---|---|---|")
     run("taught", TAUGHT, 0, asked.out)
