@@ -122,8 +122,10 @@ def money(text: str) -> Fraction | None:
     """
     sign = _AMOUNT.fullmatch(text.strip())
     number = read(sign[1] + sign[2] if sign else normal(text))
-    if number is None or sign:
-        return number and number.value
+    if number is None:
+        return None
+    if sign:
+        return number.value
     kind, size = _known(number.unit) or ("", Fraction(1))
     return number.value * size if kind == "money" else None
 
@@ -231,7 +233,7 @@ def close(value: Fraction, wanted: Fraction, answer: Number, reference: Number) 
 
 
 def _same_name(a: str, b: str) -> bool:
-    ours, theirs = _name(a), _name(b)
+    ours, theirs = _one_spelling(a), _one_spelling(b)
     if ours.partition(" ")[0] == theirs.partition(" ")[0] == "degree" and "degree" in (ours, theirs):
         return True  # of an angle, or of a temperature whose scale only one names
     if "dollar" in (ours, theirs) or "euro" in (ours, theirs):  # of a sign: $5 is $5 per hour, and not 5 cents
@@ -239,7 +241,7 @@ def _same_name(a: str, b: str) -> bool:
     return ours == theirs or (_known(a) is not None and _known(a) == _known(b))
 
 
-def _name(unit: str) -> str:
+def _one_spelling(unit: str) -> str:
     """Name of a unit in one spelling: in lower case, of one, with scales of temperature in full."""
     name = " ".join(unit.lower().replace(".", "").split())
     name = re.sub(r"^deg(?:ree)?s?\b", "degree", name)
