@@ -55,6 +55,8 @@ N_TRAIN = 10_000
 #: Turns that are long: fewer attempts at once, a shorter memory, so that episodes fit into the context of the base,
 #: and half as many demonstrations and steps of reinforcement, since each takes several times as long.
 LONG = 40
+#: Tokens of a reply where the suite has room for thoughts, which the base does not write.
+WITHOUT_THOUGHTS = 128
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,15 @@ def settings_of(suite: Suite) -> dict[str, Any]:
     turns = most_turns(suite)
     listed = all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
     own: Any = suite.parts[0].agent
+    may_think = any(getattr(part.agent, "think", "off") != "off" for part in suite.parts)
+    longest = min([part.limits.max_tokens for part in suite.parts] + [WITHOUT_THOUGHTS] * may_think)
     memory = {"memory": {"kind": "window", "turns": 4, "block": 8}} if turns > LONG else {}
     formats = {} if own.format == "plain" else {"format": own.format}
     return {
         "agent": {"kind": "chat", "system": "", "max_action_chars": own.max_action_chars, **formats, **memory},
         "limits": {
             "max_turns": turns,
-            "max_tokens": 32 if listed else min(part.limits.max_tokens for part in suite.parts),
+            "max_tokens": 32 if listed else longest,
             "max_concurrent": 64 if turns <= LONG else 32,
         },
     }
