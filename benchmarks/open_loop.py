@@ -20,7 +20,7 @@ from typing import Any
 from environments.base import Capabilities, can_demonstrate
 from environments.transcript import awaited
 from rlhf.data import Task
-from rlhf.recipe.suites import Part, list_suites, load_suite
+from rlhf.recipe.suites import Part, load_suite
 from rlhf.rollout.tasks import tasks_of
 from rlhf.stats import share_interval
 
@@ -111,7 +111,7 @@ def measured(name: str, most: int | None = None) -> dict[str, Solved]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", choices=[one.name for one in list_suites()])
+    parser.add_argument("suites", nargs="*", help="names of `rlhf suites`; keyhole if left out")
     for name in parser.parse_args().suites or ["keyhole"]:
         parts = measured(name)
         n_solved, n = sum(found.n_solved for found in parts.values()), sum(found.n for found in parts.values())

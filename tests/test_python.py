@@ -372,6 +372,7 @@ def test_a_callback_that_raises_ends_the_run_and_its_checkpoint_stays() -> None:
 def test_a_callback_may_stop_the_run() -> None:
     found = small(50, callbacks=[lambda step: step.stop() if step.step == 3 else None])
     assert not found.is_finished and logged(found.run)[-1][1] == 3
+    assert found.success_before is not None and found.n_episodes > 0 and found.train_s > 0
     with pytest.raises(RecipeError, match=r"rlhf\.train\(resume="):
         small(resume=found, recipe="quickstart")
 
@@ -395,6 +396,25 @@ def test_a_hook_of_ones_own_takes_part_in_steps() -> None:
     hook = Counting()
     small(3, callbacks=[hook])
     assert hook.n == 3
+
+
+def test_hooks_whose_states_a_checkpoint_could_not_give_back_are_refused() -> None:
+    class Keeping(StageHook):
+        def __init__(self, key: str, kept: Any = 1) -> None:
+            self.key, self.kept = key, kept
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"kept": self.kept}
+
+    assert small(1, callbacks=[Keeping("mine")]).is_finished
+    with pytest.raises(RecipeError, match="under one key"):
+        small(1, callbacks=[Keeping("sampler")])
+    with pytest.raises(RecipeError, match="under one key"):
+        small(1, callbacks=[Keeping("mine"), Keeping("mine")])
+    with pytest.raises(RecipeError, match="the hook Keeping, state_dict"):
+        small(1, callbacks=[Keeping("mine", object())])
+    with pytest.raises(RecipeError, match="this is a class"):
+        small(1, callbacks=Keeping)
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------

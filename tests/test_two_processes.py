@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -90,11 +90,13 @@ def standing_still(out: Path) -> Iterator[None]:
     if owner is None:
         yield
         return
-    os.kill(owner.pid, signal.SIGSTOP)
+    with suppress(ProcessLookupError):
+        os.kill(owner.pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(owner.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(owner.pid, signal.SIGCONT)
 
 
 def assert_whole(out: Path, made: Path) -> None:

@@ -16,6 +16,7 @@ from rewards.answers.math_text import normal
 Equal = Callable[[str, str], bool]
 
 _MAX_ITEMS = 60
+_DEGREES = r"^{\circ}"
 _NAME = r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|\w))?(?:\([a-zA-Z](?:,\s?[a-zA-Z])*\))?"
 _ASSIGNED = re.compile(rf"({_NAME}|\({_NAME}(?:,\s?{_NAME})+\))\s*(?:=|\\approx)\s*(?![=<>])(.+)", re.DOTALL)
 _MEMBER = re.compile(rf"({_NAME})\s*\\in(?![a-z])\s*(.+)", re.DOTALL)
@@ -65,6 +66,10 @@ def quick(a: str, r: str) -> bool | None:
         return a == r != ""
     if _squeezed(a) == _squeezed(r):
         return True
+    if (_DEGREES in a) != (_DEGREES in r):  # 25 C for 25°C
+        plain = [_squeezed(_untexted(text.replace(_DEGREES, ""))) for text in (a, r)]
+        if plain[0] == plain[1]:
+            return True
     one, other = math_numbers.read(a), math_numbers.read(r)
     if one is not None and other is not None:
         return math_numbers.same(one, other)

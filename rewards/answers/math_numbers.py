@@ -5,8 +5,9 @@ Texts are those of `rewards.answers.math_text.normal`. What is more than a numbe
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from rewards.answers.math_text import normal
@@ -28,10 +29,8 @@ _BODY = re.compile(
     rf")(?P<power>\s?(?:\\times|\\cdot|x|X)\s?10\s?(?:\^\s?(?:\{{\s?(?P<exp>[-+]?\d+)\s?\}}|(?P<exp1>-?\d+)))?)?"
 )
 _POWER = re.compile(r"(?P<sign>-?)10\s?\^\s?(?:\{\s?(?P<exp>[-+]?\d+)\s?\}|(?P<exp1>\d+))")
-_CURRENCY = re.compile(r"^([-+]?)\s*(USD|EUR|US\$|[$€£¥₹])\s*|\s*(dollars?|euros?|USD|EUR|[$€£¥₹])$", re.IGNORECASE)
+_CURRENCY = re.compile(r"^([-+]?)\s*(?:USD|EUR|US\$|[$€£¥₹])\s*|\s*(?:dollars?|euros?|USD|EUR|[$€£¥₹])$", re.IGNORECASE)
 _AMOUNT = re.compile(r"([-+]?)\s*\\?\$\s*([\d,]*\.?\d+)\.?")
-#: Currencies that have cents, by how they begin in upper case.
-_WITH_CENTS = {"US": "dollar", "DO": "dollar", "$": "dollar", "EU": "euro", "€": "euro"}
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:percent|per cent|%|\\%)\s*\}|percent|per cent|percentage points?)$")
 _DEGREES = re.compile(r"\^\{\\circ\}\s*(?:\\text\{\s*)?([CF])?\s*\}?$")
 _UNIT_FORM = re.compile(
@@ -49,7 +48,7 @@ for _dimension, _table in (
     ("volume", "ml 1/1000 mL 1/1000 milliliter 1/1000 millilitre 1/1000 l 1 L 1 liter 1 litre 1"),
     ("angle", "degree 1 deg 1"),
     ("mass", "lb 45359237/100000000 pound 45359237/100000000 oz 45359237/1600000000 ounce 45359237/1600000000"),
-    ("money", "cent 1/100 dollar 1 euro 1"),
+    ("money", "cent 1/100"),
 ):
     for _name, _size in re.findall(r"(\w+) (\S+)", _table):
         _UNITS[_name] = (_dimension, Fraction(_size))
@@ -80,7 +79,6 @@ def read(text: str) -> Number | None:
     if not text or len(text) > _MAX_NUMERAL or not any(map(str.isdigit, text)):
         return None
     unit, percent = "", False
-    currency = _CURRENCY.search(text)
     text = _CURRENCY.sub(r"\1", text).strip()
     if degrees := _DEGREES.search(text):
         text, unit = text[: degrees.start()].rstrip(), f"degree {degrees[1] or ''}".strip()
@@ -106,28 +104,22 @@ def read(text: str) -> Number | None:
         return None
     word, _, others = unit.partition(" ")
     scale, unit = (_SCALES[word.lower()], others) if word.lower() in _SCALES else (1, unit)
-    if currency and not unit:
-        unit = next((name for sign, name in _WITH_CENTS.items() if _sign(currency).startswith(sign)), "")
     return Number(number[0] * scale, number[1], number[2] * scale, percent, unit)
 
 
-def _sign(currency: re.Match[str]) -> str:
-    return (currency[2] or currency[3]).upper()
-
-
-def money(text: str) -> Fraction | None:
+def money(text: str) -> Number | None:
     r"""Return an amount of money, in its currency, or None: `\$0.50`, `$5`, `50 cents`, `5 dollars`.
 
     The text is as it was written: `rewards.answers.math_text.normal` takes the sign for a mark around a formula.
     """
-    sign = _AMOUNT.fullmatch(text.strip())
-    number = read(sign[1] + sign[2] if sign else normal(text))
-    if number is None:
-        return None
-    if sign:
-        return number.value
+    sign, formula = _AMOUNT.fullmatch(text.strip()), normal(text)
+    number = read(sign[1] + sign[2] if sign else formula)
+    if number is None or sign:
+        return number
+    if _CURRENCY.search(number.unit or formula):
+        return replace(number, unit="")
     kind, size = _known(number.unit) or ("", Fraction(1))
-    return number.value * size if kind == "money" else None
+    return replace(number, value=number.value * size, step=number.step * size, unit="") if kind == "money" else None
 
 
 #: Words behind a number that multiply it.
@@ -137,7 +129,7 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "bi
 def _is_unit(word: str) -> bool:
     """True if this can be a unit: a known one, or a word of several letters."""
     words = word.split()
-    if len(words) > 3 or any(_NO_UNIT.fullmatch(w) for w in words):
+    if not words or len(words) > 3 or any(_NO_UNIT.fullmatch(w) for w in words) or _PART.fullmatch(words[-1]):
         return False
     return _known(word) is not None or len(word.strip()) >= 3 or _PLAIN.fullmatch(word.strip()) is not None
 
@@ -145,8 +137,12 @@ def _is_unit(word: str) -> bool:
 #: Words that make more of a number than a number with a unit.
 _NO_UNIT = re.compile(
     r"or|and|not|is|are|if|but|any|other|all|no|than|more|less|about|at|between|to|either|mod|times|plus|minus|divided"
-    r"|over|pi|root|squared|cubed|factorial|half|halves|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?"
-    r"|ninths?|tenths?|hundredths?|thousandths?|millionths?|first|pairs?",
+    r"|over|pi|root|squared|cubed|factorial|half|halves|thirds|quarters|tenths|hundredths|first|pairs?",
+    re.IGNORECASE,
+)
+#: Words that make a fraction of it where nothing follows: 3 fifths, not 3 fifth graders.
+_PART = re.compile(
+    r"thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|(?:ten|hundred|thousand|million)ths?",
     re.IGNORECASE,
 )
 
@@ -227,17 +223,19 @@ def close(value: Fraction, wanted: Fraction, answer: Number, reference: Number) 
     steps = [
         n.step / (100 if n.percent else 1) for n in (answer, reference) if n.digits is not None and n.digits >= DIGITS
     ]
-    if not steps or (answer.digits is None and reference.digits is None):
+    if not steps:
         return False
-    return abs(value - wanted) < max(steps)
+    if len(steps) == 2:
+        step = max(steps)
+        coarse, fine = (value, wanted) if steps[0] == step else (wanted, value)
+        return abs(fine - coarse) <= step / 2 or math.trunc(fine / step) * step == coarse
+    return abs(value - wanted) < steps[0]
 
 
 def _same_name(a: str, b: str) -> bool:
     ours, theirs = _one_spelling(a), _one_spelling(b)
     if ours.partition(" ")[0] == theirs.partition(" ")[0] == "degree" and "degree" in (ours, theirs):
         return True  # of an angle, or of a temperature whose scale only one names
-    if "dollar" in (ours, theirs) or "euro" in (ours, theirs):  # of a sign: $5 is $5 per hour, and not 5 cents
-        return ours == theirs or _known(a) is None or _known(b) is None
     return ours == theirs or (_known(a) is not None and _known(a) == _known(b))
 
 

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.answers import extract
 from rewards.answers.math_compare import quick
-from rewards.answers.math_numbers import money
+from rewards.answers.math_numbers import close, money
 from rewards.answers.math_text import normal
 from rewards.worker_pool import Pool, RaisedError, TooSlow
 from rlhf.data import Verdict
@@ -46,8 +46,10 @@ class Maths:
             return Verdict(0.0, why="no answer found")
         if len(wanted) > extract.MAX_ANSWER:
             return Verdict(0.0, why="the reference is too long to compare with")
-        amounts = money(found), money(wanted)
-        decided = quick(normal(found), normal(wanted)) if None in amounts else amounts[0] == amounts[1]
+        amount, of = money(found), money(wanted)
+        if amount is not None and of is not None:
+            return _verdict(close(amount.value, of.value, amount, of), found, wanted)
+        decided = quick(normal(found), normal(wanted))
         if decided is not None:
             return _verdict(decided, found, wanted)
         try:

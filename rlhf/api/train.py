@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ class Handle:
         except Stopped:
             if self._work.folder is None:
                 raise
-            return TrainResult(self._work.folder, is_finished=False)
+            return _stopped(self._work.loaded, self._work.folder)
 
     def result(self) -> TrainResult:
         """Wait for the end. Raises what ended the run; KeyboardInterrupt here stops it."""
@@ -185,18 +185,18 @@ class _Work:
         with given(self._arguments.parts):
             if self._resume is not None:
                 self._refuse_recipe()
-                self._loaded = recipe_of_run(self._resume, None, texts, self._out)
+                self.loaded = recipe_of_run(self._resume, None, texts, self._out)
             else:
-                self._loaded = _loaded(self.recipe, self._arguments, texts)
-            if self._loaded.cluster.is_on:
+                self.loaded = _loaded(self.recipe, self._arguments, texts)
+            if self.loaded.cluster.is_on:
                 raise RecipeError(
                     "a run on Ray is started from the command line",
                     where="cluster.rollout_workers",
-                    got=str(self._loaded.cluster.rollout_workers),
+                    got=str(self.loaded.cluster.rollout_workers),
                     expected="0 in Python",
                     hint="rlhf train RECIPE, or leave cluster out",
                 )
-            refuse_before(self._loaded, is_resumed=self._resume is not None, memory_check=self.memory_check)
+            refuse_before(self.loaded, is_resumed=self._resume is not None, memory_check=self.memory_check)
 
     def run(self) -> TrainResult:
         """Train in this thread. Raises Stopped where that was wanted from outside."""
@@ -210,14 +210,14 @@ class _Work:
         console = errors() if self.progress else CleanConsole(quiet=True)
         with given(self._arguments.parts):
             try:
-                with joined(self._loaded), run_folder(self._loaded, self._out, self._resume) as self.folder:
+                with joined(self.loaded), run_folder(self.loaded, self._out, self._resume) as self.folder:
                     values = run(
-                        self._loaded, self.folder, resume=self._resume, console=console, callbacks=self._callbacks
+                        self.loaded, self.folder, resume=self._resume, console=console, callbacks=self._callbacks
                     )
-                    values |= pushed(self._loaded, self.folder, console.print)
+                    values |= pushed(self.loaded, self.folder, console.print)
             except (Interrupted, asyncio.CancelledError, KeyboardInterrupt) as error:
                 if self._callbacks.is_stopped and self.folder is not None:
-                    return TrainResult(self.folder, is_finished=False)
+                    return _stopped(self.loaded, self.folder)
                 raise self.stopped(error.got if isinstance(error, Interrupted) else "interrupted") from None
         return _result(values)
 
@@ -297,6 +297,17 @@ def _name(values: Mapping[str, Any], texts: Sequence[str]) -> str:
     path = environment.get("path") if isinstance(environment, Mapping) else None
     stem = Path(path).stem if isinstance(path, str) else ""
     return stem if stem and stem.replace("-", "").replace("_", "").isalnum() and stem.isascii() else "run"
+
+
+def _stopped(recipe: Recipe, folder: Path) -> TrainResult:
+    """What a run has come to that was stopped, by its newest checkpoint."""
+    from rlhf.build.train import result_of
+    from rlhf.training.checkpoints import store
+
+    newest = store.latest(folder / "checkpoints")
+    if newest is None:
+        return TrainResult(folder, is_finished=False)
+    return replace(_result(result_of(store.load_state(newest), folder, recipe)), is_finished=False)
 
 
 def _result(values: Mapping[str, Any]) -> TrainResult:

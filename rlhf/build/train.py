@@ -301,13 +301,17 @@ async def make_policy(
 
 def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
     """Write what the run came to, and the report."""
-    results = dict(state.results)
     report: Path | None = None
     if processes.current().is_main:
-        write_listed(folder / "result.json", json.dumps(results, indent=1))
+        write_listed(folder / "result.json", json.dumps(dict(state.results), indent=1))
         report = write_report(folder)
     processes.current().gather(None, "the report")
-    before, after = results.get("before"), results.get("after")
+    return result_of(state, folder, recipe) | {"report": str(report or "")}
+
+
+def result_of(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """What a run has come to by a state: success with intervals, time and counts, without a report."""
+    before, after = state.results.get("before"), state.results.get("after")
     return {
         "name": recipe.name,
         "seed": recipe.seed,
@@ -318,7 +322,7 @@ def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
         "train_s": round(state.train_s, 1),
         "n_episodes": state.n_episodes,
         "run": str(folder),
-        "report": str(report or ""),
+        "report": "",
     }
 
 

@@ -137,7 +137,12 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
-    from rlhf.build.preflight import lacking_reference, splits_of  # loads torch: after what may be wrong is told
+    from rlhf.build.pair_data import check_sources  # loads torch, as the next: after what may be wrong is told
+    from rlhf.build.preflight import lacking_reference, splits_of
+    from rlhf.build.supervised_data import check_data
+
+    check_sources(recipe)
+    check_data(recipe)
     from rlhf.recipe.view import worlds
 
     reports = [_named(name, name, getattr(recipe, name)) for name in ("environment", "agent")]

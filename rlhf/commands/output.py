@@ -128,10 +128,11 @@ def refuse_existing(out: Path) -> None:
     """Raise RecipeError where the folder to be made is there already, or something else of its name."""
     if not out.exists() and not out.is_symlink():
         return
-    name = out.name.strip(".") or "model"
-    free = next(path for n in count(2) if not os.path.lexists(path := out.parent / f"{name}-{n}"))
+    is_file = out.is_file()
+    name, end = (out.stem, out.suffix) if is_file else (out.name.strip(".") or "model", "")
+    free = next(path for n in count(2) if not os.path.lexists(path := out.parent / f"{name}-{n}{end}"))
     raise RecipeError(
-        "the folder exists, and nothing is overwritten",
+        f"the {'file' if is_file else 'folder'} exists, and nothing is overwritten",
         where=f"--out {out}",
         got="a folder" if out.is_dir() else "a file",
         expected="a new name",

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rlhf.commands.check_availability import refuse_absent_models
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
+from rlhf.errors import RlhfError
 from rlhf.estimate.memory_preflight import size_of
 from rlhf.evaluation.wording import duration_text
 from rlhf.terminal import CleanConsole
@@ -47,7 +48,7 @@ def show(
         console.print(dump(loaded), markup=False, soft_wrap=True)
     from rlhf.estimate.arithmetic import arithmetic
 
-    figures, warnings = arithmetic(loaded, nproc), cautions(loaded)
+    figures, warnings = arithmetic(loaded, nproc), [*cautions(loaded), *_unusable_data(loaded)]
     measured = _tried(loaded, trial, nproc) if trial else None
     if as_json:
         shown = {"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings}
@@ -57,6 +58,24 @@ def show(
     _print_device(console, loaded, nproc)
     for warning in warnings:
         console.print(Text.assemble(("caution", "yellow"), " ", warning), soft_wrap=True)
+
+
+def _unusable_data(recipe: Recipe) -> Iterator[str]:
+    """What training would refuse of the data; `show` also plans for another machine, which may have it."""
+    from environments.base import properties_of
+    from rlhf.build.pair_data import check_sources
+    from rlhf.build.supervised_data import check_data
+    from rlhf.rollout.tasks import tasks_of
+
+    def tasks() -> None:
+        if properties_of(recipe.environment).judged_by_rewards:
+            tasks_of(recipe.environment, recipe.evaluation.split, 1)
+
+    for check in (tasks, lambda: check_sources(recipe), lambda: check_data(recipe)):
+        try:
+            check()
+        except RlhfError as error:
+            yield f"training would stop here: {error}"
 
 
 def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:

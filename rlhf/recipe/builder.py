@@ -55,7 +55,7 @@ def build(cls: Any, values: Any, path: str, *, base: Path, default: object = Non
             where=path,
             got=given(values),
             expected=f"a mapping with {', '.join(keys) or 'no keys'}",
-            hint=f"write {{path: {values}}}"
+            hint=f"write {{path: {values[:80]}}}"
             if isinstance(values, str) and "path" in keys
             else "write {key: value, ...}",
         )

@@ -159,7 +159,8 @@ class MLflow:
         if runs:
             client.update_run(live.info.run_id, status="RUNNING")
         else:
-            _log_config(client, live.info.run_id, run.config)
+            with suppress(Exception):  # MLflow refuses some names, and metrics come all the same
+                _log_config(client, live.info.run_id, run.config)
         return _MLflowRun(client, live.info.run_id)
 
 

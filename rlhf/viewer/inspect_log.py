@@ -65,7 +65,7 @@ def _spec(run: ShownRun, stored: StoredStep, redaction: Redaction) -> dict[str, 
         "metadata": {"run": run.id, "stage": stored.stage, "phase": stored.phase, "step": stored.step},
     }
     plain: dict[str, Any] = redaction.values(told)
-    key = hashlib.sha256(str(stored.path.absolute()).encode()).hexdigest()[:22]
+    key = hashlib.sha256(str(stored.path.resolve()).encode()).hexdigest()[:22]
     made = datetime.fromtimestamp(int(stored.path.stat().st_mtime), UTC).isoformat()
     ids = {"eval_id": key, "run_id": key, "task_id": key}
     return {**ids, **plain, "created": made, "task_version": 0, "dataset": {"name": plain["task"]}, "config": {}}

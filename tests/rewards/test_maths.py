@@ -315,6 +315,14 @@ def test_rewards_and_agents_read_the_same_answer_after_thoughts(text: str) -> No
         ("3.14159265", "3.141592653589793", True),
         ("1.414214", "1.41421356", True),
         ("3.14", "3.141592653589793", False),
+        ("100.001", "100.0001", False),
+        ("3.14160", "3.14159265", False),
+        ("3.14159", "3.14159265", True),
+        (r"\boxed{\$33.3333}", r"\frac{100}{3}\text{ dollars}", True),
+        ("1.414214 dollars", r"\sqrt{2}", True),
+        ("25 C", "25°C", True),
+        (r"\boxed{25^\circ C}", "25C", True),
+        ("3 fifth graders", "3", True),
     ],
 )
 def test_money_temperatures_fractions_in_words_and_long_decimals(answer: str, reference: str, is_right: bool) -> None:

@@ -241,8 +241,16 @@ def test_cells_of_a_table_hold_messages_as_json_and_older_calls_are_learnt(tmp_p
     for row in rows:
         [found] = read_chats(Chats(path=written(tmp_path, row)), "data")
         assert [m.content for m in found.messages] == ["a", "b"] and found.messages[-1].is_learnt
-    [plain] = read_chats(Chats(path=written(tmp_path, {"prompt": "[1, 2]", "completion": '{"x": 1}'})), "data")
-    assert [m.content for m in plain.messages] == ["[1, 2]", '{"x": 1}']  # JSON that is no message is a text
+    texts = ('{"x": 1}', '{"from": "Paris", "to": "Rome"}', '[{"role": "admin"}]', json.dumps([question]), "[" * 10**5)
+    for text in texts:
+        [plain] = read_chats(Chats(path=written(tmp_path, {"prompt": "[1, 2]", "completion": text})), "data")
+        assert [m.content for m in plain.messages] == ["[1, 2]", text]  # JSON that is no reply is a text
+    empty = {"role": "assistant", "content": "b", "function_call": {"name": None, "arguments": None}}
+    [none] = read_chats(Chats(path=written(tmp_path, {"messages": [question, empty], "tools": "None"})), "data")
+    assert none.messages[-1].calls == () and none.tools == ()
+    listed = {"messages": [question, answer], "functions": [{"name": "f", "parameters": {}}]}
+    [older] = read_chats(Chats(path=written(tmp_path, listed)), "data")
+    assert older.tools == ({"name": "f", "parameters": {}},)
     call = {"role": "assistant", "content": "Look:", "function_call": {"name": "f", "arguments": '{"x": 1}'}}
     [older] = read_chats(Chats(path=written(tmp_path, {"messages": [question, call]})), "data")
     assert [(c.name, c.arguments) for c in older.messages[-1].calls] == [("f", {"x": 1})]

@@ -386,7 +386,7 @@ def load_trainer(
                 where=str(folder / "trainer.pt"),
                 got=", ".join(saved["kept"]) or "none",
                 expected=", ".join(missing),
-                hint="resume with the callbacks that the run had: rlhf.train(resume=..., callbacks=...)",
+                hint=f"leave out callbacks that the run did not have, or {way_out(folder)}",
             )
         for name, part in kept.items():
             part.load_state_dict(saved["kept"][name])

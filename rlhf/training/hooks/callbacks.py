@@ -57,6 +57,14 @@ class Callbacks(StageHook):
         """Tell functions from hooks, several or one alone. Raises RecipeError for anything else."""
         given = given if isinstance(given, Sequence) else [given]
         for i, one in enumerate(given):
+            if isinstance(one, type):
+                raise RecipeError(
+                    "a callback is an object, and this is a class",
+                    where=f"callbacks[{i}]",
+                    got=one.__name__,
+                    expected="a function of a StepInfo, or an instance of a StageHook",
+                    hint=f"write {one.__name__}()",
+                )
             if not callable(one) and not isinstance(one, StageHook):
                 raise RecipeError(
                     "this is not a callback",

@@ -191,7 +191,9 @@ class _Form:
         value = _messages_of(value)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
             expected = "a list of messages: [{role: user, content: ...}, ...]"
-            raise self.wrong(number, f"{column} is no chat", repr(value)[:80], expected)
+            is_python = isinstance(value, str) and value.lstrip().startswith("[{'")
+            hint = "this is a list as Python prints it: write the column with json.dumps" if is_python else ""
+            raise self.wrong(number, f"{column} is no chat", repr(value)[:80], expected, hint)
         return value
 
     def said(self, number: int, item: Mapping[str, Any], *, is_prompt: bool = False) -> ChatMessage:
@@ -207,8 +209,11 @@ class _Form:
             expected = ", ".join(_ROLES)
             raise self.wrong(number, "nobody has this role", name, expected, nearest(name, _ROLES))
         text = self.content(number, content)
-        calls = self.calls(number, item.get("tool_calls") or item.get("function_call"))
-        if name == "function_call":
+        older = item.get("function_call")
+        older = _json(older) if isinstance(older, str) else older
+        older = older if isinstance(older, Mapping) and older.get("name") else None  # others are placeholders
+        calls = self.calls(number, item.get("tool_calls") or older)
+        if name.lower() == "function_call":
             calls, text = self.calls(number, _json(text) or text), ""
         thought = item.get("reasoning_content")
         if role is Role.ASSISTANT and isinstance(thought, str) and thought.strip():
@@ -230,6 +235,7 @@ class _Form:
     def calls(self, number: int, value: Any) -> tuple[Call, ...]:
         """Calls of tools: OpenAI's, with arguments as an object or as JSON, or name and arguments alone."""
         found = []
+        value = (_json(value) or value) if isinstance(value, str) else value
         for one in (value if isinstance(value, list) else [value]) if value else ():
             inner = one.get("function", one) if isinstance(one, Mapping) else {}
             arguments = inner.get("arguments", inner.get("parameters"))
@@ -252,6 +258,8 @@ class _Form:
     def completion(self, number: int, row: Row) -> list[ChatMessage]:
         name = self.columns[1]
         value = _messages_of(row[name])
+        if isinstance(row[name], str) and isinstance(value, list) and _role(value[0]) is not Role.ASSISTANT:
+            value = row[name]  # messages that the policy is to write
         if isinstance(value, list):
             return [self.said(number, item) for item in self.items(number, value, name)]
         if isinstance(value, Mapping):
@@ -264,15 +272,16 @@ class _Form:
         return [ChatMessage(Role.ASSISTANT, text, is_learnt=True)]
 
     def tools(self, number: int, row: Row) -> tuple[Mapping[str, Any], ...]:
-        value = row.get(self.settings.tools)
-        written = isinstance(value, str) and value.strip() not in ("", "null")
+        name = self.settings.tools
+        name = "functions" if name == "tools" and row.get(name) is None else name  # OpenAI's older name
+        value = row.get(name)
+        written = isinstance(value, str) and value.strip().lower() not in ("", "null", "none", "nan")
         value = _json(value) if isinstance(value, str) else value
         if not value and not (written and value is None):
             return ()
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-            raise self.wrong(
-                number, "tools are no list", repr(row[self.settings.tools])[:80], "a list of functions, or that in JSON"
-            )
+            got = repr(row[name])[:80]
+            raise self.wrong(number, "tools are no list", got, "a list of functions, or that in JSON")
         return tuple(value)
 
     def wrong(self, number: int, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
@@ -311,16 +320,23 @@ def _keys(item: Mapping[str, Any]) -> tuple[str, str] | None:
 def _messages_of(value: Any) -> Any:
     """Messages of a cell, which a table may hold as JSON, and one alone as a list; anything else as it is."""
     found = _json(value) if isinstance(value, str) and value.lstrip().startswith(("[", "{")) else value
-    found = [found] if isinstance(found, Mapping) and _keys(found) else found
-    are_messages = isinstance(found, list) and any(isinstance(one, Mapping) and _keys(one) for one in found)
-    return found if are_messages else value
+    found = [found] if isinstance(found, Mapping) else found
+    return found if isinstance(found, list) and found and all(_role(one) is not None for one in found) else value
+
+
+def _role(item: Any) -> Role | None:
+    """Role of a message; None of anything else."""
+    keys = _keys(item) if isinstance(item, Mapping) else None
+    if keys is None or not (keys[1] in item or item.get("tool_calls") or item.get("function_call")):
+        return None
+    return _ROLES.get(str(item[keys[0]]).lower())
 
 
 def _json(text: Any) -> Any:
     """Value of a JSON text; None where it is none."""
     try:
         return json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
 
 

@@ -69,7 +69,8 @@ def split_rows(
     if len(order) <= n_out:
         of_tasks = "" if tasks is None else f" of {len(order)} tasks"
         got = f"{len(rows)} rows{of_tasks}, {n_dropped} longer than the context, {n_out} held out"
-        raise RecipeError("there is nothing to learn", where=where, got=got, expected="rows", hint="give it more rows")
+        hint = "give it more rows" if rows else "shorten the rows, or take a policy with a longer context"
+        raise RecipeError("there is nothing to learn", where=where, got=got, expected="rows", hint=hint)
     out = set(order[:n_out])
     learnt = [group for group, owner in zip(rows, owners, strict=True) if owner not in out]
     held_out = [sample for group, owner in zip(rows, owners, strict=True) if owner in out for sample in group]
