@@ -398,6 +398,16 @@ def test_a_hook_of_ones_own_takes_part_in_steps() -> None:
     assert hook.n == 3
 
 
+def test_a_hook_that_raises_is_named() -> None:
+    class Bad(StageHook):
+        async def on_step_end(self, run: Any, parts: Any, step: Any) -> None:
+            raise KeyError("loss")
+
+    with pytest.raises(TrainingError, match="a hook raised") as caught:
+        small(3, callbacks=[Bad()])
+    assert "hook Bad, after step 0 of" in caught.value.where and caught.value.got == "KeyError: 'loss'"
+
+
 def test_hooks_whose_states_a_checkpoint_could_not_give_back_are_refused() -> None:
     class Keeping(StageHook):
         def __init__(self, key: str, kept: Any = 1) -> None:

@@ -263,9 +263,10 @@ class Run:
             raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {last}") from error
         except (CheckpointError, ProcessError):  # nothing can be written
             raise
-        except Exception:
+        except Exception as error:
             last = self._save_whole(parts)
             self.progress.say(f"the last checkpoint is {last}; to resume: {how_to_resume(self.folder)}")
+            self.callbacks.name_hook(error, f"step {self.state.step} of {self.state.label}")
             raise
 
     def _save_whole(self, parts: LiveStage) -> Path | None:

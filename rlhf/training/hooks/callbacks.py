@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from rlhf import processes
 from rlhf.data.untrusted import name_of
-from rlhf.errors import RecipeError, TrainingError
+from rlhf.errors import RecipeError, RlhfError, TrainingError
 from rlhf.sinks import LogLine
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook
@@ -112,6 +113,20 @@ class Callbacks(StageHook):
                 await _called(function, info)
         if self.is_stopped and not is_last and processes.current().n == 1:
             raise asyncio.CancelledError
+
+    def name_hook(self, error: Exception, step: str) -> None:
+        """Raise TrainingError where one of the program's own hooks has raised, which says so of none of its own."""
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        owners = (frame.f_locals.get("self") for frame in reversed(frames))
+        hook = next((one for one in owners if any(one is own for own in self.hooks)), None)
+        if hook is not None and not isinstance(error, RlhfError):
+            raise TrainingError(
+                "a hook raised",
+                where=f"hook {type(hook).__name__}, after {step}",
+                got=f"{type(error).__name__}: {error}",
+                expected="no exception",
+                hint="fix the hook and resume the run: rlhf.train(resume=RUN, callbacks=...)",
+            ) from error
 
     def _stop(self) -> None:
         self.is_stopped = True
