@@ -52,11 +52,11 @@ EARLIER = " †"
 LEARN = Path(__file__).resolve().parent.parent / "recipes" / "base" / "learn.yaml"
 #: Training tasks of environments that draw them by seed.
 N_TRAIN = 10_000
-#: Turns that are long: fewer attempts at once, a shorter memory, so that episodes fit into the context of the base,
-#: and half as many demonstrations and steps of reinforcement, since each takes several times as long.
-LONG = 40
-#: Tokens of a reply where the suite has room for thoughts, which the base does not write.
-WITHOUT_THOUGHTS = 128
+#: Suites with more turns than this have fewer attempts at once, a shorter memory, so that episodes fit into the context
+#: of the base, and half as many demonstrations and steps of RL, since each takes several times as long.
+LONG_TURNS = 40
+#: Most tokens of a reply where the suite has room for thoughts, which the base does not write.
+MAX_TOKENS_NO_THINKING = 128
 
 
 @dataclass(frozen=True)
@@ -95,34 +95,35 @@ class Row:
 
 
 def settings_of(suite: Suite) -> dict[str, Any]:
-    """Agent and limits of the base in a suite, by the length of its episodes and whether its actions are listed."""
+    """Agent and limits of the base in a suite, by its turns, its lists of actions, and whether its agents may think."""
     turns = most_turns(suite)
     listed = all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
     own: Any = suite.parts[0].agent
     may_think = any(getattr(part.agent, "think", "off") != "off" for part in suite.parts)
-    longest = min([part.limits.max_tokens for part in suite.parts] + [WITHOUT_THOUGHTS] * may_think)
-    memory = {"memory": {"kind": "window", "turns": 4, "block": 8}} if turns > LONG else {}
+    longest = min([part.limits.max_tokens for part in suite.parts] + [MAX_TOKENS_NO_THINKING] * may_think)
+    memory = {"memory": {"kind": "window", "turns": 4, "block": 8}} if turns > LONG_TURNS else {}
     formats = {} if own.format == "plain" else {"format": own.format}
     return {
         "agent": {"kind": "chat", "system": "", "max_action_chars": own.max_action_chars, **formats, **memory},
         "limits": {
             "max_turns": turns,
             "max_tokens": 32 if listed else longest,
-            "max_concurrent": 64 if turns <= LONG else 32,
+            "max_concurrent": 64 if turns <= LONG_TURNS else 32,
         },
     }
 
 
 def most_turns(suite: Suite) -> int:
-    """Turns of the longest part of a suite."""
+    """Largest turn limit of a suite's parts."""
     return max(part.limits.max_turns for part in suite.parts)
 
 
 def recipe_of(suite: Suite, arm: str, seed: int, policy: str = "base") -> dict[str, Any]:
     """The recipe of an arm: the parts of a suite as the levels of one environment, and a stage of `base/learn`."""
     parts = [training_part(part.environment) for part in suite.parts]
-    supervised, played = yaml.safe_load(LEARN.read_text("utf-8"))["stages"]
-    if most_turns(suite) > LONG:
+    learn = yaml.safe_load(LEARN.read_text("utf-8"))
+    supervised, played = learn["stages"]
+    if most_turns(suite) > LONG_TURNS:
         supervised["n_demonstrations"] //= 2
         played["steps"] //= 2
     return {
@@ -130,7 +131,7 @@ def recipe_of(suite: Suite, arm: str, seed: int, policy: str = "base") -> dict[s
         "seed": seed,
         "policy": {"kind": "pretrained", "path": policy},
         "environment": parts[0] if len(parts) == 1 else {"kind": "graded", "levels": parts},
-        "rewards": plain_rewards(suite.parts[0].rewards),
+        "rewards": {"invalid": learn["rewards"]["invalid"], **plain_rewards(suite.parts[0].rewards)},
         "evaluation": {"n_tasks": 8},
         **settings_of(suite),
         "stages": [supervised if arm == "imitated" else played],
@@ -295,7 +296,8 @@ def cell(rows: Sequence[Row]) -> str:
         return "not measured"
     mean, low, high = pooled(rows)
     seeds = f", {len(rows)} seeds" if len(rows) > 1 else ""
-    return f"{mean:.1%} ({low:.1%} to {high:.1%}; {rows[0].n} tasks{seeds})"
+    tasks = " to ".join(map(str, sorted({min(row.n for row in rows), max(row.n for row in rows)})))
+    return f"{mean:.1%} ({low:.1%} to {high:.1%}; {tasks} tasks{seeds})"
 
 
 def pooled(rows: Sequence[Row]) -> tuple[float, float, float]:

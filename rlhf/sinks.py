@@ -85,7 +85,7 @@ class Metrics:
         return {sink.path.name: sink.mark for sink in self.sinks if isinstance(sink, JsonlSink)}
 
     def close(self, *, has_failed: bool = False) -> None:
-        """Close every sink; where the run has failed, by the method `fail` of those that have one."""
+        """Close every sink; after a failed run, by `fail` where a sink has it."""
         for sink in self.sinks:
             (getattr(sink, "fail", sink.close) if has_failed else sink.close)()
 

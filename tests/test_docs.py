@@ -323,3 +323,11 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_of_the_proof_is_that_of_its_rows(tmp_path: Path) -> None:
+    page = tmp_path / "proof.md"
+    page.write_text((DOCS / "proof.md").read_text())
+    words = [ROOT / "benchmarks" / "proof.py", "--page", page, "--out", tmp_path]
+    subprocess.run([sys.executable, *words], check=True, cwd=ROOT, capture_output=True)
+    assert page.read_text() == (DOCS / "proof.md").read_text(), "python benchmarks/proof.py --page docs/proof.md"

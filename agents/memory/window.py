@@ -15,7 +15,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Window(Plain):
-    """Shows the opening and the last turns; what lies between is gone, and dots stand for it.
+    """Sliding window: the opening and the last turns, with dots for what was dropped between them.
 
     With `block`, turns are dropped so many at a time. Between two drops each prompt extends the one before, so that
     engines reuse its cached prefix and a row of training holds all turns of a block.

@@ -307,7 +307,7 @@ class Attempts(Attempt):
         """Judge one answer. What is not understood costs an attempt too."""
         judged = self._judge(action)
         self.solved, self.score = judged.solved, float(judged.solved)
-        self.done = judged.solved or self.steps_left == 0  # a question that was lost ends; nothing would follow
+        self.done = judged.solved or self.steps_left == 0  # the last attempt ends it
         if judged.answer is not None:
             self._answers.add(judged.answer)
         said = judged.feedback if judged.solved else f"{judged.feedback}\n{self._left()}"

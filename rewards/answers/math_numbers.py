@@ -108,9 +108,9 @@ def read(text: str) -> Number | None:
 
 
 def money(text: str) -> Number | None:
-    r"""Return an amount of money, in its currency, or None: `\$0.50`, `$5`, `50 cents`, `5 dollars`.
+    r"""Parse an amount of money, or None, whatever its currency: `\$0.50`, `$5`, `50 cents`, `5 dollars`.
 
-    The text is as it was written: `rewards.answers.math_text.normal` takes the sign for a mark around a formula.
+    It takes the text as it was written: `rewards.answers.math_text.normal` removes `$` as the mark around a formula.
     """
     sign, formula = _AMOUNT.fullmatch(text.strip()), normal(text)
     number = read(sign[1] + sign[2] if sign else formula)
@@ -140,7 +140,7 @@ _NO_UNIT = re.compile(
     r"|over|pi|root|squared|cubed|factorial|half|halves|thirds|quarters|tenths|hundredths|first|pairs?",
     re.IGNORECASE,
 )
-#: Words that make a fraction of it where nothing follows: 3 fifths, not 3 fifth graders.
+#: Words that make a fraction where they are last: 3 fifths, not 3 fifth graders.
 _PART = re.compile(
     r"thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|(?:ten|hundred|thousand|million)ths?",
     re.IGNORECASE,
@@ -240,7 +240,7 @@ def _same_name(a: str, b: str) -> bool:
 
 
 def _one_spelling(unit: str) -> str:
-    """Name of a unit in one spelling: in lower case, of one, with scales of temperature in full."""
+    """Name of a unit in one spelling: lower case, singular, scales of temperature in full."""
     name = " ".join(unit.lower().replace(".", "").split())
     name = re.sub(r"^deg(?:ree)?s?\b", "degree", name)
     name = re.sub(r"^degree ([cf])$", lambda m: {"c": "degree celsius", "f": "degree fahrenheit"}[m[1]], name)

@@ -300,7 +300,7 @@ def _name(values: Mapping[str, Any], texts: Sequence[str]) -> str:
 
 
 def _stopped(recipe: Recipe, folder: Path) -> TrainResult:
-    """What a run has come to that was stopped, by its newest checkpoint."""
+    """Result of a stopped run, from its newest checkpoint."""
     from rlhf.build.train import result_of
     from rlhf.training.checkpoints import store
 

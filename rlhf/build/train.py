@@ -310,7 +310,7 @@ def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def result_of(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """What a run has come to by a state: success with intervals, time and counts, without a report."""
+    """Summary of a run from its state: success with intervals, time and episodes; no report."""
     before, after = state.results.get("before"), state.results.get("after")
     return {
         "name": recipe.name,

@@ -137,7 +137,7 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
-    from rlhf.build.pair_data import check_sources  # loads torch, as the next: after what may be wrong is told
+    from rlhf.build.pair_data import check_sources  # loads torch: after the cheap checks
     from rlhf.build.preflight import lacking_reference, splits_of
     from rlhf.build.supervised_data import check_data
 

@@ -61,7 +61,7 @@ def show(
 
 
 def _unusable_data(recipe: Recipe) -> Iterator[str]:
-    """What training would refuse of the data; `show` also plans for another machine, which may have it."""
+    """Warnings for errors that `rlhf train` would raise of the data, which may lie on another machine."""
     from environments.base import properties_of
     from rlhf.build.pair_data import check_sources
     from rlhf.build.supervised_data import check_data
@@ -75,7 +75,7 @@ def _unusable_data(recipe: Recipe) -> Iterator[str]:
         try:
             check()
         except RlhfError as error:
-            yield f"training would stop here: {error}"
+            yield f"rlhf train would refuse this: {error}"
 
 
 def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:

@@ -266,7 +266,7 @@ class Run:
         except Exception as error:
             last = self._save_whole(parts)
             self.progress.say(f"the last checkpoint is {last}; to resume: {how_to_resume(self.folder)}")
-            self.callbacks.name_hook(error, f"step {self.state.step} of {self.state.label}")
+            self.callbacks.raise_if_of_hook(error, f"step {self.state.step} of {self.state.label}")
             raise
 
     def _save_whole(self, parts: LiveStage) -> Path | None:

@@ -178,13 +178,13 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
 
 
 def check_states(hooks: Sequence[StageHook], own: Sequence[StageHook]) -> None:
-    """Raise RecipeError where the program's own hooks have states that checkpoints cannot keep apart or read again."""
+    """Raise RecipeError if the key of a user's hook is taken, or its state cannot be saved and loaded."""
     keys = Counter([_SAMPLER, *(hook.key for hook in hooks if hook.key)])
     for hook in own:
         where, key = f"callbacks, the hook {type(hook).__name__}", hook.key
         if keys[key] > 1:
             raise RecipeError(
-                "two parts would keep their states under one key", where=where, got=key, expected="a key of its own"
+                "two parts would keep their states under one key", where=where, got=key, expected="a unique key"
             )
         if not key:
             continue

@@ -52,7 +52,7 @@ class LiveRun(Protocol):
         ...
 
     def end(self) -> object:
-        """Send what is left. An optional method `fail` does so where the run has failed or was stopped."""
+        """Finish the tracked run. An optional method `fail` does so after a run that failed or was stopped."""
         ...
 
 
@@ -281,7 +281,7 @@ class TrackerSink:
         self._end(has_failed=False)
 
     def fail(self) -> None:
-        """Send what is left of a run that has failed or was stopped."""
+        """Finish the tracked run, marked as failed."""
         self._end(has_failed=True)
 
     def _end(self, *, has_failed: bool) -> None:

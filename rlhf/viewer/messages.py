@@ -83,5 +83,5 @@ def _messages(t: Trajectory) -> Iterator[dict[str, str]]:
     yield {"role": "user", "content": t.opening}
     for turn in t.turns:
         yield {"role": "assistant", "content": turn.action.said or turn.action.text}
-        if turn.reply or turn is not t.turns[-1]:  # many worlds end without a word
+        if turn.reply or turn is not t.turns[-1]:  # many environments end with an empty observation
             yield {"role": "user", "content": turn.reply}

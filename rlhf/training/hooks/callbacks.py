@@ -100,7 +100,7 @@ class Callbacks(StageHook):
 
         Args:
             folder: of the run.
-            is_last: everything is trained, so that there is nothing to stop.
+            is_last: training has ended: a request to stop is ignored.
 
         Raises:
             TrainingError: one raised.
@@ -114,8 +114,8 @@ class Callbacks(StageHook):
         if self.is_stopped and not is_last and processes.current().n == 1:
             raise asyncio.CancelledError
 
-    def name_hook(self, error: Exception, step: str) -> None:
-        """Raise TrainingError where one of the program's own hooks has raised, which says so of none of its own."""
+    def raise_if_of_hook(self, error: Exception, step: str) -> None:
+        """Re-raise an exception of a user's hook as a TrainingError that names the hook."""
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         owners = (frame.f_locals.get("self") for frame in reversed(frames))
         hook = next((one for one in owners if any(one is own for own in self.hooks)), None)

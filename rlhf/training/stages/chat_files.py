@@ -318,14 +318,14 @@ def _keys(item: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _messages_of(value: Any) -> Any:
-    """Messages of a cell, which a table may hold as JSON, and one alone as a list; anything else as it is."""
+    """Messages of a cell: a list, JSON of one, or one message alone; other values unchanged."""
     found = _json(value) if isinstance(value, str) and value.lstrip().startswith(("[", "{")) else value
     found = [found] if isinstance(found, Mapping) else found
     return found if isinstance(found, list) and found and all(_role(one) is not None for one in found) else value
 
 
 def _role(item: Any) -> Role | None:
-    """Role of a message; None of anything else."""
+    """Role of a message; None if it is not one."""
     keys = _keys(item) if isinstance(item, Mapping) else None
     if keys is None or not (keys[1] in item or item.get("tool_calls") or item.get("function_call")):
         return None

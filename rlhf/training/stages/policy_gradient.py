@@ -126,8 +126,8 @@ class PolicyGradient(StageOverrides):
     """Entropy and trainer/engine gap per sampled token, stored with the attempts for the viewer; null stores neither.
     """
     evaluate_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations on `evaluation.watch_split`, but after the last step; 0 is none. A run evaluates before
-    its first stage that samples and after its last one."""
+    """Steps between evaluations on `evaluation.watch_split`, none after the last step; 0 disables them. Independently,
+    a run is evaluated before its first stage with rollouts and after its last."""
     patience: Annotated[int, Field(ge=1)] | None = None
     """Early stopping: consecutive evaluations of `evaluate_every` without a new best lower end of the interval; null
     never stops early."""
