@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_extras_are_those_of_the_package() -> None:
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
+def base(tmp_path: Path) -> Iterator[Path]:
     recipe_parts.write(tmp_path)
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "angry.py").write_text("raise KeyError('no luck')\n")
@@ -113,7 +114,9 @@ def base(tmp_path: Path) -> Path:
     (package / "__init__.py").write_text("")
     (package / "inner.py").write_text("from .rules import rule\n")
     (package / "rules.py").write_text("def rule(task, trajectory):\n    return 1.0\n")
-    return tmp_path
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == package.name]:
+        del sys.modules[name]  # its folder is gone with the test
 
 
 @pytest.mark.parametrize(
