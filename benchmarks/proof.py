@@ -100,7 +100,8 @@ def settings_of(suite: Suite) -> dict[str, Any]:
     listed = all(getattr(part.agent, "show_admissible", False) for part in suite.parts)
     own: Any = suite.parts[0].agent
     may_think = any(getattr(part.agent, "think", "off") != "off" for part in suite.parts)
-    longest = min([part.limits.max_tokens for part in suite.parts] + [MAX_TOKENS_NO_THINKING] * may_think)
+    longest = min(part.limits.max_tokens for part in suite.parts)
+    longest = min(longest, MAX_TOKENS_NO_THINKING) if may_think else longest
     memory = {"memory": {"kind": "window", "turns": 4, "block": 8}} if turns > LONG_TURNS else {}
     formats = {} if own.format == "plain" else {"format": own.format}
     return {

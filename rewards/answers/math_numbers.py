@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rewards.answers.math_text import normal
-
 #: Decimals with this many significant digits count as equal to what they round or cut off.
 DIGITS = 6
 #: Longer numerals are compared as texts; numbers beyond 10^±MAX_EXPONENT are not written out.
@@ -107,12 +105,14 @@ def read(text: str) -> Number | None:
     return Number(number[0] * scale, number[1], number[2] * scale, percent, unit)
 
 
-def money(text: str) -> Number | None:
+def money(text: str, formula: str) -> Number | None:
     r"""Parse an amount of money, or None, whatever its currency: `\$0.50`, `$5`, `50 cents`, `5 dollars`.
 
-    It takes the text as it was written: `rewards.answers.math_text.normal` removes `$` as the mark around a formula.
+    Args:
+        text: as it was written.
+        formula: its normal text, which lacks `$` as the mark around a formula.
     """
-    sign, formula = _AMOUNT.fullmatch(text.strip()), normal(text)
+    sign = _AMOUNT.fullmatch(text.strip())
     number = read(sign[1] + sign[2] if sign else formula)
     if number is None or sign:
         return number

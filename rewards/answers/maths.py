@@ -46,10 +46,11 @@ class Maths:
             return Verdict(0.0, why="no answer found")
         if len(wanted) > extract.MAX_ANSWER:
             return Verdict(0.0, why="the reference is too long to compare with")
-        amount, of = money(found), money(wanted)
+        ours, theirs = normal(found), normal(wanted)
+        amount, of = money(found, ours), money(wanted, theirs)
         if amount is not None and of is not None:
             return _verdict(close(amount.value, of.value, amount, of), found, wanted)
-        decided = quick(normal(found), normal(wanted))
+        decided = quick(ours, theirs)
         if decided is not None:
             return _verdict(decided, found, wanted)
         try:

@@ -50,14 +50,13 @@ def build(cls: Any, values: Any, path: str, *, base: Path, default: object = Non
     """
     keys = keys_of(cls, path)
     if not isinstance(values, Mapping):
+        is_path = isinstance(values, str) and "path" in keys
         raise RecipeError(
             f"this must be the settings of {cls.__name__}",
             where=path,
             got=given(values),
             expected=f"a mapping with {', '.join(keys) or 'no keys'}",
-            hint=f"write {{path: {values[:80]}}}"
-            if isinstance(values, str) and "path" in keys
-            else "write {key: value, ...}",
+            hint=f"write {{path: {values[:80]}}}" if is_path else "write {key: value, ...}",
         )
     values = with_new_keys(cls, values, path)
     _refuse_unknown(values, keys, path, cls.__name__, base)

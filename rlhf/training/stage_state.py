@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from environments.base import properties_of
 from rlhf.data import Task, Values
-from rlhf.errors import RecipeError
 from rlhf.rollout.opponent_engine import Players
 from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import Stateful, TaskSource
@@ -90,7 +85,7 @@ class StageComponents:
         hooks: Sequence[StageHook] = hooks_of(run, stage, tasks, critic)
         if run.lookahead is not None:  # the first, as it has to hear at once what the source has learned
             hooks = [RolloutsAhead(run.lookahead, stage, source, run.state.stage), *hooks]
-        check_states(hooks, run.callbacks.hooks)
+        run.callbacks.check_states([_SAMPLER, *(hook.key for hook in hooks)])
         return cls(stage, trainer, source, hooks)
 
     @property
@@ -175,28 +170,3 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         run.callbacks if run.callbacks.functions else None,
     )
     return [hook for hook in hooks if hook is not None]
-
-
-def check_states(hooks: Sequence[StageHook], own: Sequence[StageHook]) -> None:
-    """Raise RecipeError if the key of a user's hook is taken, or its state cannot be saved and loaded."""
-    keys = Counter([_SAMPLER, *(hook.key for hook in hooks if hook.key)])
-    for hook in own:
-        where, key = f"callbacks, the hook {type(hook).__name__}", hook.key
-        if keys[key] > 1:
-            raise RecipeError(
-                "two parts would keep their states under one key", where=where, got=key, expected="a unique key"
-            )
-        if not key:
-            continue
-        try:
-            torch.save(hook.state_dict(), written := io.BytesIO())
-            written.seek(0)
-            torch.load(written, weights_only=True)
-        except Exception as error:
-            raise RecipeError(
-                "the state of a hook cannot be kept in a checkpoint",
-                where=f"{where}, state_dict",
-                got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200],
-                expected="numbers, texts, tensors, and lists and dictionaries of them",
-                hint="write float(x) or x.tolist() for values of NumPy",
-            ) from error

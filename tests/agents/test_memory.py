@@ -283,16 +283,8 @@ def test_a_reply_of_any_kind_is_read_at_once(text: str) -> None:
 def test_a_window_that_drops_turns_in_blocks_extends_its_prompts_between_two_drops() -> None:
     policy, _ = play(ChatAgent(system="", memory=Window(turns=1, block=3)), list("abcdefgh"))
     shown = [said(prompt) for prompt in policy.shown]
-    assert [len(texts) // 2 for texts in shown] == [
-        0,
-        1,
-        2,
-        3,
-        1,
-        2,
-        3,
-        1,
-    ]  # finished turns: 1 to 3, after the first drop
+    n_finished = [len(texts) // 2 for texts in shown]
+    assert n_finished == [0, 1, 2, 3, 1, 2, 3, 1]  # 1 to 3 after the first drop
     assert shown[4] == ["opening\n...\nseen 2", "> d", "seen 3"]
     starts_anew = [after[: len(before)] != before for before, after in pairwise(shown)]
     assert starts_anew == [False, False, False, True, False, False, True]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rlhf import processes
 from rlhf.data.untrusted import name_of
@@ -113,6 +116,32 @@ class Callbacks(StageHook):
                 await _called(function, info)
         if self.is_stopped and not is_last and processes.current().n == 1:
             raise asyncio.CancelledError
+
+    def check_states(self, keys: Sequence[str]) -> None:
+        """Raise RecipeError if the key of a user's hook is taken, or its state cannot be saved and loaded.
+
+        Args:
+            keys: of all parts with a state, these hooks among them.
+        """
+        for hook in self.hooks:
+            where, key = f"callbacks, the hook {type(hook).__name__}", hook.key
+            if not key:
+                continue
+            if keys.count(key) > 1:
+                what = "two parts would keep their states under one key"
+                raise RecipeError(what, where=where, got=key, expected="a unique key")
+            try:
+                torch.save(hook.state_dict(), written := io.BytesIO())
+                written.seek(0)
+                torch.load(written, weights_only=True)
+            except Exception as error:
+                raise RecipeError(
+                    "the state of a hook cannot be kept in a checkpoint",
+                    where=f"{where}, state_dict",
+                    got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200],
+                    expected="numbers, texts, tensors, and lists and dictionaries of them",
+                    hint="write float(x) or x.tolist() for values of NumPy",
+                ) from error
 
     def raise_if_of_hook(self, error: Exception, step: str) -> None:
         """Re-raise an exception of a user's hook as a TrainingError that names the hook."""

@@ -26,6 +26,8 @@ _ROLES = {
     "function_call": Role.ASSISTANT, "tool": Role.TOOL, "ipython": Role.TOOL, "function": Role.TOOL,
     "observation": Role.TOOL, "function_response": Role.TOOL,
 }  # fmt: skip
+#: Cells of tables that hold nothing.
+_EMPTY = ("", "null", "none", "nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +277,13 @@ class _Form:
         name = self.settings.tools
         name = "functions" if name == "tools" and row.get(name) is None else name  # OpenAI's older name
         value = row.get(name)
-        written = isinstance(value, str) and value.strip().lower() not in ("", "null", "none", "nan")
-        value = _json(value) if isinstance(value, str) else value
-        if not value and not (written and value is None):
+        if isinstance(value, str):
+            decoded = _json(value)
+            value = decoded if decoded is not None or value.strip().lower() in _EMPTY else value
+        if not value:
             return ()
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-            got = repr(row[name])[:80]
-            raise self.wrong(number, "tools are no list", got, "a list of functions, or that in JSON")
+            raise self.wrong(number, "tools are no list", repr(value)[:80], "a list of functions, or that in JSON")
         return tuple(value)
 
     def wrong(self, number: int, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
