@@ -427,6 +427,48 @@ def test_hooks_whose_states_a_checkpoint_could_not_give_back_are_refused() -> No
         small(1, callbacks=Keeping)
 
 
+def test_a_run_is_not_resumed_without_a_hook_that_kept_a_state() -> None:
+    class Counting(StageHook):
+        key, n = "counting", 0
+
+        async def on_step_end(self, run: Any, parts: Any, step: Any) -> None:
+            self.n += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"n": self.n}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self.n = state["n"]
+
+    def stop(step: rlhf.StepInfo) -> None:
+        if step.step == 2:
+            step.stop()
+
+    small(3, callbacks=[Counting(), stop], out="run")
+    with pytest.raises(CheckpointError, match="state of a part") as caught:
+        small(resume="run")
+    assert caught.value.got == "counting" and "callbacks=[" in caught.value.hint
+    again = Counting()
+    assert small(resume="run", callbacks=[again]).is_finished and again.n == 3
+
+
+def test_a_hook_whose_method_is_plain_where_it_should_be_async_is_refused() -> None:
+    class Plain(StageHook):
+        def on_step_end(self, run: Any, parts: Any, step: Any) -> None:  # type: ignore[override]
+            pass
+
+    class Async(StageHook):
+        async def open(self, run: Any, parts: Any) -> None:
+            pass
+
+    with pytest.raises(RecipeError, match="async") as caught:
+        small(1, callbacks=Plain())
+    assert "the hook Plain" in caught.value.where and caught.value.expected.startswith("async def on_step_end(self")
+    with pytest.raises(RecipeError, match="not async") as caught:
+        small(1, callbacks=Async())
+    assert caught.value.got == "async def open"
+
+
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 

@@ -248,7 +248,15 @@ class Run:
             parts.trainer.n_updates = self.state.n_updates
             folder = self.checkpoints / self.state.folder_name
             names = [name for name, p in self.policy.model.named_parameters() if p.requires_grad]
-            store.load_trainer(folder, parts.trainer.optimizer, parts.kept, names=names)
+            unused = store.load_trainer(folder, parts.trainer.optimizer, parts.kept, names=names)
+            if unused:
+                raise CheckpointError(
+                    "this checkpoint has the state of a part that the run does not have now",
+                    where=str(folder / "trainer.pt"),
+                    got=", ".join(unused),
+                    expected=", ".join(parts.kept),
+                    hint=f"resume with the same hooks: rlhf.train(resume={str(self.folder)!r}, callbacks=[...])",
+                )
 
     @contextmanager
     def saved_if_stopped(self, parts: LiveStage) -> Iterator[None]:

@@ -360,7 +360,7 @@ def load_trainer(
     kept: Mapping[str, Stateful] = MappingProxyType({}),
     *,
     names: Sequence[str] = (),
-) -> None:
+) -> list[str]:
     """Restore the states of optimiser, generators and live parts saved by `save`, under whatever trainer.
 
     Args:
@@ -368,6 +368,9 @@ def load_trainer(
         optimizer: None reads the others alone.
         kept: the live parts.
         names: of the parameters that are trained, in order; needed where DeepSpeed saved and plain torch goes on.
+
+    Returns:
+        names of the states in the checkpoint that no part of `kept` took.
     """
     try:
         saved = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
@@ -391,6 +394,7 @@ def load_trainer(
         for name, part in kept.items():
             part.load_state_dict(saved["kept"][name])
         torch.set_rng_state(saved["torch_rng"])
+        return [name for name in saved["kept"] if name not in kept]
     except _CANNOT_READ as error:
         raise CheckpointError(
             "the training state of this checkpoint cannot be used",

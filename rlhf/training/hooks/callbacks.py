@@ -78,6 +78,8 @@ class Callbacks(StageHook):
                     hint="write def watch(step): print(step.metrics)",
                 )
         hooks = [one for one in given if isinstance(one, StageHook)]
+        for hook in hooks:
+            _check_async(hook)
         return cls([one for one in given if not isinstance(one, StageHook)], hooks)
 
     # --- a sink ---
@@ -161,6 +163,20 @@ class Callbacks(StageHook):
         self.is_stopped = True
         if processes.current().n > 1:
             processes.current().stops = True
+
+
+def _check_async(hook: StageHook) -> None:
+    """Raise RecipeError where a method of a hook is plain and the base's is async, or the other way round."""
+    for name, of_base in inspect.getmembers(StageHook, inspect.isfunction):
+        is_async = inspect.iscoroutinefunction(of_base)
+        own = inspect.unwrap(getattr(hook, name))
+        if is_async != inspect.iscoroutinefunction(own):
+            raise RecipeError(
+                "this method of a hook is async" if is_async else "this method of a hook is not async",
+                where=f"callbacks, the hook {type(hook).__name__}",
+                got=f"{'def' if is_async else 'async def'} {name}",
+                expected=f"{'async def' if is_async else 'def'} {name}{inspect.signature(of_base)}",
+            )
 
 
 async def _called(function: Callable[[StepInfo], Any], info: StepInfo) -> None:
