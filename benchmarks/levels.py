@@ -17,13 +17,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from proof import LEARN, N_TRAIN, base_digest, commit, trained
+from proof import LEARN, N_TRAIN, base_digest, commit, trained, write, write_between
 
 from rlhf.build.evaluate import evaluate
 from rlhf.errors import RlhfError
@@ -136,14 +136,6 @@ def read(path: Path) -> list[Row]:
     return [Row(**{**row, **{name: Share(**row[name]) for name in shares}}) for row in lines]
 
 
-def write(path: Path, rows: Iterable[Row]) -> None:
-    """Write all rows, a line each, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    partial.write_text(f"[\n{lines}\n]\n", "utf-8")
-    partial.rename(path)
-
-
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, a line for each level."""
     lines = []
@@ -165,9 +157,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help=f"write the table after the line {MARKS[0]} of this page")
     asked = parser.parse_args()
     if asked.page is not None:
-        before, _, rest = asked.page.read_text("utf-8").partition(MARKS[0])
-        after = rest.partition(MARKS[1])[2]
-        asked.page.write_text(f"{before}{MARKS[0]}\n{table(read(asked.rows))}{MARKS[1]}{after}", "utf-8")
+        write_between(asked.page, MARKS, table(read(asked.rows)))
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -250,12 +250,18 @@ def read(path: Path) -> list[Row]:
     return [Row(**values) for values in json.loads(path.read_text("utf-8"))] if path.is_file() else []
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write all rows, a line each, whole or not at all."""
+def write(path: Path, rows: Sequence[Any]) -> None:
+    """Write all rows, which are dataclasses, a line each, whole or not at all."""
     partial = path.with_suffix(".partial")
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
     partial.write_text(f"[\n{lines}\n]\n", "utf-8")
     partial.rename(path)
+
+
+def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace what a page has between two marks."""
+    before, _, rest = page.read_text("utf-8").partition(marks[0])
+    page.write_text(f"{before}{marks[0]}\n{text}{marks[1]}{rest.partition(marks[1])[2]}", "utf-8")
 
 
 def of_present_base(rows: Sequence[Row]) -> list[Row]:
@@ -332,10 +338,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.page is not None:
-        before, _, rest = asked.page.read_text("utf-8").partition(MARKS[0])
-        after = rest.partition(MARKS[1])[2]
-        written = table(of_newest_base(read(asked.rows), base_digest()))
-        asked.page.write_text(f"{before}{MARKS[0]}\n{written}{MARKS[1]}{after}", "utf-8")
+        write_between(asked.page, MARKS, table(of_newest_base(read(asked.rows), base_digest())))
         return
     for name, arm, seed in list(left(asked, read(asked.rows))):
         print(name, arm, seed, flush=True)

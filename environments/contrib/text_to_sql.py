@@ -9,9 +9,9 @@
     > submit SELECT COUNT(*) FROM pupils WHERE town = 'Oslo'
     Right.
 
-Each task draws a database of two tables, a question, and the query that answers it. Queries run in SQLite, in memory,
-and can only read; what they may take is counted in steps of its machine, which are the same on every machine, so that
-a limit never turns one transcript into another.
+Each task draws a database of two tables, a question, and the query that answers it; no question is in two splits,
+whatever the rows. Queries run in SQLite, in memory, and can only read; what they may take is counted in steps of its
+machine, which are the same on every machine, so that a limit never turns one transcript into another.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class TextToSql(Seeded):
 
 @lru_cache(maxsize=8192)
 def _drawn(seed: int, kind: Kind, n_rows: int) -> Problem:
-    return draw_for("text_to_sql", seed, lambda rng: draw(rng, kind, n_rows))
+    return draw_for("text_to_sql", seed, lambda rng: draw(rng, kind, n_rows), told=lambda problem: problem.question)
 
 
 def draw(rng: random.Random, kind: Kind, n_rows: int) -> Problem:
@@ -241,12 +241,24 @@ def _join(rng: random.Random, d: Domain, _: Any, event: Any) -> tuple[str, str]:
 
 
 def _group(rng: random.Random, d: Domain, _: Any, __: Any) -> tuple[str, str]:
-    word, function = rng.choice([("total", "SUM"), ("highest", "MAX"), ("lowest", "MIN")])
+    things = f"{d.things} JOIN {d.events} ON {d.events}.{d.thing}_id = {d.things}.id GROUP BY {d.things}.id"
+    each, name, source = rng.choice(
+        [
+            (f"of the {d.things} with {d.events}", "name", things),
+            (f"{d.event_text} of the {d.events}", d.event_text, f"{d.events} GROUP BY {d.event_text}"),
+        ]
+    )
+    what, function = rng.choice(
+        [
+            (f"total number of {d.event_number}", f"SUM({d.event_number})"),
+            (f"highest number of {d.event_number}", f"MAX({d.event_number})"),
+            (f"lowest number of {d.event_number}", f"MIN({d.event_number})"),
+            (f"number of {d.events}", "COUNT(*)"),
+        ]
+    )
     return (
-        f"For each of the {d.things} with {d.events}, give the name and the {word} number of {d.event_number}, "
-        "from most to least, and by name where that is equal.",
-        f"SELECT name, {function}({d.event_number}) AS n FROM {d.things} JOIN {d.events} "
-        f"ON {d.events}.{d.thing}_id = {d.things}.id GROUP BY {d.things}.id ORDER BY n DESC, name",
+        f"For each {each}, give the {name} and the {what}, from most to least, and by {name} where that is equal.",
+        f"SELECT {name}, {function} AS n FROM {source} ORDER BY n DESC, {name}",
     )
 
 

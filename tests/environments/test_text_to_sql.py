@@ -19,7 +19,7 @@ from environments.contrib.text_to_sql import Problem, TextToSql, TextToSqlEpisod
 from environments.core.procedural import draw_for
 from rewards.contrib.sql import SqlResult
 from rlhf.errors import EnvError
-from tests.environments.worlds import is_shown, openings, oracle_figures, page, play, transcript
+from tests.environments.worlds import is_shown, oracle_figures, page, play, transcript
 
 SETUP = "CREATE TABLE t (a INTEGER, b TEXT); INSERT INTO t VALUES (1, 'x'), (2, 'y'), (3, 'y');"
 BAG = Problem("Which a have the b y?", "t(a, b)", SETUP, "SELECT a FROM t WHERE b = 'y'")
@@ -138,9 +138,13 @@ def test_every_query_finds_something(seed: int, kind: Any, n: int) -> None:
     assert TextToSqlEpisode(problem, TextToSql()).act(f"submit {problem.query}").success
 
 
-def test_no_database_is_in_two_splits() -> None:
-    world = TextToSql(questions=("filter",), n_rows=4)
-    drawn = {split: openings(world, split, 200) for split in ("train", "dev", "test")}
+@pytest.mark.parametrize("kind", ["filter", "aggregate", "join", "group"])
+def test_no_question_is_in_two_splits(kind: Any) -> None:
+    world = TextToSql(questions=(kind,), n_rows=4)
+    drawn = {
+        split: {world.start(task).opening.reply.partition("\n")[0] for task in list(world.tasks(split))[:200]}
+        for split in ("train", "dev", "test")
+    }
     assert not drawn["train"] & drawn["test"] and not drawn["train"] & drawn["dev"] and not drawn["dev"] & drawn["test"]
     with pytest.raises(EnvError, match="no such split"):
         world.tasks("valid")
