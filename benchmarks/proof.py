@@ -34,6 +34,7 @@ import yaml
 
 from rlhf.build.evaluate import evaluate
 from rlhf.errors import RlhfError
+from rlhf.evaluation.statistics import mean_interval
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.rewards import plain_rewards
@@ -289,11 +290,11 @@ def left(asked: argparse.Namespace, rows: Sequence[Row]) -> Iterator[tuple[str, 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown: a line for each suite, a column for each arm."""
-    lines = ["| suite | " + " | ".join(ARMS) + " | learnt |", "|---|" + "---|" * (len(ARMS) + 1)]
+    lines = ["| suite | " + " | ".join(ARMS) + " | RL over SFT | learnt |", "|---|" + "---|" * (len(ARMS) + 2)]
     for name in dict.fromkeys(row.suite for row in sorted(rows, key=lambda row: row.suite)):
         of_arm = {arm: [row for row in rows if (row.suite, row.arm) == (name, arm)] for arm in ARMS}
         cells = [cell(found) for found in of_arm.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} | {learnt(of_arm)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {gain(of_arm)} | {learnt(of_arm)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -310,6 +311,16 @@ def cell(rows: Sequence[Row]) -> str:
 def pooled(rows: Sequence[Row]) -> tuple[float, float, float]:
     """Mean success, and the lowest low and the highest high that a seed had: seeds share their tasks."""
     return statistics.mean(row.success for row in rows), min(r.low for r in rows), max(r.high for r in rows)
+
+
+def gain(of_arm: Mapping[str, Sequence[Row]]) -> str:
+    """What reinforcement adds to imitation, points, paired by seed, with its 95% interval over seeds."""
+    imitated = {row.seed: row.success for row in of_arm["imitated"]}
+    gains = [100 * (row.success - imitated[row.seed]) for row in of_arm["rl"] if row.seed in imitated]
+    if len(gains) < 2:
+        return ""
+    found = mean_interval(gains)
+    return f"{found.value:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
 
 
 def learnt(of_arm: Mapping[str, Sequence[Row]]) -> str:

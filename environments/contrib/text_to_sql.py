@@ -99,6 +99,30 @@ DOMAINS = (
         "genre", words("comedy crime drama horror romance western"), "length", (70, 180), "shows", "hall",
         words("east north south west"), "seats", (10, 90),
     ),
+    Domain(
+        "books", "book", words("Arrow Beacon Castle Delta Echo Falcon Garden Harvest Ivory Jade Key Letters Meadow"),
+        "language", words("danish english french german latin spanish"), "pages", (80, 400), "loans", "branch",
+        words("bridge castle market station"), "days", (1, 30),
+    ),
+    Domain(
+        "dogs", "dog", words("Ace Bella Coco Duke Flash Ginger Hugo Jet Lucky Milo Nala Oscar Pepper Rex Sandy Toby"),
+        "breed", words("beagle collie husky poodle spaniel terrier"), "weight", (3, 60), "walks", "park",
+        words("hill lake river woods"), "minutes", (5, 90),
+    ),
+    Domain(
+        "plants", "plant", words("aloe basil clover daisy fern ivy lily mint moss orchid palm rose sage thyme tulip"),
+        "pot", words("clay glass iron plastic stone wood"), "height", (5, 90), "waterings", "day",
+        words("friday monday saturday sunday thursday tuesday wednesday"), "litres", (1, 9),
+    ),
+    Domain(
+        "players", "player", NAMES, "team", words("bears eagles foxes lions sharks wolves"), "number", (1, 40), "games",
+        "month", words("april august july june march may"), "goals", (1, 6),
+    ),
+    Domain(
+        "ships", "ship", words("Atlas Borea Cygnus Dorado Electra Fortuna Gemini Helios Juno Kraken Luna Nereid Orion"),
+        "flag", words("dutch greek maltese norse polish turkish"), "length", (20, 300), "trips", "port", PLACES[:6],
+        "tons", (10, 400),
+    ),
 )  # fmt: skip
 
 

@@ -158,7 +158,7 @@ def test_what_the_page_says_of_the_oracle(kind: Any) -> None:
 def test_the_transcript_of_the_page() -> None:
     world = TextToSql()
     task = world.tasks("test")[1]
-    actions = ["SELECT * FROM films", *(world.plan(task, ()) or ())]
+    actions = ["SELECT * FROM dogs", *(world.plan(task, ()) or ())]
     assert is_shown(transcript(play(world, task, actions), actions))
 
 
