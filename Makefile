@@ -92,8 +92,14 @@ gpu-test: install-dev ## what only a GPU can show; other machines skip it
 docs: install-dev ## build the pages under site/
 	$(BIN)/mkdocs build --strict
 
-bench: install-dev ## every benchmark that needs no arguments; each prints a ratio against a baseline of the same run
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+# Those of `benchmarks/` that print a ratio against a baseline of the same run, and need no arguments and no GPU.
+BENCHMARKS := against_trl asynchrony credit_cost data_memory delivery environment_speed evaluate gateway load_memory \
+	rollout rollout_transformers train_step window_block
+
+bench: export OMP_NUM_THREADS ?= 1
+bench: install-dev ## speed and memory beside a baseline of the same run: hours
+	failed=; for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; done; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

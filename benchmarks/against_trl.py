@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 import rlhf
 
@@ -224,16 +224,17 @@ class Found:
 FIGURES = {"s to the target": "to_target", "s for the run": "whole", "s a step": "a_step"}
 
 
-def quartiles(values: list[float]) -> str:
-    """Median, and the quartiles around it."""
+def spread(values: list[float]) -> str:
+    """Median with its quartiles; with minimum and maximum where there are fewer than four values."""
     if not values or any(map(isnan, values)):
         return "never"
-    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    few = [min(values), median(values), max(values)]
+    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 3 else few
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def tell(found: dict[str, list[Found]]) -> None:
-    """Print the table: medians over the seeds with quartiles, and those of the ratio of each seed."""
+    """Print the table: medians over the seeds with their spread, and those of the ratio of each seed."""
     print("| | ours | TRL | TRL over ours |\n|---|---|---|---|")
     n_lines = {side: sum(bool(line.strip()) for line in script.splitlines()) for side, script in SIDES.items()}
     print(f"| lines | {n_lines['ours']} | {n_lines['theirs']} | {n_lines['theirs'] / n_lines['ours']:.2f} |")
@@ -241,7 +242,7 @@ def tell(found: dict[str, list[Found]]) -> None:
         for clock, i in (("wall clock", 0), ("processor", 1)):
             ours, theirs = ([getattr(one, key)[i] for one in found[side]] for side in SIDES)
             ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-            print(f"| {clock}, {name} | {quartiles(ours)} | {quartiles(theirs)} | {quartiles(ratios)} |")
+            print(f"| {clock}, {name} | {spread(ours)} | {spread(theirs)} | {spread(ratios)} |")
 
 
 def main() -> None:

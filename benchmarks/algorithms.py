@@ -29,11 +29,12 @@ from typing import Any, TypeVar
 import torch
 import yaml
 from credit import Curve, curve_of, points, share
-from rich.console import Console
+from pages import write_between
 
 from rlhf.build.train import train
 from rlhf.evaluation.statistics import mean_interval
 from rlhf.recipe import load
+from rlhf.terminal import CleanConsole
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
@@ -46,6 +47,7 @@ from tests.combinations import (  # noqa: E402
     TOLD_CRITIC,
     TURN_CRITIC,
     WITH_CRITIC,
+    WITH_MECHANISM,
     WITH_TOLD_CRITIC,
     WITH_TURN_CRITIC,
     stage_of_loss,
@@ -53,7 +55,7 @@ from tests.combinations import (  # noqa: E402
 
 T = TypeVar("T")
 PAGES = ROOT / "docs" / "algorithms"
-BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+MARKS = "<!-- measured -->", "<!-- end of measured -->"
 #: Environment steps of training that each run has.
 BUDGET = 4_000
 #: What the others are compared with.
@@ -156,12 +158,10 @@ NOTES: Mapping[str, str] = {
     "progress": "The outcome stands for the contributions of turns; every action that is carried out earns 0.5.",
     "hrpo": "The reward of turns is a cost of 0.01 each.",
     "loop": "With the bounds and the reduction of the paper.",
-    "lightning": "With one weight for each trajectory.",
+    "lightning": "With one weight for each trajectory: as set here it is the algorithm of `seq_mean_token_mean`.",
     "guided": "With `baseline: own` and a demonstration in each group: it is shown what the others have to find.",
     "task_normalised": "Around GiGPO. There is one type of task here, so it only scales.",
     "ktae": "Around Lite PPO.",
-    "seats": "This task has one seat, so it is GRPO.",
-    "reviews": "Nobody reviews in this task, so it is GRPO.",
     "hicra": "There are no plans in this task: the tokens that it raises are arbitrary ones.",
     "duration_aware": "Around GRPO. Its runs follow the clock and do not repeat.",
     "gspo": "With bounds of 0.1, since the default ones are for far lower learning rates.",
@@ -176,7 +176,8 @@ def arms() -> list[Arm]:
     """List estimators, then losses, then what goes around a loss."""
     clipped = stage_of_loss("ppo_clip")
     keys: dict[str, Mapping[str, Any]] = {name: {} for name in ESTIMATORS}
-    keys |= {**OTHERS, **WITH_CRITIC, **WITH_TURN_CRITIC, **WITH_TOLD_CRITIC, "duration_aware": {}}
+    keys |= {**OTHERS, **{name: {} for name in WITH_MECHANISM}, "hicra": {"grams": [[5], [6, 7]]}}
+    keys |= {**WITH_CRITIC, **WITH_TURN_CRITIC, **WITH_TOLD_CRITIC, "duration_aware": {}, "two_level": {}}
     pages = {FIRST: (FIRST, "ppo_clip"), "guided": ("guided", "luffy")}
     found = [
         arm(name, {**clipped, "advantage": {"kind": name, **more}, **ESTIMATOR_STAGES.get(name, {})}, pages.get(name))
@@ -267,7 +268,7 @@ def begin(recipe: Mapping[str, Any], folder: Path) -> Any:
 def _train(path: Path, folder: Path) -> None:
     torch.set_num_threads(1)  # models this small gain nothing from more, and one gives the same curve on every machine
     with folder.with_suffix(".log").open("w") as log:
-        train(load(path), folder, console=Console(file=log, width=120))
+        train(load(path), folder, console=CleanConsole(file=log, width=120))
 
 
 def until_spent(
@@ -339,23 +340,14 @@ def sentence(arm: Arm, curves: Sequence[Curve], first: Sequence[Curve]) -> str:
     return f"- {said} {arm.note}".rstrip()
 
 
-def between(text: str, written: str) -> str:
-    """Return a page with `written` between its marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{written}\n{END}{after}"
-
-
 def write(found: Mapping[str, Sequence[Curve]], n_seeds: int) -> None:
     """Put the table and the sentences into the pages."""
     first, known = found[FIRST], [arm for arm in arms() if arm.label in found]
     where = f"On [keyhole, 3 x 3 rooms](measured.md), {BUDGET:,} environment steps, {n_seeds} seeds, 95% intervals:"
     for page in {page for arm in known for page in arm.pages}:
-        path = PAGES / f"{page}.md"
         lines = [sentence(arm, found[arm.label], first) for arm in known if page in arm.pages]
-        path.write_text(between(path.read_text("utf-8"), "\n".join([where, "", *lines])), "utf-8")
-    path = PAGES / "measured.md"
-    path.write_text(between(path.read_text("utf-8"), table(known, found)), "utf-8")
+        write_between(PAGES / f"{page}.md", MARKS, "\n".join([where, "", *lines, ""]))
+    write_between(PAGES / "measured.md", MARKS, f"{table(known, found)}\n")
 
 
 def table(known: Sequence[Arm], found: Mapping[str, Sequence[Curve]]) -> str:
@@ -371,6 +363,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--write", action="store_true", help="into the pages")
     settings = parser.parse_args()
+    if unknown := {*settings.arms} - {"all", *(arm.label for arm in arms())}:
+        parser.error(f"no such label: {', '.join(sorted(unknown))}; there are {', '.join(arm.label for arm in arms())}")
+    if settings.write and "all" not in settings.arms:
+        parser.error("--write replaces the whole table: name all")
     settings.out.mkdir(parents=True, exist_ok=True)
     asked = [arm for arm in arms() if "all" in settings.arms or arm.label in (*settings.arms, FIRST)]
     done = {(arm.label, seed): run(arm, seed, settings.out) for seed in settings.seeds for arm in asked}

@@ -224,7 +224,7 @@ def machine(n: int = 100_000, size: int = 32) -> dict[str, float]:
             if (batch := pipeline.batch()) is not None:
                 pipeline.train(batch)
                 pipeline.install("server", pipeline.step)
-            while (ordinal := pipeline.begin("worker")) is not None:
+            while (ordinal := pipeline.begin()) is not None:
                 pipeline.sampled(ordinal, pipeline.version, 100)
                 pipeline.sampled(ordinal, pipeline.version, 100)
                 pipeline.finish(ordinal, {pipeline.version: 200})

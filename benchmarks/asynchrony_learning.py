@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-import yaml
+from learning import run
 
+from rlhf.evaluation.statistics import mean_interval
 from rlhf.sinks import read_metrics
-from rlhf.stats import t_quantile
 
+STEPS = 40
 #: Keys of `asynchrony`, and of the stage.
 ARMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "s0": ({}, {}),
@@ -112,31 +112,16 @@ def recipe(arm: str, policy: Path, steps: int, schedule: str) -> dict[str, Any]:
     }
 
 
-def trained(folder: Path, values: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train unless that is done; returns the last line of the output."""
-    result = folder.with_suffix(".json")
-    if not result.is_file():
-        path = folder.with_suffix(".yaml")
-        path.write_text(yaml.safe_dump(values))
-        is_begun = (folder / "recipe.yaml").is_file()
-        what = ["--resume", str(folder)] if is_begun else [str(path), f"seed={seed}", "--out", str(folder)]
-        line = [sys.executable, "-m", "rlhf.cli", "train", *what, "--json"]
-        done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)
-        result.write_text(done.stdout.splitlines()[-1])
-    return dict(json.loads(result.read_text()))
-
-
 def over_curve(folder: Path) -> float:
     """Mean of the success in all evaluations: the area under the curve."""
-    found = [line.values for line in read_metrics(folder / "metrics.jsonl") if "eval/success" in line.values]
-    return mean(values["eval/success"] for values in found)
+    lines = read_metrics(folder / "metrics.jsonl")
+    return mean(value for line in lines if (value := line.values.get("eval/success")) is not None)
 
 
 def paired(differences: list[float]) -> dict[str, float]:
     """Mean and half-width of its 95% interval."""
-    n = len(differences)
-    half = t_quantile(0.975, n - 1) * stdev(differences) / n**0.5 if n > 1 else float("inf")
-    return {"mean": mean(differences), "half_width": half, "n_seeds": n}
+    found = mean_interval(differences)
+    return {"mean": found.value, "half_width": found.high - found.value, "n_seeds": found.n}
 
 
 def to_s0(found: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
@@ -150,7 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/asynchrony"))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--schedule", choices=["fixed", "clock"], default="fixed")
     parser.add_argument("--table", action="store_true", help="train nothing: print what is there")
     args = parser.parse_args()
@@ -159,16 +144,17 @@ def main() -> None:
     after: dict[str, dict[int, float]] = {arm: {} for arm in args.arms}
     curve: dict[str, dict[int, float]] = {arm: {} for arm in args.arms}
     before: dict[int, float] = {}
+    varied = "-clock" * (args.schedule == "clock") + f"-{args.steps}-steps" * (args.steps != STEPS)
     for seed in args.seeds:
         begin = args.out / f"start-seed{seed}"
         if not args.table:
-            trained(begin, start(), seed)
+            run(start(), seed, begin)
         for arm in args.arms:
-            folder = args.out / f"{arm}-seed{seed}"
+            folder = args.out / f"{arm}{varied}-seed{seed}"
             if args.table and not folder.with_suffix(".json").is_file():
                 continue
             *_, newest = sorted(begin.glob("checkpoints/*/policy"))
-            result = trained(folder, recipe(arm, newest, args.steps, args.schedule), seed)
+            result = run(recipe(arm, newest, args.steps, args.schedule), seed, folder)
             before[seed], after[arm][seed], curve[arm][seed] = (
                 result["success_before"],
                 result["success_after"],

@@ -10,31 +10,26 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
 
 from rlhf.errors import DataError
 from rlhf.evaluation.wording import number_text, percent_text
 
 #: Styles of every chart.
 STYLE = """
-.fig { --ink: #1d2330; --soft: #667085; --grid: #e4e7ec; --paper: #ffffff;
+.fig { --ink: #1d2330; --soft: #667085; --grid: #e4e7ec;
   --c0: #2563c9; --c1: #c2590a; --c2: #1d7f55; --c3: #7b46c9;
   --c4: #b3261e; --c5: #0e7c93; --c6: #8a6d00; --c7: #b83280;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; font-size: 12px; }
 @media (prefers-color-scheme: dark) {
-  .fig { --ink: #e6e9ef; --soft: #98a2b3; --grid: #2f3643; --paper: #171b22;
+  .fig { --ink: #e6e9ef; --soft: #98a2b3; --grid: #2f3643;
     --c0: #74a7ff; --c1: #ffa657; --c2: #5fcf9b; --c3: #c4a1ff;
     --c4: #ff8f87; --c5: #5cc8de; --c6: #e0c050; --c7: #ff8ac4; } }
 .fig text { fill: var(--soft); }
 .fig .title { fill: var(--ink); font-size: 14px; font-weight: 600; }
-.fig .value { fill: var(--ink); font-weight: 600; }
 .fig .grid { stroke: var(--grid); stroke-width: 1; }
 .fig .axis { stroke: var(--soft); stroke-width: 1; }
 .fig .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
-.fig .faint { fill: none; stroke-width: 1; opacity: .35; }
 .fig .band { opacity: .16; stroke: none; }
-.fig .whisker { stroke-width: 1.5; }
-.fig .dot { stroke: var(--paper); stroke-width: 1.5; }
 .fig .hit { fill: transparent; }
 """
 
@@ -53,13 +48,11 @@ class Series:
         label: name in the legend; series of one label share a colour and an entry.
         x: `[N]` positions, ascending.
         y: `[N]` values; None or NaN leaves a gap.
-        kind: `line`; `faint`, a thin line behind a smoothed one; `points`, marks without a line.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float | None]
-    kind: Literal["line", "faint", "points"] = "line"
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -75,7 +68,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Interval around the series of the same label: whiskers on points, else a band.
+    """Interval around the series of the same label.
 
     Attributes:
         label: of the series.
@@ -121,14 +114,12 @@ def line_chart(
     above = _LINE * (len(legend) - 1)
     height += above
     frame = _Frame.around(series, bands, y_range, width, height, _TOP + above)
-    body = [*_axes(frame, x_label, write), *_heading(title, y_label, legend, series, colour, width)]
-    points = {s.label for s in series if s.kind == "points"}
-    body += [_band(frame, band, colour[band.label], band.label in points) for band in bands if band.label in colour]
+    body = [*_axes(frame, x_label, write), *_heading(title, y_label, legend, colour, width)]
+    body += [_band(frame, band, colour[band.label]) for band in bands if band.label in colour]
     for one in series:
         body += _curve(frame, one, colour[one.label])
     for one in series:
-        if one.kind != "faint":
-            body += _hover(frame, one, x_label, write)
+        body += _hover(frame, one, x_label, write)
     return _svg(body, _words(title, series, x_label, write), width, height)
 
 
@@ -235,22 +226,16 @@ def _heading(
     title: str,
     y_label: str,
     legend: Sequence[Sequence[str]],
-    series: Sequence[Series],
     colour: dict[str, str],
     width: int,
 ) -> Iterator[str]:
     yield f'<text class="title" x="{_START}" y="20">{escape(title)}</text>'
     yield f'<text x="{_START}" y="{_SECOND}">{escape(y_label)}</text>'
-    kinds = {s.label: s.kind for s in reversed(series) if s.kind != "faint"}
     for i, labels in enumerate(legend):
         y, x = _SECOND + _LINE * i, max(_START, width - _RIGHT - sum(map(_entry, labels)))
         for label in labels:
-            mark = (
-                f'<circle class="dot" cx="{x + 7:.1f}" cy="{y - 4}" r="4.5" style="fill:{colour[label]}"/>'
-                if kinds.get(label) == "points"
-                else f'<line class="line" x1="{x:.1f}" x2="{x + 14:.1f}" y1="{y - 4}" y2="{y - 4}" '
-                f'style="stroke:{colour[label]}"/>'
-            )
+            ends = f'x1="{x:.1f}" x2="{x + 14:.1f}" y1="{y - 4}" y2="{y - 4}"'
+            mark = f'<line class="line" {ends} style="stroke:{colour[label]}"/>'
             yield f'{mark}<text x="{x + 19:.1f}" y="{y}">{escape(label)}</text>'
             x += _entry(label)
 
@@ -261,14 +246,10 @@ def _entry(label: str) -> float:
 
 
 def _curve(frame: _Frame, series: Series, paint: str) -> Iterator[str]:
-    if series.kind == "points":
-        for x, y in series.finite:
-            yield f'<circle class="dot" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="4.5" style="fill:{paint}"/>'
-        return
     for run in _runs(series):
         d = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in run)
-        yield f'<polyline class="{series.kind}" points="{d}" style="stroke:{paint}"/>'
-        if len(run) == 1 and series.kind == "line":  # a line of one point is invisible
+        yield f'<polyline class="line" points="{d}" style="stroke:{paint}"/>'
+        if len(run) == 1:  # a line of one point is invisible
             yield f'<circle cx="{frame.x(run[0][0]):.1f}" cy="{frame.y(run[0][1]):.1f}" r="3" style="fill:{paint}"/>'
 
 
@@ -285,11 +266,8 @@ def _runs(series: Series) -> Iterator[list[tuple[float, float]]]:
         yield run
 
 
-def _band(frame: _Frame, band: Band, paint: str, whiskers: bool) -> str:
+def _band(frame: _Frame, band: Band, paint: str) -> str:
     ends = [(frame.x(x), frame.y(a), frame.y(b)) for x, a, b in zip(band.x, band.low, band.high, strict=True)]
-    if whiskers:
-        lines = (f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{a:.1f}" y2="{b:.1f}"/>' for x, a, b in ends)
-        return f'<g class="whisker" style="stroke:{paint}">{"".join(lines)}</g>'
     there = [f"{x:.1f},{b:.1f}" for x, _, b in ends]
     back = [f"{x:.1f},{a:.1f}" for x, a, _ in reversed(ends)]
     return f'<polygon class="band" points="{" ".join(there + back)}" style="fill:{paint}"/>'
@@ -306,7 +284,7 @@ def _hover(frame: _Frame, series: Series, x_label: str, write: Callable[[float],
 def _words(title: str, series: Sequence[Series], x_label: str, write: Callable[[float], str]) -> str:
     parts = []
     for one in series:
-        if one.kind != "faint" and (points := one.finite):
+        if points := one.finite:
             (x0, y0), (x1, y1) = points[0], points[-1]
             parts.append(
                 f"{one.label}: {write(y0)} at {x_label} {number_text(x0)}, {write(y1)} at {x_label} {number_text(x1)}"

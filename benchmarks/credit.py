@@ -262,7 +262,8 @@ def beside(folder: Path, ending: str) -> Path:
 
 def run(setting: Setting, arm: Arm, lr: float, seed: int, split: str, out: Path) -> Curve:
     """Train one estimator with one seed until its budget is spent, unless that is done already."""
-    folder = out / f"{arm.label.replace(' ', '')}-lr{lr:g}-seed{seed}"
+    of_split = "" if split == "test" else f"-{split}"
+    folder = out / f"{arm.label.replace(' ', '')}-lr{lr:g}-seed{seed}{of_split}"
     result = beside(folder, "json")
     if not result.is_file():
         stage = {**POLICY_GRADIENT, **arm.stage, "optimizer": {"lr": lr}}

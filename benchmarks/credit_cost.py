@@ -7,7 +7,8 @@ million sampled tokens in all. Every estimator of the catalogue computes the cre
 repeats is printed. A training step is one update (forward pass, clipped loss, backward pass, AdamW) of a random Qwen3
 model of about 2 million parameters. Training on all of the data would take many minutes on one core: it trains on a
 few of the trajectories, between the repeats, and scales by sampled tokens; the output says on how many. Making the data
-and cutting it into rows is counted on neither side.
+and cutting it into rows is counted on neither side. The values of critics are made up: forward passes and training of a
+critic, which GAE and its kin need, are not counted.
 """
 
 from __future__ import annotations
@@ -99,16 +100,16 @@ def make_groups(n_trajectories: int) -> list[ScoredGroup]:
 
 
 def make_values(groups: Sequence[ScoredGroup]) -> list[Values]:
-    rng = np.random.default_rng(1)
-    return [
-        Values(
-            tuple(
-                tuple(tuple(rng.random(len(g.token_ids)).tolist()) for g in t.generations) for t in group.trajectories
-            ),
-            tuple(0.0 if t.solved else float(rng.random()) for t in group.trajectories),
+    draw = np.random.default_rng(1).random
+
+    def values(group: ScoredGroup) -> Values:
+        states, actions = (
+            tuple(tuple(tuple(draw(len(g.token_ids)).tolist()) for g in t.generations) for t in group.trajectories)
+            for _ in range(2)
         )
-        for group in groups
-    ]
+        return Values(states, tuple(0.0 if t.solved else float(draw()) for t in group.trajectories), actions)
+
+    return [values(group) for group in groups]
 
 
 def seconds(estimator: AdvantageEstimator, groups: Sequence[ScoredGroup], values: Sequence[Values]) -> float:
@@ -121,7 +122,13 @@ class Step:
     """A training step on a few rows, and its time scaled to `n_tokens` sampled ones."""
 
     def __init__(self, groups: Sequence[ScoredGroup], n_tokens: int) -> None:
-        shape = {"hidden_size": 192, "intermediate_size": 512, "n_layers": 5, "n_heads": 6, "n_kv_heads": 6}
+        shape: dict[str, Any] = {
+            "hidden_size": 192,
+            "intermediate_size": 512,
+            "n_layers": 5,
+            "n_heads": 6,
+            "n_kv_heads": 6,
+        }
         policy = FromScratch(**shape, vocab_size=300).build(0, ["a few words"])
         self.n_parameters = sum(p.numel() for p in policy.model.parameters())
         self.trainer = TorchTrainer(policy, AdamW(), total_updates=100)

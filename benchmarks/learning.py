@@ -18,7 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,26 @@ from rlhf.training.checkpoints.store import latest
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 
 
-def run(recipe: str, seed: int, folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Train `recipe` with `seed` in `folder` unless that is done already; returns the last line of its output."""
+def run(recipe: str | Mapping[str, Any], seed: int, folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Train a recipe, or its keys, with `seed` in `folder` unless that is done; returns the last line of its output."""
     result = folder.with_name(folder.name + ".json")
     if not result.is_file():
-        where = "--resume" if (folder / "recipe.yaml").is_file() else "--out"
-        words = ["train", recipe, f"seed={seed}", *overrides, where, str(folder), "--json"]
-        done = subprocess.run([sys.executable, "-m", "rlhf.cli", *words], stdout=subprocess.PIPE, text=True, check=True)
+        if not isinstance(recipe, str):
+            path = folder.with_name(folder.name + ".yaml")
+            path.write_text(yaml.safe_dump(dict(recipe), sort_keys=False))
+            recipe = str(path)
+        words = [recipe, f"seed={seed}", *overrides, "--out", str(folder)]
+        if (folder / "recipe.yaml").is_file():
+            words = ["--resume", str(folder)]
+        command = [sys.executable, "-m", "rlhf.cli", "train", *words, "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         result.write_text(done.stdout.splitlines()[-1])
     return dict(json.loads(result.read_text()))
+
+
+def named(what: str, seed: int, overrides: Sequence[str]) -> str:
+    """Name of a run's folder, which says what it was given."""
+    return "-".join([what, *(text.replace("/", "_") for text in overrides), f"seed{seed}"])
 
 
 def curve(folder: Path, label: str) -> Series:
@@ -73,14 +84,12 @@ def paired(recipe: str, seeds: Sequence[int], pair: Sequence[str], out: Path, ov
     for seed in seeds:
         policy = whole["policy"]
         if before:
-            start, path = out / f"start-{recipe}-seed{seed}", out / f"start-{recipe}.yaml"
-            path.write_text(yaml.safe_dump(whole | {"stages": before}))
-            run(str(path), seed, start)
+            start = out / f"start-{recipe}-seed{seed}"
+            run(whole | {"stages": before}, seed, start)
             policy = {"kind": "pretrained", "path": str((latest(start / "checkpoints") or start).resolve() / "policy")}
-        path = out / f"last-{recipe}-seed{seed}.yaml"
-        path.write_text(yaml.safe_dump(whole | {"policy": policy, "stages": [last]}))
-        runs = [out / f"{recipe}-{arm}-seed{seed}" for arm in pair]
-        after = [run(str(path), seed, folder, [*overrides, arm]) for folder, arm in zip(runs, pair, strict=True)]
+        keys = whole | {"policy": policy, "stages": [last]}
+        runs = [out / named(f"{recipe}-{arm}", seed, overrides) for arm in pair]
+        after = [run(keys, seed, folder, [*overrides, arm]) for folder, arm in zip(runs, pair, strict=True)]
         means = [float(np.mean(successes(folder))) for folder in runs]
         cells = (f"{mean:.1%}, {found['success_after']:.1%}" for mean, found in zip(means, after, strict=True))
         print(f"| {seed} | {' | '.join(cells)} |", flush=True)
@@ -123,7 +132,7 @@ def main() -> None:
     curves = []
     for recipe in settings.recipes:
         for seed in settings.seeds:
-            folder = settings.out / f"{recipe}-seed{seed}"
+            folder = settings.out / named(recipe, seed, settings.set)
             print(row(recipe, seed, run(recipe, seed, folder, settings.set)), flush=True)
             curves.append(curve(folder, recipe))
     if settings.chart:

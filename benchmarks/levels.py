@@ -1,4 +1,4 @@
-"""Levels that no recipe names, learnt from the base with the settings of `recipes/base/learn.yaml`.
+"""Levels without a recipe of their own, learnt from the base with the settings of `recipes/base/learn.yaml`.
 
     OMP_NUM_THREADS=1 python benchmarks/levels.py                                # all that is left: hours of two cores
     python benchmarks/levels.py --levels OpenDoor --seeds 0                      # one level, one seed
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from proof import LEARN, N_TRAIN, base_digest, commit, trained, write, write_between
+from pages import write_between
+from proof import LEARN, N_TRAIN, base_digest, commit, trained, write
 
 from rlhf.build.evaluate import evaluate
 from rlhf.errors import RlhfError
 from rlhf.recipe.evaluation_request import EvaluationRequest
 
-#: Environment of each level; other levels and parameters than those of recipes, suites and the base's data.
+#: Environment of each level; levels and parameters that the base's data have not.
 LEVELS: Mapping[str, Mapping[str, Any]] = {
     **{
         name: {"kind": "babyai", "level": name, "n_train": N_TRAIN, "max_steps": 32}
@@ -141,8 +142,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = []
     for level in dict.fromkeys(row.level for row in rows):
         found = sorted((row for row in rows if row.level == level), key=lambda row: row.seed)
-        n = sum(row.reached for row in found)
-        verdict = f"{'yes' if n == len(found) >= 3 else 'no'}, {n} of {len(found)} seeds"
+        verdict = f"{sum(row.reached for row in found)} of {len(found)} seeds"
         imitated, learnt = (", ".join(str(getattr(row, name)) for row in found) for name in ("imitated", "learnt"))
         lines.append(f"| {level} | {found[0].untrained} | {imitated} | {learnt} | {verdict} |\n")
     return f"{HEAD}|---|---|---|---|---|\n{''.join(lines)}"

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import yaml
+from pages import write_between
 
 from rlhf.build.evaluate import evaluate
 from rlhf.build.train import train
@@ -33,7 +34,7 @@ from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.evaluation_request import EvaluationRequest
 
-BEGIN, END = "<!-- memory: written by benchmarks/memory.py -->", "<!-- end of memory -->"
+MARKS = "<!-- memory: written by benchmarks/memory.py -->", "<!-- end of memory -->"
 #: The checkpoint before the first update of a run.
 FIRST = Path("checkpoints") / "0-supervised-000000"
 WHEN = ("untrained", "trained")
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--memories", nargs="+", default=list(MEMORIES), choices=list(MEMORIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs") / "memory")
-    parser.add_argument("--page", type=Path, help=f"write the tables between the lines {BEGIN} and {END} of this page")
+    parser.add_argument("--page", type=Path, help=f"write the tables after the line {MARKS[0]} of this page")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -209,8 +210,7 @@ def main() -> None:
     shown = "\n\n".join(table(task, list(MEMORIES), asked.seeds, asked.out) for task in TASKS)
     print(shown)
     if asked.page is not None:
-        before, _, rest = asked.page.read_text("utf-8").partition(BEGIN)
-        asked.page.write_text(f"{before}{BEGIN}\n{shown}\n{END}{rest.partition(END)[2]}", "utf-8")
+        write_between(asked.page, MARKS, f"{shown}\n")
 
 
 if __name__ == "__main__":

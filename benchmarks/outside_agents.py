@@ -11,15 +11,11 @@ agents learn from a recipe each. Success is on unseen tasks, with 95% intervals;
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic.dataclasses import dataclass
 
 from environments.tasks.tools import Tools, written
@@ -90,22 +86,6 @@ def recipe_of(agent: str, taught: Path, python: str) -> dict[str, Any]:
     return {**found, "environment": environment, "agent": {"kind": "external", **CALLS}}
 
 
-def run(name: str, recipe: dict[str, Any], seed: int, out: Path) -> dict[str, Any]:
-    """Train a recipe with a seed, unless that is done already; returns the last line of its output."""
-    folder = out / f"{name}-seed{seed}"
-    result = folder.with_suffix(".json")
-    if not result.is_file():
-        path = folder.with_suffix(".yaml")
-        path.write_text(yaml.safe_dump({"name": name, **recipe}, sort_keys=False))
-        how = "--resume" if folder.is_dir() else "--out"
-        command = ["train", str(path), f"seed={seed}", how, str(folder), "--json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "rlhf.cli", *command], stdout=subprocess.PIPE, text=True, check=True
-        )
-        result.write_text(done.stdout.splitlines()[-1])
-    return dict(json.loads(result.read_text()))
-
-
 def share(found: dict[str, Any], when: str) -> str:
     """Success with its interval."""
     low, high = found[f"interval_{when}"]
@@ -113,6 +93,9 @@ def share(found: dict[str, Any], when: str) -> str:
 
 
 def main() -> None:
+    # Here, because runs load this file by its path, and find no other of this folder.
+    from learning import run
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", help="an interpreter with openai-agents and langgraph")
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS))
@@ -124,11 +107,12 @@ def main() -> None:
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     print("| agent | seed | success before | success after | episodes | training, s |\n|---|---|---|---|---|---|")
-    run("taught", TAUGHT, 0, asked.out)
+    run({"name": "taught", **TAUGHT}, 0, asked.out / "taught-seed0")
     last = max((asked.out / "taught-seed0" / "checkpoints").glob("1-supervised-*/policy"))
     for seed in asked.seeds:
         for agent in asked.agents:
-            found = run(agent, recipe_of(agent, last.absolute(), asked.python), seed, asked.out)
+            recipe = {"name": agent, **recipe_of(agent, last.absolute(), asked.python)}
+            found = run(recipe, seed, asked.out / f"{agent}-seed{seed}")
             print(
                 f"| {agent} | {seed} | {share(found, 'before')} | {share(found, 'after')} | {found['n_episodes']:,} "
                 f"| {found['train_s']:.0f} |",

@@ -31,6 +31,7 @@ from typing import Any
 
 import open_loop
 import yaml
+from pages import write_between
 
 from rlhf.build.evaluate import evaluate
 from rlhf.errors import RlhfError
@@ -257,12 +258,6 @@ def write(path: Path, rows: Sequence[Any]) -> None:
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
     partial.write_text(f"[\n{lines}\n]\n", "utf-8")
     partial.rename(path)
-
-
-def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
-    """Replace what a page has between two marks."""
-    before, _, rest = page.read_text("utf-8").partition(marks[0])
-    page.write_text(f"{before}{marks[0]}\n{text}{marks[1]}{rest.partition(marks[1])[2]}", "utf-8")
 
 
 def of_present_base(rows: Sequence[Row]) -> list[Row]:

@@ -4,7 +4,8 @@
 
 Six words have to be said one after the other; the first mistake ends the episode, and only the last word is rewarded. A
 policy that has been shown a little says about every fifth word right: from the beginning nearly nothing is ever
-rewarded. All runs of a seed begin with the same policy and make the same number of episodes.
+rewarded. All runs of a seed begin with the same policy and make the same number of episodes. A finished run is not
+repeated.
 """
 
 from __future__ import annotations
@@ -16,12 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from environments.base import Properties, StepResult
-from rlhf.build.train import train
 from rlhf.data import Task
-from rlhf.recipe import load
 
 WORDS = ("red", "green", "blue", "white")
 N_WORDS, STEPS = 6, 120
@@ -114,6 +111,9 @@ def recipe(sampler: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print a table in Markdown."""
+    # Here, because runs load this file by its path, and find no other of this folder.
+    from learned_rewards import run
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/starts"))
@@ -124,10 +124,8 @@ def main() -> None:
     for name, sampler in SAMPLERS.items():
         cells = []
         for seed in given.seeds:
-            path = given.out / f"{name}-{seed}.yaml"
-            path.write_text(yaml.safe_dump(recipe(sampler, seed), sort_keys=False))
-            done = train(load(path), given.out / f"{name}-{seed}")
-            cells.append(f"{done['success_before']:.0%} to {done['success_after']:.0%}")
+            done = run(recipe(sampler, seed), given.out / f"{name}-{seed}")
+            cells.append(f"{done['before']['success']:.0%} to {done['after']['success']:.0%}")
         print(f"| `{name}` | {' | '.join(cells)} |", flush=True)
 
 

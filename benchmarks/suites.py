@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pages import write_between
 
 from rlhf.build.evaluate import evaluate
 from rlhf.commands.evaluate import recipe_and_checkpoint
@@ -163,9 +164,14 @@ def trained(name: str, suite: Suite, out: Path) -> Path | None:
     return run if rlhf(["train", *words], log) else None
 
 
+def folder_of(name: str, policy: str, out: Path, n: int | None) -> Path:
+    """Folder of an evaluation of at most `n` tasks of each part, or of all."""
+    return out / (f"{name}-{policy}" if n is None else f"{name}-{policy}-n{n}")
+
+
 def evaluated(name: str, policy: str, out: Path, n: int | None = None) -> bool:
     """Evaluate a policy on a suite, at most `n` tasks of each part, where that is not done; whether it is."""
-    folder = out / f"{name}-{policy}"
+    folder = folder_of(name, policy, out, n)
     if (folder / "summary.json").is_file():
         return True
     try:
@@ -185,10 +191,12 @@ def evaluated(name: str, policy: str, out: Path, n: int | None = None) -> bool:
     return True
 
 
-def tables(names: Sequence[str], out: Path, page: str = "") -> str:
+def tables(names: Sequence[str], out: Path, page: str = "", n: int | None = None) -> str:
     """The boards of what is there, in Markdown; rows of `page` stay where nothing newer takes their place."""
-    found = [(name, policy, out / f"{name}-{policy}") for name in names for policy in POLICIES]
-    there = {str(f): policy for _, policy, f in found if (f / "summary.json").is_file()}
+    found = [
+        (policy, folder_of(name, policy, out, most)) for name in names for policy in POLICIES for most in (None, n)
+    ]
+    there = {str(folder): policy for policy, folder in found if (folder / "summary.json").is_file()}
     rows = written(page)
     for board in boards([Path(folder) for folder in there]):
         own = rows.setdefault(title_of(board), {})
@@ -234,11 +242,10 @@ def main() -> None:
             done = evaluated(name, policy, asked.out, asked.n)
             print(f"{name} {policy}: {'done' if done else 'not done'}", file=sys.stderr, flush=True)
     page = asked.page.read_text("utf-8") if asked.page is not None else ""
-    shown = tables(known, asked.out, page)
+    shown = tables(known, asked.out, page, asked.n)
     print(shown)
     if asked.page is not None:
-        before, _, rest = page.partition(BEGIN)
-        asked.page.write_text(f"{before}{BEGIN}\n{shown}{END}{rest.partition(END)[2]}", "utf-8")
+        write_between(asked.page, (BEGIN, END), shown)
 
 
 if __name__ == "__main__":

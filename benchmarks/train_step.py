@@ -16,7 +16,7 @@ random Qwen3 of some 4 million parameters in float32. A step is everything from 
   pass as `--trl-rows` says; TRL must be installed (1.16 is what this was written for).
 
 Each has a process of its own and they take turns, so that a busy neighbour slows all. Tokens are those of the rows,
-padding left out. Peak memory is the most that was resident while stepping, above what was there before the first step.
+padding left out. Peak memory is the most that was resident while stepping, above what was there after set-up.
 Times on the wall and of the process are both compared, for the machine may be busy.
 The norm of the first gradient is printed too: all but `torch` must agree, for they compute the same update.
 """
@@ -24,6 +24,7 @@ The norm of the first gradient is printed too: all but `torch` must agree, for t
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import os
@@ -85,7 +86,7 @@ def make_policy(vocabulary: int) -> Any:
         num_key_value_heads=4, head_dim=32, tie_word_embeddings=True, max_position_embeddings=2048, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    return Policy.of(Qwen3ForCausalLM(config), tokenizer, None)
+    return Policy.of(Qwen3ForCausalLM(config), tokenizer, None)  # type: ignore[no-untyped-call]
 
 
 class Clock:
@@ -102,7 +103,7 @@ class Clock:
         return time.perf_counter(), time.process_time()
 
 
-# --- the ways to make a step; each yields the seconds and the gradient's norm of one step after the other ---
+# --- the ways to make a step: each sets up, then yields the seconds and the gradient's norm of step after step ---
 
 Steps = Iterator[tuple[Any, float]]
 
@@ -140,11 +141,15 @@ def rlhf_steps(args: argparse.Namespace, rows: list[dict[str, Any]]) -> Steps:
 
     trainer = TorchTrainer(make_policy(args.vocabulary), AdamW(lr=LR, max_grad_norm=BOUND), total_updates=100)
     samples, rng = scored(trainer, samples_of(rows), args.budget), np.random.default_rng(0)
-    while True:
-        clock = Clock()
-        [batches] = pack_minibatches(samples, 1, Reduction(), args.budget, rng)
-        norm = trainer.update(batches, PPOClip())["optimizer/grad_norm"]
-        yield clock.seconds(), norm
+
+    def steps() -> Steps:
+        while True:
+            clock = Clock()
+            [batches] = pack_minibatches(samples, 1, Reduction(), args.budget, rng)
+            norm = trainer.update(batches, PPOClip())["optimizer/grad_norm"]
+            yield clock.seconds(), norm
+
+    return steps()
 
 
 def torch_steps(args: argparse.Namespace, rows: list[dict[str, Any]]) -> Steps:
@@ -159,15 +164,19 @@ def torch_steps(args: argparse.Namespace, rows: list[dict[str, Any]]) -> Steps:
     packs = [[samples[i] for i in members] for members in pack(samples, args.budget)]
     batches = [collate(members, np.ones(len(members))) for members in packs]
     n_tokens = sum(s.n_policy_tokens for s in samples)
-    while True:
-        clock = Clock()
-        optimizer.zero_grad(set_to_none=True)
-        for batch in batches:
-            logits = packed_forward(model, batch.token_ids, batch.lengths.tolist(), batch.select)
-            (F.cross_entropy(logits, batch.targets, reduction="sum") / n_tokens).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), BOUND)
-        optimizer.step()
-        yield clock.seconds(), float(norm)
+
+    def steps() -> Steps:
+        while True:
+            clock = Clock()
+            optimizer.zero_grad(set_to_none=True)
+            for batch in batches:
+                logits = packed_forward(model, batch.token_ids, batch.lengths.tolist(), batch.select)
+                (F.cross_entropy(logits, batch.targets, reduction="sum") / n_tokens).backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), BOUND)
+            optimizer.step()
+            yield clock.seconds(), float(norm)
+
+    return steps()
 
 
 def trl_steps(args: argparse.Namespace, rows: list[dict[str, Any]], wait: Callable[[], None]) -> None:
@@ -200,7 +209,7 @@ def trl_steps(args: argparse.Namespace, rows: list[dict[str, Any]], wait: Callab
     def reward(score: list[float], **_: Any) -> list[float]:
         return score
 
-    class Timed(GRPOTrainer):
+    class Timed(GRPOTrainer):  # type: ignore[misc]
         apart = np.zeros(2)
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -274,6 +283,7 @@ def work(args: argparse.Namespace) -> None:
     def wait() -> None:
         nonlocal is_ready
         if not is_ready:
+            ctypes.CDLL(None).malloc_trim(0)  # what set-up has freed would be room for a step
             Path("/proc/self/clear_refs").write_text("5")  # the most so far is forgotten
             print(MARK + json.dumps({"before": memory("VmRSS")}), flush=True)
             is_ready = True

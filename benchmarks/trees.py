@@ -23,8 +23,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms import POLICY_GRADIENT, TASK, begin, between, policy_of, recipe_of, until_spent
+from algorithms import MARKS, POLICY_GRADIENT, TASK, begin, policy_of, recipe_of, until_spent
 from credit import Curve, points, share
+from pages import write_between
 
 from rlhf.evaluation.statistics import mean_interval
 from rlhf.sinks import read_metrics
@@ -168,7 +169,7 @@ def main() -> None:
     written = table(found, BUDGETS[given.task])
     print(written)
     if given.write and given.task == "keyhole":
-        PAGE.write_text(between(PAGE.read_text("utf-8"), written))
+        write_between(PAGE, MARKS, f"{written}\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import shutil
@@ -42,6 +41,7 @@ import pyarrow.parquet as pq
 
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
 from rlhf.evaluation.rows import SCHEMA, TrajectoryRecord, encode
+from rlhf.evaluation.statistics import mean_interval
 from rlhf.metrics import METRICS
 from rlhf.sinks import JsonlSink, LogLine
 
@@ -243,10 +243,8 @@ def cost(n: int, *overrides: str) -> None:
         if overrides:
             (n_tokens, less), (_, more) = (stored(Path(home) / f"0-{changed}") for changed in (False, True))
             print(f"| bytes a token of {n_tokens:,} | {less / n_tokens:.1f} | {more / n_tokens:.1f} | |")
-    mean = statistics.fmean(ratios)
-    student = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}.get(n, 2.1)
-    wide = student * statistics.stdev(ratios) / math.sqrt(n) if n > 1 else math.inf
-    print(f"| mean, 95% interval | | | {mean:.3f} ({mean - wide:.3f} to {mean + wide:.3f}) |")
+    mean = mean_interval(ratios)
+    print(f"| mean, 95% interval | | | {mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f}) |")
 
 
 def stored(folder: Path) -> tuple[int, int]:

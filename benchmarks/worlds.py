@@ -34,13 +34,11 @@ class World:
     Attributes:
         environment: its keys.
         max_tokens: of a reply.
-        stage: what it changes in the imitation.
         agent: keys of the chat agent beside those of all.
     """
 
     environment: Mapping[str, Any]
     max_tokens: int = 24
-    stage: Mapping[str, Any] = field(default_factory=dict)
     agent: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -91,7 +89,7 @@ async def programs(world: World, n: int, path: Path) -> None:
 
 def recipe_of(name: str, world: World, seed: int, out: Path, start: Path | None) -> dict[str, Any]:
     """The recipe of a stage of imitation from the base, or of play from `start`."""
-    stage = {**(IMITATION if start is None else PLAY), **(world.stage if start is None else {})}
+    stage = dict(IMITATION if start is None else PLAY)
     if name == "ml_task" and start is None:
         path = out / "ml_task.jsonl"
         if not path.is_file():

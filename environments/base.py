@@ -142,24 +142,6 @@ class Oracle(Protocol):
         ...
 
 
-@runtime_checkable
-class SummaryOracle(Protocol):
-    """An environment that summarises past observations, for demonstrations to agents with memory."""
-
-    def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """Bounded summary of observations up to `taken` that later actions may need."""
-        ...
-
-
-@runtime_checkable
-class SubgoalOracle(Protocol):
-    """An environment that names the subgoals of its oracle, for demonstrations to agents that plan."""
-
-    def subgoal(self, task: Task, taken: Sequence[str]) -> str:
-        """Subgoal of the oracle's next action after `taken`; the same words until it is reached."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Properties:
     """Declared capabilities of an environment; `rlhf check environment` tests them.
@@ -236,9 +218,11 @@ class Capabilities(CapabilityView):
     plan = Capability[Callable[..., Any] | None](None, Callable)
     """See `Oracle`."""
     recall = Capability[Callable[..., Any] | None](None, Callable)
-    """See `SummaryOracle`; of a wrapper it may be that of the environment within."""
+    """Bounded summary of observations up to the actions `taken` that later ones may need, of `(task, taken)`: for
+    demonstrations to agents with memory. Of a wrapper it may be that of the environment within."""
     subgoal = Capability[Callable[..., Any] | None](None, Callable)
-    """See `SubgoalOracle`; likewise."""
+    """Subgoal of the oracle's next action after those `taken`, the same words until it is reached, of `(task, taken)`:
+    for demonstrations to agents that plan. Of a wrapper likewise."""
     fingerprint = Capability[Callable[[], str] | None](None, Callable)
     """Gives a digest of the data that it reads."""
     close = Capability[Callable[[], object]](lambda: None, Callable)

@@ -9,14 +9,11 @@ Nothing is patched and nothing is simulated: episodes are started, played, repla
 from __future__ import annotations
 
 import gc
-import importlib
-import importlib.util
 import json
 import math
 import pickle
 import random
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations, islice
 from typing import Any
+
+import psutil
 
 from environments.base import Capabilities, EpisodeCapabilities, Properties, StepResult, properties_of
 from environments.check_splits import kept_apart
@@ -404,12 +403,11 @@ class _EnvironmentCheck:
 
 
 def _held_open() -> dict[str, int]:
-    """Count what this process holds open; threads only, where psutil is not installed."""
+    """Count what this process holds open."""
     gc.collect()
-    counts = {"threads": threading.active_count()}
-    if importlib.util.find_spec("psutil") is not None:
-        process = importlib.import_module("psutil").Process()
-        counts["child processes"] = len(process.children(recursive=True))
-        if sys.platform != "win32":
-            counts["file descriptors"] = process.num_fds()
-    return counts
+    process = psutil.Process()
+    return {
+        "threads": threading.active_count(),
+        "child processes": len(process.children(recursive=True)),
+        "file descriptors": process.num_fds(),
+    }

@@ -12,7 +12,6 @@ and a method `cautions` that yields sentences about what is legal and probably n
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,12 +143,6 @@ class CheckContext:
     stage_path: str = ""
     reward: str = ""
     is_trained: bool = False
-
-    @property
-    def holder(self) -> Any:
-        """The `parent`, under its name of before, for one release."""
-        warnings.warn("CheckContext.holder is now CheckContext.parent", FutureWarning, stacklevel=2)
-        return self.parent
 
     def at(self, key: str) -> str:
         """YAML path of a key of the part."""

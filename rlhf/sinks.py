@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rlhf.digests import Mark
-from rlhf.errors import DataError, MissingPackageError, disk
+from rlhf.errors import DataError, disk
 from rlhf.metrics import describe
 
 
@@ -228,12 +228,8 @@ class TensorboardSink:
 
     def _writer(self, stage: str) -> Any:
         if stage not in self._writers:
-            try:
-                from tensorboard.summary.writer.event_file_writer import EventFileWriter
-            except ImportError as error:
-                raise MissingPackageError(
-                    "TensorBoard is not installed", where="metrics", hint="pip install tensorboard"
-                ) from error
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
             with disk("metrics", self.folder):
                 self._writers[stage] = EventFileWriter(str(self.folder / stage))
         return self._writers[stage]

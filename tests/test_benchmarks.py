@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rlhf.recipe.builder import build_part
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
@@ -52,6 +54,35 @@ def test_shapes_have_the_sizes_that_they_are_named_after(monkeypatch: pytest.Mon
     shapes: Any = importlib.import_module("shapes")
     sizes = {name: sum(p.numel() for p in shapes.make_model(name, "meta").parameters()) for name in ("0.6b", "1.7b")}
     assert sizes == {"0.6b": 596_049_920, "1.7b": 1_720_574_976}  # as Qwen3's own
+
+
+def test_a_page_without_its_marks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    pages: Any = importlib.import_module("pages")
+    page = tmp_path / "page.md"
+    page.write_text("before\n<b>\nold\n<e>\nafter\n")
+    pages.write_between(page, ("<b>", "<e>"), "new\n")
+    assert page.read_text() == "before\n<b>\nnew\n<e>\nafter\n"
+    for marks in (("<b>", "<none>"), ("<none>", "<e>")):
+        with pytest.raises(SystemExit, match="has no line"):
+            pages.write_between(page, marks, "lost\n")
+    assert "new" in page.read_text()
+
+
+def test_a_run_is_named_after_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    learning: Any = importlib.import_module("learning")
+    assert learning.named("quickstart", 0, []) == "quickstart-seed0"
+    assert learning.named("quickstart", 0, ["policy.path=a/b"]) == "quickstart-policy.path=a_b-seed0"
+
+
+def test_the_cost_of_credit_is_measured_with_values_of_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    cost: Any = importlib.import_module("credit_cost")
+    groups = cost.make_groups(8)
+    for kind in ("archer", "sweet"):
+        estimator = build_part("advantage", {"kind": kind}, kind, base=Path.cwd())
+        assert cost.seconds(estimator, groups, cost.make_values(groups)) > 0
 
 
 @pytest.mark.parametrize("script", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: path.stem)

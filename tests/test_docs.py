@@ -28,7 +28,7 @@ from rlhf.recipe.builder import build_part
 from rlhf.recipe.places import KEYS
 from rlhf.recipe.text import parse
 from rlhf.sinks import read_metrics
-from tests.combinations import ELSEWHERE, WITH_MECHANISM
+from tests.combinations import ELSEWHERE
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -288,12 +288,11 @@ def test_every_algorithm_is_measured_and_its_page_has_room_for_it(monkeypatch: p
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     algorithms = importlib.import_module("algorithms")
     measured = {page for arm in algorithms.arms() for page in arm.pages}
-    # What compares by trees, seats, roles or demonstrations is measured where a run has them.
-    elsewhere = {"hicra", "luffy", *WITH_MECHANISM, *ELSEWHERE}
-    assert measured | elsewhere == {kind for _, kind in ONE_EACH} | {"kl", "reductions", "filters"}
+    # What compares by seats, reviews or stories is measured where a run has them.
+    assert measured | {*ELSEWHERE} == {kind for _, kind in ONE_EACH} | {"kl", "reductions", "filters"}
     for name in (*measured, "measured"):
-        before, begin, rest = (ALGORITHMS / f"{name}.md").read_text("utf-8").partition(algorithms.BEGIN)
-        assert before and begin and rest.count(algorithms.END) == 1
+        before, begin, rest = (ALGORITHMS / f"{name}.md").read_text("utf-8").partition(algorithms.MARKS[0])
+        assert before and begin and rest.count(algorithms.MARKS[1]) == 1
     for arm in algorithms.arms():
         stage = {**algorithms.POLICY_GRADIENT, **arm.stage}
         if arm.label == "kdrl":

@@ -16,8 +16,9 @@ import rlhf
 from agents.stores import copies
 from agents.stores.copies import content_hash
 from agents.stores.store import Store
-from rlhf.build.train import policy_of, recipe_of
+from rlhf.build.train import policy_of
 from rlhf.data import Task, Trajectory
+from rlhf.recipe import load
 from tests.commands import last_json, run
 from tests.training import runs
 from tests.training.words import WORDS
@@ -86,7 +87,7 @@ def test_what_is_exported_says_what_the_checkpoint_said(trained: Path, tmp_path:
     # The adapter matters, and the project's own reader finds the same policy.
     begun, _ = read_elsewhere(trained / "checkpoints" / "0-supervised-000000")
     assert float((old - logprobs(begun, its_tokenizer)).abs().max()) > 100 * TOLERANCE
-    own = policy_of(recipe_of(trained), checkpoint)
+    own = policy_of(load(str(trained / "recipe.yaml")), checkpoint)
     torch.testing.assert_close(logprobs(plain(own.model), own.tokenizer), old, atol=TOLERANCE, rtol=0)
 
 

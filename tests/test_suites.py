@@ -125,7 +125,9 @@ def tables() -> ModuleType:
     spec = importlib.util.spec_from_file_location("suites_benchmark", ROOT / "benchmarks" / "suites.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(ROOT / "benchmarks"))
+        spec.loader.exec_module(module)
     return module
 
 

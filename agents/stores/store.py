@@ -126,11 +126,6 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def is_open_to_write(self) -> bool:
-        """True if a training run opened it."""
-        return self.split is not None
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Change the store atomically inside; transactions may be nested."""

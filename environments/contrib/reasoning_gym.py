@@ -11,14 +11,12 @@ right answer has. The package has no splits: here a problem belongs to one by a 
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -27,14 +25,15 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties, StepResult
 from environments.core.normalise import words
 from environments.core.procedural import Attempts, Judged, SplitByContent, digest, plan_answer, split_of
+from environments.packages import import_from, version_of
 from rlhf.data import Task
-from rlhf.errors import EnvError, MissingPackageError, nearest
+from rlhf.errors import EnvError, nearest
 from rlhf.settings import STRICT
 
 #: Problems of one dataset object of the package, which is made anew, with the next seed, after so many.
 _CHUNK = 500
 _PATIENCE, _LONGEST = 2_000, 20_000
-_HINT = "pip install rlhf-agents[reasoning-gym]"
+_EXTRA = "reasoning-gym"
 
 #: Generators without a reference answer, for which there is no oracle; and those that differ between processes.
 NO_REFERENCE: frozenset[str] = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
@@ -123,7 +122,7 @@ class ReasoningGym(SplitByContent):
     def level(self) -> str:
         """Version of the package, generator and settings."""
         params = f"-{digest(repr(sorted(self.params.items())))}" if self.params else ""
-        return f"{_version()}/{self.dataset}{params}"
+        return f"{version_of('reasoning-gym', _EXTRA)}/{self.dataset}{params}"
 
     @property
     def properties(self) -> Properties:
@@ -134,7 +133,7 @@ class ReasoningGym(SplitByContent):
             deterministic=self.dataset not in UNSTABLE,
             inline=not (isolated or self.dataset in SLOW),
             oracle=self.dataset not in NO_REFERENCE,
-            package=f"reasoning-gym {_version()}",
+            package=f"reasoning-gym {version_of('reasoning-gym', _EXTRA)}",
             isolated=isolated,
         )
 
@@ -247,8 +246,8 @@ def problem(world: ReasoningGym, i: int) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)
 def _generator(world: ReasoningGym, chunk: int) -> Any:
-    package = _import("reasoning_gym")
-    known = sorted(_import("reasoning_gym.factory").DATASETS)
+    package = import_from("reasoning_gym", "reasoning-gym", _EXTRA)
+    known = sorted(import_from("reasoning_gym.factory", "reasoning-gym", _EXTRA).DATASETS)
     if world.dataset not in known or world.dataset == "composite":
         raise EnvError(
             "reasoning-gym has no such generator",
@@ -262,21 +261,3 @@ def _generator(world: ReasoningGym, chunk: int) -> Any:
         raise EnvError(
             "reasoning-gym refuses these settings", where="environment.params", got=f"{world.params}: {error}"
         ) from error
-
-
-@cache
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        what = "these problems need reasoning-gym"
-        raise MissingPackageError(what, where="ReasoningGym", got=str(error), hint=_HINT) from error
-
-
-@cache
-def _version() -> str:
-    try:
-        return importlib.metadata.version("reasoning-gym")
-    except importlib.metadata.PackageNotFoundError as error:
-        what = "these problems need reasoning-gym"
-        raise MissingPackageError(what, where="ReasoningGym", got=str(error), hint=_HINT) from error

@@ -13,14 +13,12 @@ exactly, by induction from the last step. Blackjack is played by the package.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -29,8 +27,8 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties, StepResult, after_end
 from environments.core.normalise import plain_words
 from environments.core.procedural import Drawn, digest
+from environments.packages import import_from, version_of
 from rlhf.data import Task
-from rlhf.errors import MissingPackageError
 from rlhf.settings import STRICT
 
 Game = Literal["frozen_lake", "taxi", "cliff_walking", "blackjack"]
@@ -59,7 +57,8 @@ _SLIPS: Mapping[str, str] = {
 }
 _PLACES = ("at red", "at green", "at yellow", "at blue", "in the taxi")
 _MOST_HITS, _HASTE = 12, 1e-9
-_HINT = "pip install rlhf-agents[toytext]"
+_EXTRA = "toytext"
+_import = partial(import_from, distribution="gymnasium", extra=_EXTRA)
 
 #: state -> action -> (probability, next state, reward, whether it ends).
 Table = tuple[tuple[tuple[tuple[float, int, float, bool], ...], ...], ...]
@@ -93,13 +92,13 @@ class ToyText(Drawn):
     def level(self) -> str:
         """Version of the package, game and size."""
         size = str(self.size) if self.game == "frozen_lake" else ""
-        return f"gymnasium-{_version()}/{self.game}{size}{'-slippery' if self.slippery else ''}"
+        return f"gymnasium-{version_of('gymnasium', _EXTRA)}/{self.game}{size}{'-slippery' if self.slippery else ''}"
 
     @property
     def properties(self) -> Properties:
         """Properties of the environment."""
         repeats = self.slippery or self.game in ("blackjack", "cliff_walking")  # tasks may differ in their dice alone
-        return replace(super().properties, package=f"gymnasium {_version()}", repeats=repeats)
+        return replace(super().properties, package=f"gymnasium {version_of('gymnasium', _EXTRA)}", repeats=repeats)
 
     def draw(self, rng: random.Random) -> Start:
         """Draw a lake, or a first state, and the seed of chance. Raises MissingPackageError."""
@@ -337,19 +336,3 @@ def best_actions(table: Table, n_steps: int) -> tuple[tuple[int, ...], ...]:
 def _taxi_map() -> str:
     rows = _import("gymnasium.envs.toy_text.taxi").MAP
     return "\n".join(rows[1:-1])
-
-
-@cache
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingPackageError("toy texts need gymnasium", where="ToyText", got=str(error), hint=_HINT) from error
-
-
-@cache
-def _version() -> str:
-    try:
-        return importlib.metadata.version("gymnasium")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise MissingPackageError("toy texts need gymnasium", where="ToyText", got=str(error), hint=_HINT) from error

@@ -13,7 +13,7 @@ import ast
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from fractions import Fraction
 from typing import Annotated, ClassVar
@@ -166,32 +166,4 @@ def _compute(node: ast.expr, numbers: list[int]) -> Fraction | None:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         left, right = _compute(node.left, numbers), _compute(node.right, numbers)
         return None if left is None or right is None else _OPERATIONS[type(node.op)](left, right)
-    return None
-
-
-def solve(numbers: Sequence[int], target: int, *, use_all: bool = True) -> str | None:
-    """Expression that makes `target`, by exhaustive search over pairs; None if there is none.
-
-    Of n numbers that is up to n! (n - 1)! 4^(n - 1) expressions: for up to 5 numbers.
-    """
-    return _search([(Fraction(number), str(number)) for number in numbers], target, use_all)
-
-
-def _search(parts: list[tuple[Fraction, str]], target: int, use_all: bool) -> str | None:
-    if len(parts) == 1 or not use_all:
-        found = next((text for value, text in parts if value == target), None)
-        if found is not None or len(parts) == 1:
-            return found
-    for i, (a, left) in enumerate(parts):
-        for j, (b, right) in enumerate(parts):
-            if i == j:
-                continue
-            rest = [part for n, part in enumerate(parts) if n not in (i, j)]
-            for sign in "+-*/":
-                if (sign in "+*" and i > j) or (sign == "/" and not b):
-                    continue
-                joined = (_OPERATIONS[_SIGNS[sign]](a, b), f"({left} {sign} {right})")
-                found = _search([*rest, joined], target, use_all)
-                if found is not None:
-                    return found
     return None

@@ -17,16 +17,9 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
-#: What may follow what in an answer that thinks, searches and reads before it answers, as in Search-R1.
-SEARCH_R1: dict[str, tuple[str, ...]] = {
-    "": ("think",),
-    "think": ("search", "answer"),
-    "search": ("information",),
-    "information": ("think", "search", "answer"),
-    "answer": (),
-}
-#: The same for whatever an agent calls: thoughts are the agent's to demand (`agent.think`), `call` is a call of any
-#: tool that has no line of its own, and `information` what the environment replied.
+#: What may follow what in an answer that thinks, calls tools and reads before it answers: thoughts are the agent's to
+#: demand (`agent.think`), `call` is a call of any tool that has no line of its own, and `information` what the
+#: environment replied.
 SEARCHED: dict[str, tuple[str, ...]] = {
     "": ("think", "search", "call", "answer"),
     "think": ("search", "call", "answer"),

@@ -12,8 +12,6 @@ from rewards.answers.text import transcript
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
-_Share = Annotated[float, Field(ge=0, le=1)]
-
 
 def repeated(text: str, n: int) -> float:
     """1 − distinct/all of the runs of `n` words; 0 where there is none.

@@ -7,7 +7,7 @@ answer, and the order of both (`rewards.answers.tags`). Only calls in turns that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -169,14 +169,6 @@ def thrift(cost: float, low: float, high: float) -> float:
     return 0.5 if high <= low else 1 - min(max((cost**0.5 - low) / (high - low), 0.0), 1.0)
 
 
-def cost_bounds(costs: Sequence[float]) -> tuple[float, float]:
-    """5th and 95th percentile of √cost, for `low` and `high`; of 100, 225, 400, 625, 900: 11 and 29."""
-    import numpy as np
-
-    low, high = np.percentile(np.sqrt(np.asarray(costs, dtype=float)), [5, 95]) if len(costs) else (0.0, 0.0)
-    return float(low), float(high)
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CostAware:
     """Broken form −1; wrong `format_score` · (1 − c); else (metric + `format_score`)(1 − c) + c · S, S the thrift.
@@ -185,7 +177,7 @@ class CostAware:
     give .8 · .4 + .6 · .5 = .62. The cost is the sum of the numbers that `cost` finds in the environment's replies.
 
     Source: Router-R1, arXiv 2506.09033. There `low` and `high` are the 5th and 95th percentile of √cost over the last
-    1000 attempts; here they are set (`cost_bounds` computes them), so that equal attempts earn the same at any time.
+    1000 attempts; here they are set, so that equal attempts earn the same at any time.
     """
 
     inline: ClassVar[bool] = True

@@ -185,7 +185,7 @@ class Controller:
         while not self._is_closed and (self.limit is None or len(self._playing) < self.limit.now):
             free = [p for p in self.players if p.name not in self._lost and playing[p.name] < p.places]
             player = min(free, key=lambda p: playing[p.name] / p.places, default=None)
-            if player is None or (ordinal := self.pipeline.begin(player.name)) is None:
+            if player is None or (ordinal := self.pipeline.begin()) is None:
                 break
             task = asyncio.create_task(self._play(player, ordinal), name=f"group {ordinal}")
             playing[player.name] += 1

@@ -59,13 +59,11 @@ class Group:
 
     Attributes:
         begun: version that every server had then.
-        worker: who plays it.
         sampled: version -> tokens that it sampled.
         kept: of these, those of attempts that did not fail, once it is finished.
     """
 
     begun: int
-    worker: str = ""
     sampled: dict[int, int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
 
@@ -154,10 +152,6 @@ class Pipeline:
             )
         self.servers[server] = version
 
-    def leave(self, server: str) -> None:
-        """Use a server no more; what it still runs is given back by whoever asked it."""
-        self.servers.pop(server, None)
-
     @property
     def may_install(self) -> bool:
         """True if the next version may be installed, now that it is trained."""
@@ -203,7 +197,7 @@ class Pipeline:
         """True if `begin` has an ordinal to give."""
         return bool(self.returned) or (not self.is_held and self.n_begun < self._limit)
 
-    def begin(self, worker: str = "") -> int | None:
+    def begin(self) -> int | None:
         """Return the ordinal of a group to play now, one given back before a new one; None where none may begin."""
         if not self.may_begin:
             return None
@@ -211,7 +205,7 @@ class Pipeline:
             ordinal = heapq.heappop(self.returned)
         else:
             ordinal, self.n_begun = self.n_begun, self.n_begun + 1
-        self.running[ordinal] = Group(self.version, worker)
+        self.running[ordinal] = Group(self.version)
         return ordinal
 
     def sampled(self, ordinal: int, version: int, n_tokens: int) -> None:
@@ -251,13 +245,6 @@ class Pipeline:
         self._failed += self.running.pop(ordinal).n_sampled
         self.n_given_back += 1
         heapq.heappush(self.returned, ordinal)
-
-    def lose(self, worker: str) -> list[int]:
-        """Give back all that a worker played; returns their ordinals."""
-        lost = [ordinal for ordinal, group in self.running.items() if group.worker == worker]
-        for ordinal in lost:
-            self.give_back(ordinal)
-        return lost
 
     # --- training ---
 
@@ -386,7 +373,7 @@ class Pipeline:
         made._generated, made._trained, made._failed = (state["tokens"][f] for f in ("generated", "trained", "failed"))
         made.returned = list(state["running"])
         heapq.heapify(made.returned)
-        made.store = {o: Group(b, "", dict(s), dict(k)) for o, b, s, k in state["store"]}
+        made.store = {o: Group(b, dict(s), dict(k)) for o, b, s, k in state["store"]}
         made.check()
         lowered = [name for name in ("staleness", "depth") if getattr(rules, name) < state["rules"][name]]
         if lowered and made.n_begun > made.step * rules.n_per_step:

@@ -221,11 +221,11 @@ def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
     )
 
 
-def check_template(agent: Any, renderer: Any, where: str = "agent") -> None:
+def check_template(agent: Any, renderer: Any) -> None:
     """Raise RecipeError where an agent needs tools written by a chat template that has none."""
     if not isinstance(renderer, Renderer) or renderer.knows_tools:
         return
-    for path, part in with_parts(where, agent):
+    for path, part in with_parts("agent", agent):
         if isinstance(part, ToolAgent) and part.through == "template":
             raise RecipeError(
                 "the chat template of the policy does not know tools",

@@ -48,7 +48,7 @@ from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.inference.role_adapters import adapter_names
 from rlhf.inference.settings import TransformersSettings
 from rlhf.progress import RichProgress
-from rlhf.recipe import Recipe, load
+from rlhf.recipe import Recipe
 from rlhf.recipe.builder import build_part
 from rlhf.recipe.compatibility import check_seated
 from rlhf.recipe.model import values_of
@@ -392,8 +392,3 @@ def policy_settings_of(run_folder: Path) -> FromScratch | Pretrained:
         "policy", read(path, ())["policy"], "policy", base=path.resolve().parent
     )
     return found
-
-
-def recipe_of(run_folder: Path) -> Recipe:
-    """The resolved recipe of a run."""
-    return load(str(run_folder / "recipe.yaml"))

@@ -62,22 +62,15 @@ def serve_environment(
     Examples: rlhf serve-environment keyhole rows=3 --port 8001
     """
     from environments.base import Capabilities
-    from rlhf.errors import MissingPackageError
+    from rlhf.chat_api import load_aiohttp
     from rlhf.recipe.builder import build_environment
     from rlhf.recipe.text import parse_fields
 
     values = {"kind": kind, **parse_fields(fields or [])}
     environment = build_environment(values, "environment", base=Path.cwd())
-    try:
-        from aiohttp import web
-    except ImportError as error:
-        raise MissingPackageError(
-            "serving needs a package that is not installed",
-            where="rlhf serve-environment",
-            got="no module named aiohttp",
-            expected="the extra 'servers'",
-            hint="pip install 'rlhf-agents[servers]'",
-        ) from error
+    load_aiohttp("rlhf serve-environment")
+    from aiohttp import web
+
     from rlhf.serving.contrib.openenv import Server
 
     console = errors()

@@ -61,7 +61,7 @@ class RunData:
             check_log(folder, "metrics.jsonl")
         result = _parsed(folder / "result.json", json.loads)
         recipe = read_listed(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else ""
-        points = {name: value for name, value in result.items() if _is_evaluation(value)}
+        points = {name: value for name, value in result.items() if has_interval(value)}
         return cls(
             folder=folder,
             lines=read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else [],
@@ -103,7 +103,8 @@ class RunData:
         return value
 
 
-def _is_evaluation(value: Any) -> bool:
+def has_interval(value: Any) -> bool:
+    """True if a value of `result.json` is a success rate with its interval."""
     return isinstance(value, dict) and all(
         isinstance(value.get(key), int | float) for key in ("success", "low", "high")
     )

@@ -16,10 +16,8 @@ _CONTEXT = 64
 
 def load_tokenizer(run_folder: Path) -> Any | None:
     """Newest readable `tokenizer.json` below a run folder, or None."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        return None
+    from tokenizers import Tokenizer
+
     for path in _newest_first(run_folder):
         try:
             verify_model(path.parent, weights=False)

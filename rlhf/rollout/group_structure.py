@@ -9,10 +9,8 @@ before. All attempts at a task, of whichever tree or chain, are one group.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
@@ -60,7 +58,6 @@ class _Optional(CapabilityView):
     replays = Capability[object](False)
     shows_attempts = Capability(False, bool)
     posed = Capability[Callable[[Task, int], Task] | None](None, Callable)
-    told_first = Capability[Callable[[int], Message] | None](None, Callable)
     branches_by_value = Capability[Callable[..., Awaitable[list[Branch]]] | None](None, Callable)
 
 
@@ -76,12 +73,8 @@ def shows_attempts(grouping: object) -> bool:
 
 def posed(grouping: object, task: Task, attempt: int) -> Task:
     """Return the task as an attempt reads it, of a structure with a method `posed(task, attempt)`; else as it is."""
-    optional = _Optional(grouping)
-    if optional.told_first is not None:  # written before there was `posed`: read for one release
-        words = "told_first(attempt), a message, is now posed(task, attempt), the task with it"
-        warnings.warn(f"{type(grouping).__name__}.{words}", FutureWarning, stacklevel=2)
-        return replace(task, messages=(*task.messages, optional.told_first(attempt)))
-    return task if optional.posed is None else optional.posed(task, attempt)
+    told = _Optional(grouping).posed
+    return task if told is None else told(task, attempt)
 
 
 async def branches_of(

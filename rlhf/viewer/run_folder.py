@@ -20,7 +20,7 @@ import yaml
 from rlhf.errors import RlhfError
 from rlhf.evaluation.contrib.findings import Finding, findings
 from rlhf.evaluation.folder import PLAN, RECIPE, SUMMARY
-from rlhf.evaluation.run_data import RunData
+from rlhf.evaluation.run_data import RunData, has_interval
 from rlhf.lock_owner import LOCK, STALE_S, life, read_path
 from rlhf.sinks import LogLine
 
@@ -117,7 +117,7 @@ class RunFolder:
             if self.log.n_bad:
                 self.problems[METRICS] = f"{self.log.n_bad} lines are no log lines, and left out"
             settings, result = self._parsed(RECIPE, yaml.safe_load), self._parsed(RESULT, json.loads)
-            points = {k: v for k, v in result.items() if _is_evaluation(v)}
+            points = {k: v for k, v in result.items() if has_interval(v)}
             return RunData(
                 folder=self.folder,
                 lines=list(self.log.lines),
@@ -197,7 +197,3 @@ def _is_written(lock: Path) -> bool:
         return time.time() - lock.stat().st_mtime <= STALE_S
     except OSError:
         return False
-
-
-def _is_evaluation(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(k), int | float) for k in ("success", "low", "high"))

@@ -33,6 +33,7 @@ class Schedule:
     n_cuts: int = 0
     n_deaths: int = 0
     played_by: dict[int, set[int]] = field(default_factory=dict)
+    workers: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number in range(self.n_servers):
@@ -51,7 +52,9 @@ class Schedule:
             assert n_events < 200_000, "no end: something waits for something that cannot come"
 
     def begin(self) -> None:
-        self.pipeline.begin(f"worker {self.rng.randrange(3)}")
+        worker = self.rng.randrange(3)
+        if (ordinal := self.pipeline.begin()) is not None:
+            self.workers[ordinal] = worker
 
     def _running(self) -> int | None:
         return self.rng.choice(sorted(self.pipeline.running)) if self.pipeline.running else None
@@ -69,7 +72,10 @@ class Schedule:
 
     def die(self) -> None:
         if self.pipeline.running:
-            lost = self.pipeline.lose(f"worker {self.rng.randrange(3)}")
+            worker = self.rng.randrange(3)
+            lost = [ordinal for ordinal in self.pipeline.running if self.workers[ordinal] == worker]
+            for ordinal in lost:
+                self.pipeline.give_back(ordinal)
             self._forget(lost)
             self.n_deaths += bool(lost)
 

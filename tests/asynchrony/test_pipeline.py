@@ -168,14 +168,13 @@ def test_first_finished_overtakes_until_a_group_is_due() -> None:
 
 
 def test_a_worker_that_dies_gives_its_groups_back_under_their_ordinals() -> None:
-    made = Pipeline(Rules(2, 9))
-    made.join("server", 0)
-    for worker in ("a", "b", "a", "b"):
-        made.begin(worker)
+    made = begun(Rules(2, 9), 4)
     made.sampled(2, 0, 7)
     made.is_held = True
-    assert made.lose("a") == [0, 2] and made.ledger.failed == 7 and not made.is_drained
-    assert [made.begin("c") for _ in range(3)] == [0, 2, None]
+    for ordinal in (0, 2):
+        made.give_back(ordinal)
+    assert made.ledger.failed == 7 and not made.is_drained
+    assert [made.begin() for _ in range(3)] == [0, 2, None]
 
 
 def test_the_ledger_tells_failed_attempts_from_those_that_count() -> None:
@@ -268,7 +267,7 @@ def test_a_hundred_thousand_groups_leave_nothing_behind() -> None:
         if batch is not None:
             made.train(batch)
             made.install("server", made.step)
-        while (ordinal := made.begin("worker")) is not None:
+        while (ordinal := made.begin()) is not None:
             made.sampled(ordinal, made.version, 100)
             made.sampled(ordinal, made.version, 100)
             made.finish(ordinal, {made.version: 200})

@@ -86,10 +86,10 @@ def test_length_bias_compares_trained_groups_with_finished_ones() -> None:
 def test_a_resumed_run_has_the_tasks_of_every_group_that_is_to_begin_again() -> None:
     pipeline = Pipeline(Rules(1, 20, order="first_finished"))
     pipeline.join("engine", 0)
-    pipeline.begin("dying")
+    pipeline.begin()
     for step in range(4):  # group 0 is begun again and again, and each time others may overtake it
-        pipeline.lose("dying")
-        pipeline.begin("dying")
+        pipeline.give_back(0)
+        pipeline.begin()
         while (ordinal := pipeline.begin()) is not None:
             pipeline.finish(ordinal, {})
         pipeline.train(pipeline.batch() or ())

@@ -377,7 +377,7 @@ try:
 except MissingPackageError as error:
     print(environment.level, error.hint)
 """
-    assert run_python(code).stdout.strip() == "PickupLoc pip install rlhf-agents[babyai]"
+    assert run_python(code).stdout.strip() == "PickupLoc pip install 'rlhf-agents[babyai]'"
 
 
 @settings(max_examples=25, deadline=None)

@@ -331,7 +331,6 @@ class AlwaysHere(Walker):
 
 
 def test_leaked_file_descriptors_are_counted() -> None:
-    pytest.importorskip("psutil")
     try:
         report = check(Corridor(LeaksFiles))
     finally:

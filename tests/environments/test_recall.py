@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from environments.base import SummaryOracle
 from environments.contrib.composite_tasks import Objectives
 from environments.contrib.long_memory import LongMemory, worth_keeping
 
@@ -28,7 +27,7 @@ def test_the_newest_of_what_was_said_holds() -> None:
 
 def test_facts_answer_the_questions_that_ask_for_them() -> None:
     made = LongMemory(abilities=("retrieval", "conflict"), n_questions=3, distance=6)
-    assert isinstance(made, SummaryOracle)
+    assert hasattr(made, "recall")
     for task in made.tasks("test")[:20]:
         plan = list(made.plan(task, ()) or ())
         kept = dict(pair.split() for pair in made.recall(task, plan[:-3]).split("; "))

@@ -16,19 +16,15 @@ from pydantic import ValidationError
 from environments.base import Environment, Episode, Oracle, StepResult
 from environments.check import check_environment
 from environments.contrib.textworld_express.environment import PARAMETERS, SPLITS, Game, TextWorldExpress
-from environments.contrib.textworld_express.sessions import (
-    UNKNOWN_ACTION,
-    Session,
-    borrowed,
-    close_jvm,
-    package_version,
-)
+from environments.contrib.textworld_express.sessions import UNKNOWN_ACTION, Session, borrowed, close_jvm
+from environments.packages import version_of
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
 from tests.environments.play import play, play_at_random
 from tests.environments.textworld_games import FIVE_ROOMS, seed_of
 
 GAMES: tuple[Game, ...] = get_args(Game)
+VERSION = version_of("textworld-express", "twx")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,10 +117,10 @@ def test_splits_are_the_package_s_seeds_in_order() -> None:
 
 def test_ids_name_version_game_and_the_parameters_that_differ_from_the_defaults() -> None:
     same = TextWorldExpress(game="mapreader", params={"maxDistanceApart": 2, "includeDoors": False, "numLocations": 5})
-    wanted = f"textworld_express-{package_version()}/mapreader/maxDistanceApart=2,numLocations=5/test/20003"
+    wanted = f"textworld_express-{VERSION}/mapreader/maxDistanceApart=2,numLocations=5/test/20003"
     assert FIVE_ROOMS.tasks("test")[3].id == same.tasks("test")[3].id == wanted
     plain = TextWorldExpress(game="sorting").tasks("train")[0]
-    assert plain.id == f"textworld_express-{package_version()}/sorting/default/train/0"
+    assert plain.id == f"textworld_express-{VERSION}/sorting/default/train/0"
 
 
 def test_seeds_without_a_game_are_left_out() -> None:
@@ -309,7 +305,7 @@ KNOWN: tuple[tuple[Game, dict[str, int], int, float, float], ...] = (
 def test_scores_are_those_of_the_pinned_version(
     game: Game, params: dict[str, int], n_random: int, mean_random: float, mean_oracle_steps: float
 ) -> None:
-    assert package_version() == "1.1.0"
+    assert VERSION == "1.1.0"
     environment = TextWorldExpress(game=game, params=params)
     tasks = environment.tasks("test")[:40]
     played = [play_at_random(environment, task, seed=task.seed) for task in tasks]

@@ -55,16 +55,21 @@ def held_open() -> tuple[int, int, int]:
     return len(here.children(recursive=True)), threading.active_count(), here.num_fds()
 
 
+def jvm_pid() -> int:
+    assert sessions._POOL._jvm is not None
+    return sessions._POOL._jvm.pid
+
+
 def test_all_games_share_one_machine_and_sessions_are_used_again() -> None:
     async def several(n: int) -> None:
         await asyncio.gather(*(one_episode() for _ in range(n)))
 
     asyncio.run(several(8))
-    pid, n_idle = sessions.jvm_pid(), len(sessions._POOL._idle)
+    pid, n_idle = jvm_pid(), len(sessions._POOL._idle)
     asyncio.run(several(8))
     other = TextWorldExpress(game="simonsays")
     other.plan(other.tasks("dev")[0], ())
-    assert sessions.jvm_pid() == pid
+    assert jvm_pid() == pid
     # Other tests may have left workers and machines of other packages.
     assert [c.pid for c in psutil.Process().children() if "textworld_express" in "".join(c.cmdline())] == [pid]
     # One more for the plan, unless another test has left one.
@@ -79,13 +84,13 @@ def rises(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 def test_episodes_leave_nothing_open_and_closing_ends_the_process() -> None:
     before = held_open()
     asyncio.run(one_episode())
-    pid, first = sessions.jvm_pid(), held_open()
+    pid, first = jvm_pid(), held_open()
     for _ in range(20):
         asyncio.run(one_episode())
     assert not rises(first, held_open())
     sessions.close_jvm()
     assert not rises(before, held_open())
-    assert pid is not None and not psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
     sessions.close_jvm()
 
 
@@ -96,8 +101,7 @@ def test_a_killed_machine_fails_its_episodes_and_the_next_one_gets_a_new_machine
 
     async def killed() -> None:
         episodes = [COIN.start(COIN.tasks("train")[i]) for i in range(2)]
-        pid = sessions.jvm_pid()
-        assert pid is not None
+        pid = jvm_pid()
         os.kill(pid, signal.SIGKILL)
         for episode in episodes:
             with pytest.raises(EnvError, match="Java virtual machine is gone") as caught:
@@ -138,7 +142,7 @@ def test_the_machine_dies_with_a_killed_parent() -> None:
 import os, signal
 from environments.contrib.textworld_express import sessions
 with sessions.borrowed("coin", ""):
-    print(sessions.jvm_pid(), flush=True)
+    print(sessions._POOL._jvm.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     pid = int(run_python(code).stdout)
@@ -156,7 +160,7 @@ from environments.contrib.textworld_express import sessions
 def look():
     with sessions.borrowed("coin", "") as session:
         session.begin(0, "train")
-        return session.step("look around").text, sessions.jvm_pid()
+        return session.step("look around").text, sessions._POOL._jvm.pid
 mine = look()
 child = os.fork()
 if child == 0:
@@ -188,7 +192,7 @@ except MissingPackageError as error:
 def test_a_missing_package_is_named_with_what_installs_it(missing: str) -> None:
     done = run_python(USE_IT, missing, f"{missing}.constants", f"{missing}.java_gateway")
     assert (done.stdout.strip(), done.stderr) == (
-        "the package textworld-express is missing; pip install rlhf-agents[twx]",
+        "the package textworld-express is missing; pip install 'rlhf-agents[twx]'",
         "",
     )
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rewards.answers.exact import ExactMatch
 from rewards.answers.qa import QuestionAnswer
-from rewards.answers.tags import SEARCH_R1, Format, FormatOutcome, well_formed
+from rewards.answers.tags import Format, FormatOutcome, well_formed
 from rewards.check import check_reward
 from rewards.combinators.of_part import OfPart
 from rewards.contrib.budgeted import Budgeted, worth
@@ -25,7 +25,7 @@ from rewards.contrib.interleaved import IntermediateAnswers
 from rewards.contrib.interleaved import worth as worth_on_the_way
 from rewards.contrib.key_steps import KeySteps, StepReference
 from rewards.contrib.page_action import PageAction
-from rewards.contrib.search import Called, CostAware, SearchEfficiency, ToolUse, cost_bounds, n_calls, thrift
+from rewards.contrib.search import Called, CostAware, SearchEfficiency, ToolUse, n_calls, thrift
 from rewards.shaping.length import Budget, Concise, concise, length
 from rewards.verified import Verified
 from rlhf.data import Outcome
@@ -36,6 +36,14 @@ from tests.rewards.played import played, task
 ANSWER = "<think>I know</think><answer>Paris</answer>"
 SEARCH = ("<think>hm</think><search>capital</search>", "<information>It is Paris.</information>")
 PARIS = task("Paris")
+#: What may follow what in an answer that thinks, searches and reads before it answers, as in Search-R1.
+SEARCH_R1: dict[str, tuple[str, ...]] = {
+    "": ("think",),
+    "think": ("search", "answer"),
+    "search": ("information",),
+    "information": ("think", "search", "answer"),
+    "answer": (),
+}
 
 
 @pytest.mark.parametrize(
@@ -273,8 +281,7 @@ def test_tools_earn_a_bonus_together():
 
 
 def test_costs_are_weighed_between_two_bounds():
-    low, high = cost_bounds([100, 225, 400, 625, 900])  # roots 10, 15, 20, 25, 30; 5 % and 95 % of the way
-    assert (low, high) == pytest.approx((11, 29)) and cost_bounds([]) == (0, 0)
+    low, high = 11, 29
     assert thrift(400, low, high) == pytest.approx(0.5)  # 1 − (20 − 11)/18
     assert (thrift(0, low, high), thrift(10**6, low, high), thrift(7, 5, 5)) == (1, 0, 0.5)
     part = CostAware(cost_weight=0.6, low=low, high=high)

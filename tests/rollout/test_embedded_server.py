@@ -206,7 +206,7 @@ def test_a_server_that_was_started_again_has_no_weights_until_the_next_delivery(
     async def play() -> None:
         policy, port = policy_of(), free_port()
         async with engine_on_one(policy, port) as (engine, follower):
-            assert await engine.needs_weights() and not follower.n_instances
+            assert await engine.needs_weights() and not follower._replicas.in_use
             async with server(policy_of(seed=1), port=port):
                 assert await engine.needs_weights()
                 with pytest.raises(NoInstanceError, match="no vLLM instance is left"):

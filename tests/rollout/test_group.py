@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.chat import ChatAgent
-from rlhf.data import Message, Outcome, Role, SamplingParams
+from rlhf.data import Outcome, SamplingParams
 from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.contrib.budgets import Budgets
 from rlhf.rollout.group import run_groups
-from rlhf.rollout.group_structure import posed
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.progress import Progress
 from rlhf.rollout.renderer import Renderer
@@ -84,17 +83,6 @@ def test_attempts_are_told_their_budget():
     assert {t.opening for t in group} == {"Room 0 of 0."}  # what the environment says is the same
     with pytest.raises(ValueError, match="a multiple of the number of budgets = 2"):
         budgets.n_from_start(3)
-
-
-def test_a_structure_with_the_method_of_before_is_read_and_warned_of():
-    class Told:
-        def told_first(self, attempt: int) -> Message:
-            return Message(Role.USER, f"Attempt {attempt}.")
-
-    task = Corridor().tasks("test")[0]
-    with pytest.warns(FutureWarning, match=r"Told.told_first\(attempt\).* is now posed\(task, attempt\)"):
-        found = posed(Told(), task, 3)
-    assert found == replace(task, messages=(*task.messages, Message(Role.USER, "Attempt 3.")))
 
 
 def test_no_more_than_allowed_are_alive():

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from rlhf.build.train import policy_of, recipe_of
+from rlhf.build.train import policy_of
 from rlhf.cli import app
 from rlhf.errors import DataError, ModelError
+from rlhf.recipe import load
 from rlhf.training.checkpoints.store import every
 from rlhf.training.contrib.weight_extrapolation import (
     at_success,
@@ -165,7 +166,7 @@ def success(folder: Path, trained: Path) -> float:
 
 
 def weights(folder: Path, trained: Path) -> dict[str, torch.Tensor]:
-    return weights_of(merged(policy_of(recipe_of(trained), folder)))
+    return weights_of(merged(policy_of(load(str(trained / "recipe.yaml")), folder)))
 
 
 def test_all_checkpoints_of_the_stage_stay(trained: Path) -> None:

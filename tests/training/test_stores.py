@@ -157,7 +157,7 @@ def test_an_evaluation_reads_the_store_of_its_checkpoint_and_refuses_tasks_that_
         return Part(name="words", **parts, tasks=Tasks(split=split))
 
     bound = agent_of(of("test"), tmp_path)
-    assert not bound.store.is_open_to_write and content_hash(bound.store) == saved
+    assert bound.store.split is None and content_hash(bound.store) == saved
     bound.store.close()
     with pytest.raises(StoreLeak, match=r"(?s)tasks that judge the policy have left something.*words/1"):
         agent_of(of("train"), tmp_path)

@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import json
 import os
-import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -198,5 +197,4 @@ def release() -> str:
 
 
 atexit.register(close_all)
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_POOL.forget)
+os.register_at_fork(after_in_child=_POOL.forget)

@@ -23,15 +23,17 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties, StepResult, after_end
 from environments.contrib.textworld_express import oracle
 from environments.contrib.textworld_express.sessions import (
+    DISTRIBUTION,
+    EXTRA,
     Session,
     Split,
     State,
     borrowed,
     give_back,
-    package_version,
     take,
 )
 from environments.core.seed_splits import of_another, refuse_unknown
+from environments.packages import version_of
 from rlhf.data import Task
 from rlhf.errors import EnvError, RecipeError, nearest
 from rlhf.settings import STRICT
@@ -122,7 +124,7 @@ class TextWorldExpress:
             inline=True,
             oracle=True,
             splits=SPLITS,
-            package=f"textworld-express {package_version()}",
+            package=f"{DISTRIBUTION} {version_of(DISTRIBUTION, EXTRA)}",
             repeats=self.game == "coin",
         )
 
@@ -192,7 +194,7 @@ class TextWorldExpress:
 
     @property
     def _prefix(self) -> str:
-        return f"textworld_express-{package_version()}/{self.game}/{self._text or 'default'}"
+        return f"textworld_express-{version_of(DISTRIBUTION, EXTRA)}/{self.game}/{self._text or 'default'}"
 
     @property
     def _some_seeds_fail(self) -> bool:

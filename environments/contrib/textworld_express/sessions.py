@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import importlib.metadata
 import json
 import os
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlhf.errors import EnvError, MissingPackageError
+from environments.packages import import_from
+from rlhf.errors import EnvError
 
 if TYPE_CHECKING:
     from environments.contrib.jvm import Jvm
+
+DISTRIBUTION, EXTRA = "textworld-express", "twx"
 
 Split = Literal["train", "dev", "test"]
 
 #: What the package answers to text that is none of the valid actions; nothing else changes then.
 UNKNOWN_ACTION = "Unknown action: I'm not sure what you mean."
 
-_HINT = "pip install rlhf-agents[twx]"
 _BLANK = "".join(map(chr, range(33)))  # what Java's `trim` takes away
 _MAX_IDLE = 256
 
@@ -208,11 +207,6 @@ class _Pool:
             self._jvm = start_jvm()
         return self._jvm
 
-    @property
-    def pid(self) -> int | None:
-        """Number of the machine's process; None while there is none."""
-        return self._jvm.pid if self._jvm is not None else None
-
 
 _POOL = _Pool()
 
@@ -254,41 +248,13 @@ def close_jvm() -> None:
     _POOL.close()
 
 
-def jvm_pid() -> int | None:
-    """Process number of the machine; None while there is none."""
-    return _POOL.pid
-
-
 def start_jvm(call_limit_s: float = 30.0) -> Jvm:
     """Start a machine of its own for TextWorldExpress. Raises MissingPackageError, EnvError."""
-    jar = _jar()
+    jar = Path(import_from("textworld_express.constants", DISTRIBUTION, EXTRA).JAR_PATH)
     jvm: Any = importlib.import_module("environments.contrib.jvm")
     machine: Jvm = jvm.Jvm(jvm.find_java(), [jar], jar.parent, call_limit_s=call_limit_s)
     return machine
 
 
-@cache
-def package_version() -> str:
-    """Version of textworld-express. Raises MissingPackageError."""
-    try:
-        return importlib.metadata.version("textworld-express")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise _missing(error) from error
-
-
-def _jar() -> Path:
-    try:
-        return Path(importlib.import_module("textworld_express.constants").JAR_PATH)
-    except ImportError as error:
-        raise _missing(error) from error
-
-
-def _missing(error: Exception) -> MissingPackageError:
-    return MissingPackageError(
-        "the package textworld-express is missing", where="TextWorldExpress", got=str(error), hint=_HINT
-    )
-
-
 atexit.register(close_jvm)
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_POOL.forget)
+os.register_at_fork(after_in_child=_POOL.forget)

@@ -66,7 +66,6 @@ async def judge_again(
     against: str,
     *,
     timeout_s: float,
-    on_group: Callable[[], object] = lambda: None,
 ) -> list[Judgement]:
     """Ask `reward` about stored attempts, those of one group together.
 
@@ -76,7 +75,6 @@ async def judge_again(
         task_of: the task of an id.
         against: what was stored and is compared with; attempts without it are left out.
         timeout_s: limit of each call.
-        on_group: called after each group.
     """
     found: list[Judgement] = []
     for group in _groups(records):
@@ -87,7 +85,6 @@ async def judge_again(
             timeout_s=timeout_s,
         )
         found += _judgements(group, scored, against)
-        on_group()
     return found
 
 

@@ -37,7 +37,6 @@ from rlhf.inference.role_adapters import adapter_names, number_of
 _ROW_STEP = 8
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 
 class TransformersEngine:
@@ -54,7 +53,7 @@ class TransformersEngine:
         decode: text of token ids, as the tokenizer's `decode`; needed for stop strings only.
 
     Attributes:
-        stats: counters since the last `stats.reset()`.
+        stats: counters since it was made.
         options: it was made with, version aside, for another over the same module.
 
     Raises:
@@ -266,7 +265,6 @@ class TransformersEngine:
     @torch.inference_mode()
     def _step(self) -> None:
         """Admit, compute, sample, answer."""
-        begin, forward_s = time.perf_counter(), self.stats.forward_s
         for request, copy in self._table.admit(self._waiting):
             if copy is not None:
                 self._take_over(request.slot, copy)
@@ -280,7 +278,6 @@ class TransformersEngine:
                 self._table.advance(segments, np.empty(0, np.int64), np.empty(0, np.float32))
         except Exception as error:  # the model's fault becomes each request's error, and the loop goes on
             self._fail(segments.slots.tolist(), "the model failed", error)
-        self.stats.other_s += time.perf_counter() - begin - (self.stats.forward_s - forward_s)
 
     def _take_over(self, slot: int, copy: Copy) -> None:
         """Copy the keys and values of a prefix that another session has computed."""

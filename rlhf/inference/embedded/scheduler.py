@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ _HOLD_STEPS = 32
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters of the engine since the last `reset`.
+    """Counters of the engine since it was made.
 
     Attributes:
         n_generated_tokens: sampled.
@@ -36,7 +36,6 @@ class EngineStats:
         n_forward: forward passes.
         n_evictions: idle sessions that lost their cache to another.
         forward_s: seconds inside the model.
-        other_s: seconds of the engine's own work: bookkeeping and sampling.
     """
 
     n_generated_tokens: int = 0
@@ -45,16 +44,6 @@ class EngineStats:
     n_forward: int = 0
     n_evictions: int = 0
     forward_s: float = 0.0
-    other_s: float = 0.0
-
-    def snapshot(self) -> EngineStats:
-        """Return a copy that stays as it is."""
-        return replace(self)
-
-    def reset(self) -> None:
-        """Set all to zero."""
-        for item in fields(self):
-            setattr(self, item.name, item.default)
 
 
 def own_session(session: str, adapter: str) -> str:

@@ -139,11 +139,6 @@ class VllmEngine:
         return self._max_context
 
     @property
-    def n_instances(self) -> int:
-        """Instances in use."""
-        return len(self._replicas.in_use)
-
-    @property
     def joined(self) -> tuple[str, ...]:
         """Addresses of the roster that take part."""
         return self._replicas.joined

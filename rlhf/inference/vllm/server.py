@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from rlhf.chat_api import load_aiohttp
 from rlhf.data import Finish, SamplingParams
-from rlhf.errors import EngineError, MissingPackageError
+from rlhf.errors import EngineError
 from rlhf.inference.transfer import Slice
 from rlhf.inference.vllm.instance import (
     Adapter,
@@ -210,12 +211,7 @@ class ServerInstance:
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None, *, is_json: bool = True
     ) -> Any:
         """HTTP request, body as values or as JSON; a busy server is retried until the caller's time is up."""
-        try:
-            import aiohttp
-        except ImportError as error:
-            raise MissingPackageError(
-                "aiohttp is not installed", where="engine.servers", hint="pip install 'rlhf-agents[servers]'"
-            ) from error
+        aiohttp = load_aiohttp("engine.servers")
         # After an error, and after 5 s without a word, the server closes a connection. A call that finds it closing is
         # lost: sampling is asked for again, and nothing else uses a connection twice.
         headers = {} if path == _GENERATE else {"Connection": "close"}

@@ -165,7 +165,7 @@ def test_evaluation_cannot_write_and_only_tasks_of_the_split_may(store: Store, t
     store.add("note", "one", HERE)
     before = content_hash(store)
     with Store(tmp_path / "store.sqlite") as read:
-        assert not read.is_open_to_write
+        assert read.split is None
         changes: list[Callable[[], object]] = [
             lambda: read.add("note", "x", HERE),
             lambda: read.update(1, "x"),

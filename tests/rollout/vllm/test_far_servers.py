@@ -205,11 +205,11 @@ def test_a_server_that_is_cut_off_in_a_delivery_is_taken_back_in_the_middle_of_i
             far.at, far.then = "put", lambda: setattr(far, "is_cut_off", True)
             with pytest.warns(UserWarning, match=f"{two.far.url} vanished while weights were delivered"):
                 await engine.load(full_weights(policies[2], 2))
-            assert engine.n_instances == 1
+            assert len(engine._replicas.in_use) == 1
             await sampled(engine, policies[2], 2)
             far.is_cut_off = False  # the server itself is paused, with half an update
             await engine.load(full_weights(policies[3], 3))
-            assert engine.n_instances == 2
+            assert len(engine._replicas.in_use) == 2
             await sampled(engine, policies[3], 3)
 
     runner.run(go())
@@ -234,14 +234,14 @@ def test_a_server_that_vanishes_in_a_delivery_is_left_out_and_taken_back(
             far.at, far.then = point, two.far.server.kill
             with pytest.warns(UserWarning, match=f"{two.far.url} vanished while weights were delivered"):
                 await engine.load(weights(policies[2], 2))
-            assert engine.n_instances == 1
+            assert len(engine._replicas.in_use) == 1
             await sampled(engine, policies[2], 2)
             assert {len(g.token_ids) for g in await running} == {PARAMS_LONG.max_tokens}  # none is lost
             two.far.ended()
             two.far = Served(two.recipe, two.far.port, tmp_path / "again.txt", APART)
             await asyncio.to_thread(two.far.wait_until_ready)
             await engine.load(weights(policies[3], 3))
-            assert engine.n_instances == 2
+            assert len(engine._replicas.in_use) == 2
             await sampled(engine, policies[3], 3)
 
     runner.run(go())

@@ -306,9 +306,9 @@ def test_weights_from_elsewhere_are_refused(runner: asyncio.Runner, pair: Pair) 
             await another.load(full_weights(other, 3))
             found = await all_of(engine, params, "new")
             assert max(worst({3: policy}, g, params) for g in found) < TOLERANCE
-            assert engine.n_instances == 1
+            assert len(engine._replicas.in_use) == 1
             await engine.load(full_weights(policy, 3))
-            assert engine.n_instances == 2
+            assert len(engine._replicas.in_use) == 2
             with pytest.raises(EngineError, match="no vLLM instance is left") as raised:
                 await another.generate(prompt_of(9), params)
             assert "other weights by now" in raised.value.got
@@ -335,7 +335,7 @@ def test_a_server_dies_while_episodes_run_and_comes_back(runner: asyncio.Runner,
             assert kill.at is not None and kill.at.n_running > 8
             assert [len(group.trajectories) for group in groups] == [4] * 16  # none is lost, none has failed
             check(groups, {3: policy})
-            assert engine.n_instances == 1
+            assert len(engine._replicas.in_use) == 1
             await engine.load(full_weights(policy, 4))  # goes to the one that is left
             await sample(engine, 4)
             # Whoever started the server is told, and no process of it is left behind.
@@ -348,7 +348,7 @@ def test_a_server_dies_while_episodes_run_and_comes_back(runner: asyncio.Runner,
             assert len(clients[1].prompts) == n_before  # it is there, with the weights it was started with
             await engine.load(full_weights(policy, 5))
             await sample(engine, 5)
-            assert engine.n_instances == 2 and len(clients[1].prompts) == n_before + 3
+            assert len(engine._replicas.in_use) == 2 and len(clients[1].prompts) == n_before + 3
 
     runner.run(go())
 
@@ -375,7 +375,7 @@ def test_when_no_server_is_left_episodes_fail_by_type_and_nothing_hangs(runner: 
             assert any("no vLLM instance is left" in failure.message for failure in failures)
             assert sum(len(group.trajectories) for group in groups) >= cut.at.n_done
             check(groups, {3: policy})
-            assert engine.n_instances == 0
+            assert len(engine._replicas.in_use) == 0
             with pytest.raises(DeliveryError, match="no vLLM instance is left to deliver to") as raised:
                 await engine.load(full_weights(policy, 4))
             assert all(url in raised.value.got for url in pair.urls)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlhf.inference.embedded.attention import packed_forward
-from rlhf.training.contrib.critics.turn_buffer import Episode
+from rlhf.training.contrib.critics.turn_buffer import Episode, outputs_at
 from rlhf.training.critics.value_model import BackboneModel
 
 
@@ -54,22 +52,13 @@ class TurnModel(BackboneModel):
 
     def judge(self, episodes: Sequence[Episode]) -> Judged:
         """Return what the critic says of the turns of `episodes`, in one forward pass."""
-        device = next(self.head.parameters()).device
-        ids = torch.from_numpy(np.concatenate([e.token_ids for e in episodes])).long().to(device)
-        first = np.cumsum([0, *map(len, episodes)])
-        places = [np.concatenate([getattr(e, n) + at for e, at in zip(episodes, first, strict=False)]) for n in _PLACES]
-        lengths = np.concatenate([e.lengths for e in episodes]).tolist()
-        hidden = packed_forward(self, ids, lengths, torch.from_numpy(np.concatenate(places)).to(device))
+        hidden = outputs_at(self, episodes, [e.states for e in episodes], [e.ends for e in episodes])
         before, after = hidden.chunk(2)
         both = torch.cat([before, after], 1)
         return Judged(self._read("q", both), self._read("v", before), self._read("v", after))
 
     def _read(self, name: str, embedding: Tensor) -> Tensor:
         return torch.stack([self.head[f"{name}{j}"](embedding)[:, 0] for j in (1, 2)])
-
-
-#: Places of an episode whose hidden states are read, in this order.
-_PLACES = ("states", "ends")
 
 
 def _head(n_in: int, size: int) -> nn.Sequential:

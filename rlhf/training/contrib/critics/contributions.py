@@ -15,13 +15,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from rlhf.batching.samples import Sample
-from rlhf.credit.estimator import without_given
-from rlhf.credit.flat_tokens import TokenLine, nested, shape_of
 from rlhf.data import ScoredGroup, Values
-from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
-from rlhf.training.contrib.critics.turn_buffer import Episode, episodes_of, packed
+from rlhf.training.contrib.critics.turn_buffer import Episode, episodes_of, outputs_at, packed, values_of_turns
 from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
 from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.policy.model import Policy
@@ -107,30 +104,16 @@ class ContributionTrainer(CriticTrainerBase[Contributions, ValueModel]):
         scores = [score.total for group in groups for score in group.scores]
         episodes = [e for e in of_each if e is not None]
         totals = [total for e, total in zip(of_each, scores, strict=True) if e is not None]
-        parts = [self._contributions(part).double().cpu() for part in packed(episodes, self._budget)]
+        parts = [
+            self._contributions(part).double().cpu() for part in packed(episodes, self._stage.max_tokens_per_microbatch)
+        ]
         found = torch.cat([*parts, torch.zeros(0, dtype=torch.float64)])
         sums = [float(part.sum()) for part in torch.split(found, [e.n_turns for e in episodes])] if episodes else []
-        tokens_K = TokenLine.of([without_given(group) for group in groups]).tokens_K
-        shapes = [shape_of(group) for group in groups]
-        actions = nested(shapes, np.repeat(found.numpy(), tokens_K))
-        states = nested(shapes, np.zeros(int(tokens_K.sum())))
-        values = [
-            Values(nothing, (0.0,) * len(group.trajectories), of_turns)
-            for group, nothing, of_turns in zip(groups, states, actions, strict=True)
-        ]
+        values = values_of_turns(groups, found.numpy())
         return ContributionPredictions(values, episodes, totals, sums, time.perf_counter() - begun)
 
-    @property
-    def _budget(self) -> int:
-        return self._stage.max_tokens_per_microbatch
-
     def _contributions(self, episodes: Sequence[Episode]) -> Tensor:
-        device = self.model.head.weight.device
-        first = np.cumsum([0, *map(len, episodes)])
-        places = np.concatenate([e.ends + at for e, at in zip(episodes, first, strict=False)])
-        ids = torch.from_numpy(np.concatenate([e.token_ids for e in episodes])).to(device)
-        lengths = np.concatenate([e.lengths for e in episodes]).tolist()
-        return packed_forward(self.model, ids, lengths, torch.from_numpy(places).to(device))[:, 0]
+        return outputs_at(self.model, episodes, [e.ends for e in episodes])[:, 0]
 
     def learn(
         self, seen: ContributionPredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
@@ -164,7 +147,7 @@ class ContributionTrainer(CriticTrainerBase[Contributions, ValueModel]):
         self._stepper.optimizer.zero_grad(set_to_none=True)
         episodes, loss, at = [seen.episodes[i] for i in chosen], 0.0, 0
         totals = torch.tensor([seen.totals[i] for i in chosen], device=self.model.head.weight.device)
-        for part in packed(episodes, self._budget):
+        for part in packed(episodes, self._stage.max_tokens_per_microbatch):
             wanted, at = totals[at : at + len(part)], at + len(part)
             share = sum_loss(self._contributions(part), [e.n_turns for e in part], wanted) / len(chosen)
             share.backward()  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from rlhf.batching.pack import collate
 from rlhf.batching.samples import Ints, Sample
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import without_given
-from rlhf.credit.flat_tokens import TokenLine, nested, shape_of
+from rlhf.credit.flat_tokens import TokenLine
 from rlhf.credit.groups import is_constant
 from rlhf.data import ScoredGroup, Task, Values
 from rlhf.errors import TrainingError
@@ -29,7 +29,7 @@ from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.preference import bradley_terry, sequence_sums, turn_means
 from rlhf.settings import STRICT
 from rlhf.training.backends.token_stats import read
-from rlhf.training.contrib.critics.turn_buffer import packed
+from rlhf.training.contrib.critics.turn_buffer import packed, values_of_turns
 from rlhf.training.critics.base import CriticTrainerBase
 from rlhf.training.critics.value_model import CriticModelSettings, PartialCheckpointModule
 from rlhf.training.critics.values import bare_rows
@@ -275,7 +275,7 @@ class SweetTrainer(CriticTrainerBase[SweetCritic, RatioModel]):
         now = self._each(attempts, self.model.live)
         gained = [n - a.before for n, a in zip(now, attempts, strict=True)]
         found = torch.cat([*(_of_turns(g, a) for g, a in zip(gained, attempts, strict=True)), torch.zeros(0)])
-        values = _values_of(groups, found.double().cpu().numpy())
+        values = values_of_turns(groups, found.double().cpu().numpy())
         scores = [float(self._score(g, [a])) for g, a in zip(gained, attempts, strict=True)]
         by_task = [[i for i, a in enumerate(attempts) if a.group == number] for number in range(len(groups))]
         of_pairs = [own for own in by_task if own and not is_constant([attempts[i].score for i in own])]
@@ -376,18 +376,6 @@ def _of_turns(values_N: Tensor, attempt: Attempt) -> Tensor:
     tokens_K = torch.from_numpy(attempt.tokens_K)
     turns = torch.arange(len(tokens_K)).repeat_interleave(tokens_K).to(values_N.device)
     return sequence_sums(values_N, turns, len(tokens_K), "mean").cpu()
-
-
-def _values_of(groups: Sequence[ScoredGroup], found_K: Any) -> list[Values]:
-    """Give all tokens of a turn what was found for it, and cut it by group."""
-    tokens_K = TokenLine.of([without_given(group) for group in groups]).tokens_K
-    shapes = [shape_of(group) for group in groups]
-    actions = nested(shapes, np.repeat(found_K, tokens_K))
-    states = nested(shapes, np.zeros(int(tokens_K.sum())))
-    return [
-        Values(nothing, (0.0,) * len(group.trajectories), of_turns)
-        for group, nothing, of_turns in zip(groups, states, actions, strict=True)
-    ]
 
 
 def _figures(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, float]:

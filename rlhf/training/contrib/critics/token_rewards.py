@@ -18,9 +18,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from rlhf.batching.samples import Sample
 from rlhf.credit.flat_tokens import nested, shape_of
 from rlhf.data import ScoredGroup, Values
-from rlhf.inference.embedded.attention import packed_forward
 from rlhf.settings import STRICT
-from rlhf.training.contrib.critics.turn_buffer import Ints, packed
+from rlhf.training.contrib.critics.turn_buffer import Ints, Rows, outputs_at, packed
 from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
 from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.critics.values import bare_rows
@@ -54,23 +53,16 @@ class TokenRewards(ValueHeadSettings):
 
 
 @plain_dataclass(frozen=True, eq=False)
-class Attempt:
+class Attempt(Rows):
     """A trajectory in which the policy sampled T tokens.
 
     Attributes:
-        token_ids: `[L]`, its rows end to end.
-        lengths: tokens of each row.
         places: `[T]`, where in `token_ids` the last token before each sampled one is.
         right: 1.0 where it was solved, else 0.0.
     """
 
-    token_ids: Ints
-    lengths: list[int]
     places: Ints
     right: float
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
 
 def attempts_of(groups: Sequence[ScoredGroup]) -> list[Attempt]:
@@ -82,7 +74,7 @@ def attempts_of(groups: Sequence[ScoredGroup]) -> list[Attempt]:
     return [
         Attempt(
             np.concatenate([row.token_ids for row in own], dtype=np.int64),
-            [len(row) for row in own],
+            np.array([len(row) for row in own], np.int64),
             np.flatnonzero(np.concatenate([row.mask for row in own])) - 1,
             float(solved[number]),
         )
@@ -127,7 +119,7 @@ class TokenRewardTrainer(CriticTrainerBase[TokenRewards, ValueModel]):
         begun = time.perf_counter()
         self.model.eval()
         attempts = attempts_of(groups)
-        parts = [self._rewards(part).double().cpu() for part in packed(attempts, self._budget)]
+        parts = [self._rewards(part).double().cpu() for part in packed(attempts, self._stage.max_tokens_per_microbatch)]
         found = torch.cat([*parts, torch.zeros(0, dtype=torch.float64)])
         means = (
             [float(part.mean()) for part in torch.split(found, [len(a.places) for a in attempts])] if attempts else []
@@ -136,17 +128,8 @@ class TokenRewardTrainer(CriticTrainerBase[TokenRewards, ValueModel]):
         values = [Values(w, (0.0,) * len(group.trajectories)) for group, w in zip(groups, rewards, strict=True)]
         return TokenRewardPredictions(values, attempts, means, time.perf_counter() - begun)
 
-    @property
-    def _budget(self) -> int:
-        return self._stage.max_tokens_per_microbatch
-
     def _rewards(self, attempts: Sequence[Attempt]) -> Tensor:
-        device = self.model.head.weight.device
-        first = np.cumsum([0, *map(len, attempts)])
-        places = np.concatenate([a.places + at for a, at in zip(attempts, first, strict=False)])
-        ids = torch.from_numpy(np.concatenate([a.token_ids for a in attempts])).to(device)
-        lengths = [n for a in attempts for n in a.lengths]
-        return packed_forward(self.model, ids, lengths, torch.from_numpy(places).to(device))[:, 0]
+        return outputs_at(self.model, attempts, [a.places for a in attempts])[:, 0]
 
     def learn(
         self, seen: TokenRewardPredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
@@ -173,7 +156,7 @@ class TokenRewardTrainer(CriticTrainerBase[TokenRewards, ValueModel]):
         self.model.train()
         self._stepper.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for part in packed(attempts, self._budget):
+        for part in packed(attempts, self._stage.max_tokens_per_microbatch):
             right = torch.tensor([a.right for a in part], device=self.model.head.weight.device)
             share = outcome_loss(self._rewards(part), [len(a.places) for a in part], right) / len(attempts)
             share.backward()  # type: ignore[no-untyped-call]

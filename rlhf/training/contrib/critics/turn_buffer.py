@@ -14,11 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from rlhf.batching.samples import Sample
 from rlhf.credit.estimator import without_given
-from rlhf.credit.flat_tokens import TokenLine
-from rlhf.data import Outcome, ScoredGroup
+from rlhf.credit.flat_tokens import TokenLine, nested, shape_of
+from rlhf.data import Outcome, ScoredGroup, Values
+from rlhf.inference.embedded.attention import packed_forward
+from rlhf.training.critics.value_model import BackboneModel
 from rlhf.training.critics.values import bare_rows
 
 Ints = npt.NDArray[np.int64]
@@ -28,27 +31,36 @@ _Long = TypeVar("_Long", bound=Sized)
 
 
 @dataclass(frozen=True, eq=False)
-class Episode:
+class Rows:
+    """Rows of a trajectory.
+
+    Attributes:
+        token_ids: `[L]`, the rows end to end, as the policy saw and made them.
+        lengths: `[R]`, tokens of each row.
+    """
+
+    token_ids: Ints
+    lengths: Ints
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Episode(Rows):
     """A trajectory of K turns in which the policy sampled something.
 
     Attributes:
-        token_ids: `[L]`, its rows end to end, as the policy saw and made them.
-        lengths: `[R]`, tokens of each row.
         states: `[K]`, place in `token_ids` of the last token before each turn.
         ends: `[K]`, place of the last token of each turn.
         rewards: `[K]`, what each earned, in units of the score.
         is_cut: whether something would have followed the last turn.
     """
 
-    token_ids: Ints
-    lengths: Ints
     states: Ints
     ends: Ints
     rewards: Floats
     is_cut: bool
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
 
     @property
     def n_turns(self) -> int:
@@ -102,6 +114,28 @@ def packed(episodes: Sequence[_Long], max_tokens: int) -> Iterator[list[_Long]]:
         part.append(episode)
     if part:
         yield part
+
+
+def outputs_at(model: BackboneModel, parts: Sequence[Rows], *places: Sequence[Ints]) -> Tensor:
+    """Outputs `[N, d]` of `model` at places in each of `parts`, those of the first argument first; one forward pass."""
+    device = next(model.head.parameters()).device
+    first = np.cumsum([0, *map(len, parts)])
+    at = np.concatenate([own + begin for each in places for own, begin in zip(each, first, strict=False)])
+    ids = torch.from_numpy(np.concatenate([part.token_ids for part in parts])).to(device)
+    lengths = np.concatenate([part.lengths for part in parts]).tolist()
+    return packed_forward(model, ids, lengths, torch.from_numpy(at).to(device))
+
+
+def values_of_turns(groups: Sequence[ScoredGroup], found_K: npt.NDArray[np.float64]) -> list[Values]:
+    """Give all tokens of a turn what was found for it, and cut it by group; states are worth 0."""
+    tokens_K = TokenLine.of([without_given(group) for group in groups]).tokens_K
+    shapes = [shape_of(group) for group in groups]
+    actions = nested(shapes, np.repeat(found_K, tokens_K))
+    states = nested(shapes, np.zeros(int(tokens_K.sum())))
+    return [
+        Values(nothing, (0.0,) * len(group.trajectories), of_turns)
+        for group, nothing, of_turns in zip(groups, states, actions, strict=True)
+    ]
 
 
 @dataclass
