@@ -44,7 +44,7 @@ LEVELS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 MARKS = "<!-- levels: written by benchmarks/levels.py -->", "<!-- end of levels -->"
-HEAD = "| level | base untrained | after imitation, by seed | after RL, by seed | above 80% and 20 points more |\n"
+HEAD = "| level | base untrained | after SFT, by seed | after RL, by seed | above 80%, 20 points over untrained |\n"
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cell(rows: Sequence[Row]) -> str:
-    """Success of an arm with its interval, over the tasks of all seeds."""
+    """Success of an arm: mean of its seeds, and `pooled` bounds."""
     if not rows:
         return "not measured"
     mean, low, high = pooled(rows)

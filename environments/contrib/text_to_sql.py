@@ -174,7 +174,7 @@ class TextToSql(Seeded):
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split; the reference is that of the reward `sql`. Raises EnvError for another split."""
-        prefix = f"text_to_sql/{'+'.join(self.questions)}-{self.n_rows}/{split}"
+        prefix = f"text_to_sql-2/{'+'.join(self.questions)}-{self.n_rows}/{split}"
         return [
             Task(id=f"{prefix}/{seed}", seed=seed, reference=self._problem(seed).reference)
             for seed in self.seeds(split)

@@ -51,6 +51,7 @@ class TableQuestions(DrawnQuestions):
     """Attempts at one question."""
 
     name: ClassVar[str] = "table_questions"
+    edition: ClassVar[str] = "-2"
 
     @property
     def level(self) -> str:
@@ -69,7 +70,7 @@ class TableQuestions(DrawnQuestions):
                 return TableQuestion(tables, problem.question, answer)
             truth = rng.random() < 0.5
             claimed = answer[0] if truth else written(float(answer[0]) + rng.choice((-2, -1, 1, 2)))
-            said = f"TableQuestion '{problem.question}' somebody says {claimed}. Is that true or false?"
+            said = f"To the question '{problem.question}' somebody says {claimed}. Is that true or false?"
             return TableQuestion(tables, said, (str(truth).lower(),))
 
     def ask(self, instance: TableQuestion) -> Attempts:
