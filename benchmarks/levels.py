@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ LEVELS: Mapping[str, Mapping[str, Any]] = {
         name: {"kind": "babyai", "level": name, "n_train": N_TRAIN, "max_steps": 32}
         for name in ("OpenDoor", "GoToRedBall", "UnlockLocal", "PutNextLocal")
     },
-    "coin, 7 rooms": {
+    "coin-7-rooms": {
         "kind": "textworld_express",
         "game": "coin",
         "params": {"numLocations": 7, "includeDoors": 0, "numDistractorItems": 0},
@@ -94,13 +95,14 @@ def measured(level: str, seed: int, out: Path, rows: Path) -> Row:
         CalledProcessError: training failed; its output lies beside the run.
         RlhfError: the untrained base could not be evaluated.
     """
-    run = (out / f"{level.replace(', ', '-').replace(' ', '-')}-seed{seed}-{base_digest()}").resolve()
-    recipe = {**yaml.safe_load(LEARN.read_text("utf-8")), "environment": dict(LEVELS[level]), "seed": seed}
-    run.with_suffix(".yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    run = (out / f"{level}-seed{seed}-{base_digest()}").resolve()
+    recipe, keys = run.with_suffix(".yaml"), yaml.safe_load(LEARN.read_text("utf-8"))
+    keys |= {"environment": dict(LEVELS[level]), "seed": seed}
+    recipe.write_text(yaml.safe_dump(keys, sort_keys=False))
     there = [row.untrained for row in read(rows) if (row.level, row.base) == (level, base_digest())]
-    untrained = there[0] if there else untrained_share(run.with_suffix(".yaml"))
+    untrained = there[0] if there else untrained_share(recipe, keys["evaluation"]["n_tasks"])
     begun = time.monotonic()
-    trained(run.with_suffix(".yaml"), run)
+    trained(recipe, run)
     result = json.loads((run / "result.json").read_text("utf-8"))
     return Row(
         level=level,
@@ -116,9 +118,8 @@ def measured(level: str, seed: int, out: Path, rows: Path) -> Row:
     )
 
 
-def untrained_share(recipe: Path) -> Share:
-    """What the base solves of the tasks that its run is evaluated on."""
-    n = yaml.safe_load(recipe.read_text("utf-8"))["evaluation"]["n_tasks"]
+def untrained_share(recipe: Path, n: int) -> Share:
+    """What the base solves of `n` tasks, those that its run is evaluated on."""
     found = evaluate(EvaluationRequest(target=str(recipe), n=n), out=recipe.with_name(f"{recipe.stem}-untrained"))
     return share_of(found["success"], "value")
 
@@ -162,7 +163,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)
     there = {(row.level, row.seed) for row in read(asked.rows) if row.base == base_digest()}
-    for seed, level in ((seed, level) for seed in asked.seeds for level in asked.levels):
+    for seed, level in product(asked.seeds, asked.levels):
         if (level, seed) in there:
             continue
         print(level, seed, flush=True)

@@ -461,10 +461,10 @@ def test_a_hook_whose_method_is_plain_where_it_should_be_async_is_refused() -> N
         async def open(self, run: Any, parts: Any) -> None:
             pass
 
-    with pytest.raises(RecipeError, match="async") as caught:
+    with pytest.raises(RecipeError, match="must be async") as caught:
         small(1, callbacks=Plain())
     assert "the hook Plain" in caught.value.where and caught.value.expected.startswith("async def on_step_end(self")
-    with pytest.raises(RecipeError, match="not async") as caught:
+    with pytest.raises(RecipeError, match="must not be async") as caught:
         small(1, callbacks=Async())
     assert caught.value.got == "async def open"
 

@@ -83,6 +83,11 @@ class Domain:
     event_number: str
     event_numbers: tuple[int, int]
 
+    @property
+    def joined(self) -> str:
+        """The objects with their events, as SQL."""
+        return f"{self.things} JOIN {self.events} ON {self.events}.{self.thing}_id = {self.things}.id"
+
 
 DOMAINS = (
     Domain(
@@ -252,23 +257,21 @@ def _aggregate(rng: random.Random, d: Domain, thing: Any, event: Any) -> tuple[s
 
 
 def _join(rng: random.Random, d: Domain, _: Any, event: Any) -> tuple[str, str]:
-    joined = f"FROM {d.things} JOIN {d.events} ON {d.events}.{d.thing}_id = {d.things}.id"
     if rng.random() < 0.5:
         return (
             f"List the names of the {d.things} with {d.events} that have the {d.event_text} {event[2]}, each once.",
-            f"SELECT DISTINCT name {joined} WHERE {d.event_text} = '{event[2]}'",
+            f"SELECT DISTINCT name FROM {d.joined} WHERE {d.event_text} = '{event[2]}'",
         )
     return (
         f"List name and {d.event_text} for each of the {d.events} with at least {event[3]} {d.event_number}.",
-        f"SELECT name, {d.event_text} {joined} WHERE {d.event_number} >= {event[3]}",
+        f"SELECT name, {d.event_text} FROM {d.joined} WHERE {d.event_number} >= {event[3]}",
     )
 
 
 def _group(rng: random.Random, d: Domain, _: Any, __: Any) -> tuple[str, str]:
-    things = f"{d.things} JOIN {d.events} ON {d.events}.{d.thing}_id = {d.things}.id GROUP BY {d.things}.id"
     each, name, source = rng.choice(
         [
-            (f"of the {d.things} with {d.events}", "name", things),
+            (f"of the {d.things} with {d.events}", "name", f"{d.joined} GROUP BY {d.things}.id"),
             (f"{d.event_text} of the {d.events}", d.event_text, f"{d.events} GROUP BY {d.event_text}"),
         ]
     )

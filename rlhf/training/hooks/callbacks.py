@@ -172,7 +172,7 @@ def _check_async(hook: StageHook) -> None:
         own = inspect.unwrap(getattr(hook, name))
         if is_async != inspect.iscoroutinefunction(own):
             raise RecipeError(
-                "this method of a hook is async" if is_async else "this method of a hook is not async",
+                f"this method of a hook must {'be' if is_async else 'not be'} async",
                 where=f"callbacks, the hook {type(hook).__name__}",
                 got=f"{'def' if is_async else 'async def'} {name}",
                 expected=f"{'async def' if is_async else 'def'} {name}{inspect.signature(of_base)}",
