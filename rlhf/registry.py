@@ -4,7 +4,7 @@ A recipe says `kind:` wherever a part can be chosen. A kind is
 
 - a name of the table in `rlhf.catalog`, or one that an installed package brings (`rlhf.plugins`),
 - `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe,
-- `./file.py:Name`, looked for beside the recipe, then in the current folder, or
+- `./file.py:Name`, looked for beside the recipe, then in the current folder; it can import what lies beside it, or
 - `python:name`, an object that the program which trains has given (`rlhf.given_parts`).
 
 A recipe therefore runs Python that it names: read a stranger's recipe before you run it.
@@ -74,9 +74,9 @@ def kind_of(section: str, part: object) -> str:
     for kind, entry in CATALOG.get(section, {}).items():
         if entry.target == f"{module}:{name}":
             return kind
-    loaded = sys.modules.get(module)
-    if module.startswith(_FILE_PREFIX) and loaded is not None:
-        return f"{loaded.__file__}:{name}"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file and (module.startswith(_FILE_PREFIX) or ("." not in module and str(Path(file).parent) in _ADDED)):
+        return f"{file}:{name}"
     return f"{module}:{name}"
 
 
@@ -144,11 +144,16 @@ def _is_file(source: str) -> bool:
 
 
 def _named_module(name: str, base: Path, where: str) -> ModuleType:
-    # At the end of the path, so that nothing beside a recipe can take the place of an installed package.
-    for folder in (str(base.resolve()), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    for folder in (base.resolve(), Path.cwd()):
+        _import_from(folder)
     return _imported(name, where)
+
+
+def _import_from(folder: Path) -> None:
+    """Put a folder at the end of the path, where nothing in it can take the place of an installed package."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        _ADDED.add(str(folder))
 
 
 def _imported(name: str, where: str) -> ModuleType:
@@ -198,6 +203,8 @@ def refuse_import(call: str) -> None:
 
 
 _FILE_PREFIX = "recipe_file_"
+#: Folders that modules of parts were looked for in; another process, or a run's own recipe, does not know them.
+_ADDED: set[str] = set()
 #: Module that is being imported for a part of a recipe.
 _IMPORTED: ContextVar[str] = ContextVar("imported", default="")
 
@@ -222,6 +229,7 @@ def _file_module(source: str, base: Path, where: str) -> ModuleType:
         raise RecipeError("not a Python file", where=where, got=str(path), expected="a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _import_from(path.parent)
     try:
         with _explained(str(path), where, "fix the file: it raises when it is imported"):
             spec.loader.exec_module(module)

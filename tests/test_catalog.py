@@ -158,6 +158,27 @@ def test_a_package_beside_the_recipe_is_found(base: Path) -> None:
     assert kind_of("reward", rule) == "strange_package_of_tests.rules:rule"
 
 
+def test_a_module_beside_the_recipe_is_written_as_its_file_which_is_found_from_anywhere(base: Path) -> None:
+    (base / "lone_rules_of_tests.py").write_text("def rule(task, trajectory):\n    return 1.0\n")
+    (base / "lone_rewards_of_tests.py").write_text(
+        "from lone_rules_of_tests import rule\n\ndef paid(task, trajectory):\n    return rule(task, trajectory)\n"
+    )
+    try:
+        paid = resolve("reward", "lone_rewards_of_tests:paid", base=base)
+        written = kind_of("reward", paid)
+    finally:
+        for name in ("lone_rules_of_tests", "lone_rewards_of_tests"):
+            sys.modules.pop(name, None)  # its folder is gone with the test
+    assert paid(None, None) == 1.0 and written == f"{base.resolve()}/lone_rewards_of_tests.py:paid"
+    code = f"""
+from pathlib import Path
+from rlhf.registry import resolve
+print(resolve("reward", {written!r}, base=Path("/"))(None, None))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "1.0\n"
+
+
 def test_a_file_is_looked_for_beside_the_recipe_first(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

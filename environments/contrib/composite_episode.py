@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from environments.base import Environment, Episode, Oracle, StepResult, after_end, can_demonstrate
 from environments.transcript import awaited
 from rlhf.data import Message, Role, Task
 from rlhf.errors import EnvError
 
+T = TypeVar("T")
 #: Name in `Task.info` of the tasks of a chain.
 TASKS = "objectives"
 _NUMBERED = re.compile(r"^\W*(?:objective\s*)?(\d{1,3})\b[\s.:)\]-]*(.*)$", re.DOTALL | re.IGNORECASE)
@@ -92,7 +93,11 @@ class Chain:
         self.taken: list[list[str]] = [[] for _ in self._tasks]
         n = len(self._tasks)
         if is_together:
-            told = [f"{i + 1}: {self._begun(i)}" for i in range(n)]
+            try:
+                told = [f"{i + 1}: {self._begun(i)}" for i in range(n)]
+            except BaseException:  # nobody else knows those that have begun
+                _run(self.close())
+                raise
             rule = f"Reach all {n} objectives. Begin each action with the number of its objective."
             said = "\n".join([rule, *told])
         else:
@@ -187,6 +192,12 @@ class Chain:
         )
 
 
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Result of a coroutine, from a thread of its own: no second loop can run where one may be running."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
 def plan_of(
     environment: Environment, task: Task, taken: Sequence[str], *, is_together: bool, max_steps: int | None
 ) -> tuple[str, ...] | None:
@@ -211,9 +222,7 @@ def plan_of(
         await chain.close()
         return chain
 
-    # A plan may be asked for while a loop runs in this thread, and then no second one can run in it.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        chain = pool.submit(asyncio.run, replayed()).result()
+    chain = _run(replayed())
     actions: list[str] = []
     for i, own in enumerate(tasks_of(task)):
         result = chain.last[i] if i < len(chain.last) else None

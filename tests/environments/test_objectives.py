@@ -293,6 +293,26 @@ def test_any_environment_can_be_joined() -> None:
         world.plan(world.tasks("test")[0], ())
 
 
+def test_objectives_that_have_begun_are_closed_where_the_next_cannot_begin() -> None:
+    closed: list[str] = []
+
+    class Noted(PlainEpisode):
+        async def close(self) -> None:
+            closed.append("closed")
+
+    class Short(Plain):
+        def start(self, task: Task) -> PlainEpisode:
+            if closed or task.id != first.id:
+                raise EnvError("no room is left", where="Short.start")
+            return Noted()
+
+    first = next(iter(Plain().tasks("train")))
+    world = Objectives(k=2, mode="together", environment=Short())
+    with pytest.raises(EnvError, match="no room is left"):
+        world.start(next(iter(world.tasks("train"))))
+    assert closed == ["closed"]
+
+
 class Roomy(Plain):
     """The same, with room for seven episodes at a time, and calls that it limits itself."""
 
