@@ -147,10 +147,10 @@ NOTES: Mapping[str, str] = {
     "reinforce_pp": _ALONE,
     **dict.fromkeys((*WITH_CRITIC, *WITH_TURN_CRITIC), f"{_ALONE} The critic has `bootstrap: false`."),
     "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that; "
-    "with a warm-up, a slower critic and three times the budget [it learns](../credit.md#a-critic-of-turns). One "
-    "attempt at each of 32 tasks, `bootstrap: false`.",
-    "sweet": "Tasks of keyhole have no reference, so its critic is told nothing, and learns from 128 attempts before "
-    "the policy moves: that then finds what the critic likes and has not seen fail.",
+    "with a warm-up, a slower critic and three times the budget [it learned on an earlier edition]"
+    "(../credit.md#a-critic-of-turns). One attempt at each of 32 tasks, `bootstrap: false`.",
+    "sweet": "Keyhole tasks have no reference, so its critic has no privileged information; it is trained on 128 attempts "
+    "in warm-up, and the policy then exploits its errors.",
     "tree_grpo": _TREES,
     "treerl": _TREES,
     "two_level": "A planner names subgoals and an executor acts, both GRPO; it imitates demonstrations with subgoals.",
@@ -159,16 +159,16 @@ NOTES: Mapping[str, str] = {
     "hrpo": "The reward of turns is a cost of 0.01 each.",
     "loop": "With the bounds and the reduction of the paper.",
     "lightning": "With one weight for each trajectory: as set here it is the algorithm of `seq_mean_token_mean`.",
-    "guided": "With `baseline: own` and a demonstration in each group: it is shown what the others have to find.",
+    "guided": "With `baseline: own` and a demonstration in each group: so it sees solutions that the other estimators must discover.",
     "task_normalised": "Around GiGPO. There is one type of task here, so it only scales.",
     "ktae": "Around Lite PPO.",
     "hicra": "There are no plans in this task: the tokens that it raises are arbitrary ones.",
-    "duration_aware": "Around GRPO. Its runs follow the clock and do not repeat.",
+    "duration_aware": "Around GRPO. Its runs depend on measured durations and are not reproducible.",
     "gspo": "With bounds of 0.1, since the default ones are for far lower learning rates.",
     "shiq": "With β 0.03.",
     "reinforce": "One update in each step, where PPO clip makes four.",
     "min_entropy": "It sees no reward, and this policy is mostly wrong. One update in each step.",
-    "kdrl": "The teacher is the start, shown less spoilt demonstrations.",
+    "kdrl": "The teacher is the initial policy after further SFT on demonstrations with 20% random actions.",
 }
 
 

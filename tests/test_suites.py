@@ -182,7 +182,7 @@ def test_mistakes_are_demonstrated_where_actions_are_chosen_or_tried_again(
 
 
 def test_rows_of_the_page_stay_where_nothing_newer_is_there(tables: ModuleType, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "suite_baselines.md").read_text(encoding="utf-8")
     shown = page.partition(tables.BEGIN)[2].partition(tables.END)[0]
     assert {"random", "oracle"} <= set(tables.written(page)["keyhole (400 tasks)"])
     assert tables.tables(NAMES, tmp_path, page) == shown.lstrip("\n")
