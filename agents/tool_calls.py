@@ -94,11 +94,15 @@ def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ())
     try:
         calls = list(_of_xml(text, tools) if style == "xml" else _READERS[style](text))
         for call in calls:
-            call.text.encode()  # as every reader of it will: JSON can spell out half a character
+            json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode()  # as every reader of it will
     except RecursionError:
         raise Unreadable("your call is nested too deeply") from None
     except UnicodeEncodeError:
         raise Unreadable("your call has a character that is none, such as \\ud800") from None
+    except ValueError as error:
+        if isinstance(error, Unreadable):
+            raise
+        raise Unreadable("an argument is NaN or infinite, which JSON does not have") from None
     if not calls:
         raise Unreadable(f"your reply has no call of a tool. {how_to_call(style)}")
     return calls
@@ -293,10 +297,6 @@ def _of_object(value: Any) -> Call:
             raise Unreadable(f"`arguments` is no valid JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise Unreadable("`arguments` is no JSON object")
-    try:
-        json.dumps(arguments, allow_nan=False)
-    except ValueError:
-        raise Unreadable("an argument is NaN or infinite, which JSON does not have") from None
     return Call(name, arguments)
 
 

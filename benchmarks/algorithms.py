@@ -149,8 +149,8 @@ NOTES: Mapping[str, str] = {
     "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that; "
     "with a warm-up, a slower critic and three times the budget [it learned on an earlier edition]"
     "(../credit.md#a-critic-of-turns). One attempt at each of 32 tasks, `bootstrap: false`.",
-    "sweet": "Keyhole tasks have no reference, so its critic has no privileged information; it is trained on 128 attempts "
-    "in warm-up, and the policy then exploits its errors.",
+    "sweet": "Keyhole tasks have no reference, so its critic has no privileged information; it is trained on "
+    "128 attempts in warm-up, and the policy then exploits its errors.",
     "tree_grpo": _TREES,
     "treerl": _TREES,
     "two_level": "A planner names subgoals and an executor acts, both GRPO; it imitates demonstrations with subgoals.",
@@ -159,7 +159,8 @@ NOTES: Mapping[str, str] = {
     "hrpo": "The reward of turns is a cost of 0.01 each.",
     "loop": "With the bounds and the reduction of the paper.",
     "lightning": "With one weight for each trajectory: as set here it is the algorithm of `seq_mean_token_mean`.",
-    "guided": "With `baseline: own` and a demonstration in each group: so it sees solutions that the other estimators must discover.",
+    "guided": "With `baseline: own` and a demonstration in each group, so that it sees solutions that the other "
+    "estimators must discover.",
     "task_normalised": "Around GiGPO. There is one type of task here, so it only scales.",
     "ktae": "Around Lite PPO.",
     "hicra": "There are no plans in this task: the tokens that it raises are arbitrary ones.",

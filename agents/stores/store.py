@@ -229,12 +229,6 @@ class Store:
             self.get(source), self.get(target)
             self._base.execute("INSERT OR IGNORE INTO link VALUES (?, ?, ?)", (source, target, relation))
 
-    def unlink(self, source: int, target: int, relation: str = "") -> None:
-        """Take a link away, if it is there."""
-        with self.transaction():
-            row = (source, target, relation)
-            self._base.execute("DELETE FROM link WHERE source = ? AND target = ? AND relation = ?", row)
-
     def get(self, number: int) -> Entry:
         """Return an entry. Raises UnknownEntry."""
         rows = self._rows(f"SELECT {COLUMNS} FROM entry WHERE id = ?", (number,))

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -18,7 +19,9 @@ from rlhf.errors import EnvError
 T = TypeVar("T")
 #: Name in `Task.info` of the tasks of a chain.
 TASKS = "objectives"
-_NUMBERED = re.compile(r"^\W*(?:objective\s*)?(\d{1,3})\b[\s.:)\]-]*(.*)$", re.DOTALL | re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"^\W*(?:objective\s*)?(\d{1,3})\b[.:)\]]*(?:-(?![\d.]))?\s*(?:-\s+)?(.*)$", re.DOTALL | re.IGNORECASE
+)
 
 
 def chained(tasks: Iterable[Task], k: int, n: int | None) -> list[Task]:
@@ -133,8 +136,9 @@ class Chain:
 
     async def close(self) -> None:
         """Close the episodes that are not over yet."""
-        for i in range(len(self.episodes)):
-            await self._close(i)
+        async with AsyncExitStack() as stack:  # one that fails keeps no other open
+            for i in range(len(self.episodes)):
+                stack.push_async_callback(self._close, i)
 
     async def _close(self, i: int) -> None:
         if i not in self._closed:
@@ -216,10 +220,12 @@ def plan_of(
 
     async def replayed() -> Chain:
         chain = Chain(environment, task, is_together=is_together, max_steps=max_steps)
-        for action in taken:
-            if not chain.over:
-                await chain.step(action)
-        await chain.close()
+        try:
+            for action in taken:
+                if not chain.over:
+                    await chain.step(action)
+        finally:
+            await chain.close()
         return chain
 
     chain = _run(replayed())

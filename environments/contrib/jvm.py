@@ -60,6 +60,10 @@ def find_java() -> Path:
     return Path(found)
 
 
+#: A machine that takes longer to start has hung.
+_START_S = 60.0
+
+
 class Jvm:
     """Java virtual machine that ends with this process, even if this process is killed.
 
@@ -70,7 +74,6 @@ class Jvm:
         classpath: jars beside py4j's own.
         folder: where the machine runs.
         call_limit_s: a call that takes longer has hung; the machine is then ended.
-        start_limit_s: the same for the start.
         flags: what the machine itself is told.
 
     Raises:
@@ -84,7 +87,6 @@ class Jvm:
         folder: Path,
         *,
         call_limit_s: float = 30.0,
-        start_limit_s: float = 60.0,
         flags: Sequence[str] = FLAGS,
     ) -> None:
         self._lock = threading.Lock()
@@ -93,7 +95,7 @@ class Jvm:
         # The gateway runs any Java code it is sent, so other users of this machine must not reach it: it asks for a
         # password. It ends when its standard input ends, which the death of this process brings about.
         command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
-        self._child, port, token = _launch(command, folder, start_limit_s)
+        self._child, port, token = _launch(command, folder, _START_S)
         parameters = GatewayParameters(
             port=port, auth_token=token, read_timeout=call_limit_s, enable_memory_management=False
         )

@@ -42,7 +42,7 @@ UNSTABLE: frozenset[str] = frozenset(
 )
 
 _LISTS = re.compile(r"""[\[\]\s,0-9A-Z'"_-]*""")
-_FORMULA = re.compile(r"(?:[0-9]{1,6}|[xyzX]|C|asin|acos|atan|sin|cos|tan|exp|log|sqrt|pi|E|[\s+\-*/^().])*")
+_FORMULA = re.compile(r"(?:[0-9]++|[xyzX]|C|asin|acos|atan|sin|cos|tan|exp|log|sqrt|pi|E|[\s+\-*/^().])*")
 _NUMBER = re.compile(r"\s*[-+]?[0-9,]{0,30}\.?[0-9]{0,30}(?:[eE][-+]?[0-9]{1,2})?(?:/[0-9,]{1,30})?\s*")
 _POWER = re.compile(r"\*\*")
 _EXPONENT = r"(?:-?[0-9]{1,2}|\(-?[0-9]{1,2}(?:/[0-9]{1,2})?\))"
@@ -66,7 +66,7 @@ def is_plain_formula(answer: str) -> bool:
     Powers of numbers and of parentheses may stand in it twice at most: nested, they would make numbers without end.
     """
     powers = len(_POWER.findall(answer))
-    plain = _FORMULA.fullmatch(answer) is not None and len(answer) <= 500 and "***" not in answer
+    plain = len(answer) <= 500 and _FORMULA.fullmatch(answer) is not None and "***" not in answer
     return plain and len(_SMALL_POWER.findall(answer)) == powers and len(_POWER_OF_NUMBER.findall(answer)) <= 2
 
 

@@ -36,7 +36,7 @@ from environments.contrib.bm25 import Index, installed
 from environments.core.normalise import NAMES, words
 from environments.core.procedural import Attempt, belongs_to, digest, draw_for
 from environments.core.seed_splits import FIRST_SEED, Seeded, refuse_two_splits, refuse_unknown
-from rewards.answers.qa import exact, f1
+from rewards.answers.qa import exact, f1, references
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -329,8 +329,8 @@ class SearchQAEpisode(Attempt):
         known = {self._library.names[i][0] for i in self._read if self._library.names[i]}
         searches = [f"search[{name}]" for name in self._question.chain[:-1] if name not in known]
         answer = self._question.answer
-        if not self._question.chain and answer.startswith("["):
-            answer = json.loads(answer)[0]
+        if not self._question.chain:
+            answer = references(answer)[0]
         actions = (*searches, f"answer[{answer}]")
         return actions if len(actions) <= self.steps_left else None
 

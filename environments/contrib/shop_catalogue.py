@@ -95,12 +95,11 @@ def reward(bought: Product, chosen: Mapping[str, str], goal: Goal, wanted: Produ
     n_attributes = sum(
         any(alike(own, attribute) for own in bought.attributes) or attribute in text for attribute in goal.attributes
     )
-    n_options = 0
-    for name, value in chosen.items():
-        is_exact = name.lower() in _EXACT
-        found = value in goal.options if is_exact else any(alike(option, value) for option in goal.options)
-        n_options += found or value in text
-    met = n_attributes + min(n_options, len(goal.options)) + (bought.price <= goal.price_upper)
+    n_options = sum(
+        any(value == option if name.lower() in _EXACT else alike(option, value) for name, value in chosen.items())
+        for option in goal.options
+    )
+    met = n_attributes + n_options + (bought.price <= goal.price_upper)
     return type_reward(bought, wanted) * met / (len(goal.attributes) + len(goal.options) + 1)
 
 

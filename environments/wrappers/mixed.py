@@ -25,6 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Capabilities, Environment, StepResult
 from environments.core.composite_properties import CompositeEnvironment, largest
+from environments.transcript import awaited
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -64,9 +65,9 @@ class Mixed(CompositeEnvironment):
 
     @property
     def max_steps(self) -> int | None:
-        """The largest step limit of a part that has one."""
-        shares = self.parts.values()
-        return largest(share.max_steps or Capabilities(share.environment).max_steps for share in shares)
+        """The largest step limit of a part that has one; of its own and that of its environment the lower."""
+        limits = ((share.max_steps, Capabilities(share.environment).max_steps) for share in self.parts.values())
+        return largest(min((limit for limit in both if limit is not None), default=None) for both in limits)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks of all parts, every prefix of the list as near to their shares as can be.
@@ -128,7 +129,7 @@ class _Cut:
 
     async def step(self, action: str) -> StepResult:
         """Do one action; the last that is allowed cuts the episode unless it ends it."""
-        result: StepResult = await self._episode.step(action)
+        result: StepResult = await awaited(self._episode.step(action))
         self._left -= 1
         if self._left > 0 or result.terminated or result.truncated:
             return result
@@ -136,4 +137,4 @@ class _Cut:
 
     async def close(self) -> None:
         """Free the episode."""
-        await self._episode.close()
+        await awaited(self._episode.close())

@@ -82,10 +82,10 @@ def _of_json(text: str) -> Call | None:
         found, _ = json.JSONDecoder().raw_decode(text)
         name = found.pop("name", None) or found.pop("tool", None)
         given = found.get("arguments", found.get("parameters", found))
-        given = json.loads(given) if isinstance(given, str) else given
+        text = _as_text(json.loads(given) if isinstance(given, str) else given)
     except (ValueError, RecursionError, AttributeError):
         return None
-    return Call(name, _as_text(given)) if isinstance(name, str) and name else None
+    return Call(name, text) if isinstance(name, str) and name else None
 
 
 def _as_text(arguments: Any) -> str:

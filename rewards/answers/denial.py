@@ -60,6 +60,8 @@ _DENIED_BEHIND = re.compile(
 _OR = rf"{_CLOSE}\s*+,?\s*+(?:or|nor)\s+(?:{_FILL}){{0,3}}"
 _ALSO_BEHIND = re.compile(rf"({GONE}(?:{_CLOSE}\s*+,\s*+(?:{_FILL}){{0,3}}{_LETTER}){{0,12}}{_OR})({_LETTER})")
 _LISTED = re.compile(rf"{_LETTER}")
+#: Letters of a list that are looked at from its end: no question has more choices.
+_LETTERS = 26
 _ALSO_BEFORE = re.compile(rf"({_LETTER})(?={_CLOSE}(?:\s*+,\s*+|\s*+,?\s*+(?:and|or|nor)\s+){_OPEN}?{GONE})")
 
 
@@ -70,9 +72,11 @@ def without_denied(text: str) -> str:
     text = _DENIED_BEFORE.sub(lambda m: m[0] if _is_word(m[2], m[1]) else m[1] + GONE, text)
     text = _ALSO_BEHIND.sub(lambda m: _LISTED.sub(GONE, m[1]) + GONE, text)
     behind = _DENIED_BEHIND.sub(GONE, text)
-    while behind != text:
+    for _ in range(_LETTERS):  # each pass reaches one letter further back in a list
+        if behind == text:
+            break
         text, behind = behind, _ALSO_BEFORE.sub(GONE, behind)
-    return text
+    return behind
 
 
 def _is_word(letter: str, before: str) -> bool:

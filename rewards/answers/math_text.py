@@ -57,8 +57,8 @@ _RENAMED: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"\\(?:begin|end)\s*\{(?:p|b|B|v|V|small)?matrix\}"), _environment),
     (re.compile(r"\\(?:begin)\s*\{array\}\s*\{[^{}]*\}"), r"\\begin{pmatrix}"),
     (re.compile(r"\\end\s*\{array\}"), r"\\end{pmatrix}"),
-    (re.compile(r"\{\s*([^{}]*?)\s*\\choose(?![a-z])\s*([^{}]*?)\s*\}"), r"\\binom{\1}{\2}"),
-    (re.compile(r"\{\s*([^{}]*?)\s*\\over(?![a-z])\s*([^{}]*?)\s*\}"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\{\s*+([^{}]*?)\s*+\\choose(?![a-z])\s*+([^{}]*?)\s*+\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\{\s*+([^{}]*?)\s*+\\over(?![a-z])\s*+([^{}]*?)\s*+\}"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\\{\s*\\\}"), r"\\emptyset "),
 )  # fmt: skip
 _ASCII = (

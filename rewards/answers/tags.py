@@ -31,7 +31,7 @@ SEARCHED: dict[str, tuple[str, ...]] = {
 #: Stands in `transitions` for a call of a tool that is not named there.
 CALL = "call"
 _THINK = "think"
-_WHOLE_CALL = re.compile(r"<tool_call>.*?</tool_call>|\[TOOL_CALLS\].*", re.DOTALL)
+_WHOLE_CALL = re.compile(r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>|\[TOOL_CALLS\].*", re.DOTALL)
 #: What the chat agent passes over in front of an action and around it.
 _BESIDE = re.compile(r"</?action>|```\w*|(?:next |final )?(?:action|command|answer)\s*:", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)([a-zA-Z_][\w-]{0,30})>")

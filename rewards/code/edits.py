@@ -28,7 +28,7 @@ def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
         return dict(files), "no block of edits"
     found, path, parts, n = dict(files), "", [list[str](), list[str]()], 0
     into: int | None = None
-    for line in blocks[-1][1].splitlines():
+    for line in blocks[-1][1].split("\n"):
         mark = line.rstrip()
         if into is None and mark.startswith("#"):
             path = mark.lstrip("#").strip().removeprefix("./")
@@ -37,7 +37,7 @@ def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
         elif into == 0 and mark == _MIDDLE:
             into = 1
         elif into == 1 and mark == _REPLACE:
-            wrong = _replace(found, path, *("".join(f"{one}\n" for one in part) for part in parts))
+            wrong = _replace(found, path, *parts)
             if wrong:
                 return dict(files), wrong
             into, n = None, n + 1
@@ -48,7 +48,7 @@ def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
     return (found, "") if n and into is None else (dict(files), "no edit that is whole")
 
 
-def _replace(files: dict[str, str], path: str, before: str, after: str) -> str:
+def _replace(files: dict[str, str], path: str, before: list[str], after: list[str]) -> str:
     parts = path.split("/")
     if not path or path.startswith("/") or ".." in parts or "\0" in path:
         return f"no file of the repository: {path[:80]}"
@@ -57,9 +57,12 @@ def _replace(files: dict[str, str], path: str, before: str, after: str) -> str:
     if any("/".join(parts[:i]) in files for i in range(1, len(parts))) or any(f.startswith(path + "/") for f in files):
         return f"{path}: a file and a folder of one name"
     text = files.get(path, "")
-    if before and text.count(before) != 1:
-        return f"{path}: the lines to replace are there {text.count(before)} times"
     if not before and text:
         return f"{path}: the file is there, and the edit says of no line what it replaces"
-    files[path] = text.replace(before, after) if before else after
+    lines = text.removesuffix("\n").split("\n") if text else []
+    places = [i for i in range(len(lines)) if lines[i : i + len(before)] == before] if before else [0]
+    if len(places) != 1:
+        return f"{path}: the lines to replace are there {len(places)} times"
+    lines[places[0] : places[0] + len(before)] = after
+    files[path] = "\n".join(lines) + "\n" * (text.endswith("\n") or not text) if lines else ""
     return ""

@@ -17,7 +17,7 @@ from rewards.contrib.key_steps import steps_of
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
 def worth(right: Sequence[bool], scheme: str) -> float:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -26,8 +26,6 @@ class JsonSchema:
 
     The JSON is the whole text, or the last fenced block in it. `NaN` and `Infinity`, which are no JSON, are refused.
     """
-
-    inline: ClassVar[bool] = True
 
     schema: Mapping[str, Any]
     """The schema, of draft 2020-12 unless its `$schema` says otherwise."""
@@ -49,6 +47,8 @@ class JsonSchema:
             error = next(iter(validator_of(_as_text(self.schema)).iter_errors(value)), None)
         except RecursionError:
             return Verdict(0.0, why="nested too deeply")
+        except ArithmeticError as error:  # of `multipleOf`, with a number beyond all floats
+            return Verdict(0.0, why=f"cannot be compared: {error}")
         return Verdict(float(error is None), why="valid" if error is None else str(error.message)[:200])
 
 

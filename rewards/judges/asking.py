@@ -83,8 +83,6 @@ class AsksModel:
     """Seconds that one request may take. All attempts at a task have `limits.reward_timeout_s` together."""
     max_characters: Annotated[int, Field(ge=200)] = 20000
     """Longest record of an attempt that is shown; of a longer one the middle is left out."""
-    show_reference: bool = False
-    """Show the task's reference, where it has one."""
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.path is None):

@@ -38,6 +38,8 @@ class Judge(AsksModel):
     `knockout`, Reward Reasoning Models, arXiv 2505.14674.
     """
 
+    show_reference: bool = False
+    """Show the task's reference, where it has one."""
     question: str = "Which attempt does better what the agent was asked to do?"
     """Question to the judge."""
     normalised: bool = False
@@ -166,6 +168,8 @@ class Grade(AsksModel):
     Sources: as a judge of its own, arXiv 2505.08827; points, arXiv 2306.05685.
     """
 
+    show_reference: bool = False
+    """Show the task's reference, where it has one."""
     question: str = "How well does the agent do what it was asked to do?"
     """Question to the judge."""
     scale: Literal["points", "yes_no"] = "points"
@@ -211,6 +215,8 @@ class Principles(AsksModel):
     Source: RLBFF, arXiv 2509.21319.
     """
 
+    show_reference: bool = False
+    """Show the task's reference, where it has one."""
     principles: Annotated[tuple[str, ...], Field(min_length=1)]
     """Principles, each as a statement about the attempt: the answer uses no tool twice."""
     max_difference: Annotated[float, Field(gt=0)] = 5.0

@@ -86,6 +86,7 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("json", '{"name": "f", "arguments": [1]}', "no JSON object"),
         ("json", '{"name": "f", "arguments": "{1"}', "no valid JSON"),
         ("json", '{"name": "f", "arguments": {"x": NaN}}', "NaN or infinite"),
+        ("xml", "<tool_call><function=f><parameter=x>1e999</parameter></function></tool_call>", "NaN or infinite"),
         ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1e999}"}</tool_call>', "NaN or infinite"),
         ("json", "[" * 50_000, "no call of a tool|nested too deeply"),
         ("hermes", "<tool_call>search</tool_call>", "no JSON object"),

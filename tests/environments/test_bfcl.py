@@ -58,7 +58,7 @@ def test_calls_are_read_by_the_benchmark_s_rules(text: str, calls: list[str]) ->
         "I am done.", "Let me see: [ls()]", "ls() and then cd(folder='a')", "ls(", "f(**x)", "f(x=lambda: 1)",
         "(f)()()", "f(x=[i for i in y])", "f(x=9 ** 9 ** 9)", "f(x=2**70 * 2**70)", "f(x=1/0)", "f(x=not a)",
         "x" * 60_000, "(" * 300, "f(x=" + "[" * 60 + "]" * 60 + ")", "f(x=f'{a}')",
-        "\x00", "é漢\u202e", "f(x={[1]: 2})", "f(x={**a})",
+        "\x00", "é漢\u202e", "f(x={[1]: 2})", "f(x={([1],): 2})", "f(x={**a})",
     ],
 )  # fmt: skip
 def test_other_text_is_no_call(text: str) -> None:
@@ -208,6 +208,7 @@ def test_the_oracle_goes_on_where_it_can() -> None:
     looked = BASE.plan(task, ["ls()"])
     assert looked is not None and total(play(BASE, task, ["ls()", *looked])) == 1.0
     assert BASE.plan(task, ["mkdir(dir_name='nobody asked')"]) is None
+    assert BFCL(steps_per_turn=1).plan(task, ["[pwd()]"]) is None  # the turn has no step left
 
 
 @pytest.mark.parametrize("every", [pytest.param(10, id="some"), pytest.param(1, id="all", marks=pytest.mark.extended)])

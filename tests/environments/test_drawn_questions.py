@@ -322,6 +322,7 @@ def test_conversations_of_memory_agent_bench_are_read_in_pieces() -> None:
         plan = world.plan(task, ()) or ()
         assert len(plan) == 4 and play(world, task, plan)[-1].success  # 210 words in pieces of 60
     assert not play(world, task, [*plan[:-1], "no idea"])[-1].success
+    assert world.plan(task, ["foo"] * 3) is None  # too few steps are left to read on and answer
 
 
 def test_a_problem_is_written_then_answered_and_none_is_of_two_splits(tmp_path: Path) -> None:

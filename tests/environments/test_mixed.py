@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,26 @@ def test_a_part_has_a_limit_of_its_own() -> None:
 
     first, second = asyncio.run(play())
     assert not first.truncated and second.truncated and second.success is False
+
+
+def test_a_part_with_a_limit_may_step_without_await() -> None:
+    class Plain(Keyhole):
+        def start(self, task: Task) -> Any:
+            episode = super().start(task)
+            return SimpleNamespace(opening=episode.opening, step=lambda _: episode.opening, close=lambda: None)
+
+    made = Mixed(parts={"a": Share(environment=Plain(max_steps=9), max_steps=1), "b": Share(environment=LongMemory())})
+    [task] = [task for task in made.tasks("train")[:2] if task.id.startswith("a/")]
+
+    async def play() -> Any:
+        episode = made.start(task)
+        result = await episode.step("look")
+        await episode.close()
+        return result
+
+    assert asyncio.run(play()).truncated
+    share = Share(environment=Plain(max_steps=9), max_steps=20)
+    assert Mixed(parts={"a": share, "b": share}).max_steps == 9  # the lower of both
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "two words"])

@@ -236,6 +236,16 @@ def test_numbers_are_read_tolerantly(action: str, valid: bool) -> None:
     assert valid or answer.reply == "Begin with the number of an objective that goes on: 1, 2."
 
 
+@pytest.mark.parametrize(
+    ("action", "own"), [("1 -5", "-5"), ("1: .5", ".5"), ("1 - go", "go"), ("1-go", "go"), ("1) [go]", "[go]")]
+)
+def test_a_sign_belongs_to_the_action_and_a_dash_to_the_number(action: str, own: str) -> None:
+    world = Objectives(environment=Plain(), k=2, mode="together")
+    chain: Any = world.start(world.tasks("dev")[0])
+    asyncio.run(chain.step(action))
+    assert chain.taken == [[own], []]
+
+
 def test_steps_without_a_number_end_the_episode_too() -> None:
     last = walk(Objectives(environment=HOUSES, k=2, mode="together"), [["dance"] * 20])[-1]
     assert (last.truncated, last.terminated, last.success) == (True, False, False)
@@ -291,6 +301,29 @@ def test_any_environment_can_be_joined() -> None:
     assert PlainEpisode.n_closed == 6  # the one that was over, and the one that was not
     with pytest.raises(EnvError, match="cannot demonstrate"):
         world.plan(world.tasks("test")[0], ())
+
+
+def test_an_episode_that_fails_keeps_no_other_open() -> None:
+    class Angry(PlainEpisode):
+        async def step(self, action: str) -> StepResult:
+            raise EnvError("no such thing", where="Angry.step")
+
+        async def close(self) -> None:
+            await super().close()
+            raise EnvError("cannot be closed", where="Angry.close")
+
+    class World(Plain):
+        def start(self, task: Task) -> PlainEpisode:
+            return Angry() if task.seed == 0 else PlainEpisode()
+
+        def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str]:
+            return ("yes",)
+
+    world = Objectives(k=2, mode="together", environment=World())
+    PlainEpisode.n_closed = 0
+    with pytest.raises(EnvError, match="cannot be closed"):
+        world.plan(world.tasks("train")[0], ["1 yes"])
+    assert PlainEpisode.n_closed == 2
 
 
 def test_objectives_that_have_begun_are_closed_where_the_next_cannot_begin() -> None:

@@ -149,10 +149,11 @@ def test_a_corpus_and_questions_of_ones_own(tmp_path: Path) -> None:
         [
             {"question": "Where is Arden?", "answer": ["Vinland", "in Vinland"], "split": "test"},
             {"question": "Where is the hat?", "answer": "here", "split": "train"},
-            {"question": "What is a hat?", "answer": "a thing", "split": "dev"},
+            {"question": "What is a hat?", "answer": "[sic] a thing", "split": "dev"},
         ],
     )
     world = SearchQA(corpus=corpus, questions=questions)
+    assert world.plan(world.tasks("dev")[0], ()) == ("answer[[sic] a thing]",)
     [task] = world.tasks("test")
     assert task.reference == '["Vinland", "in Vinland"]'
     results = play(world, task, ["search[city]", "answer[in Vinland]"])

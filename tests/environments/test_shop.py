@@ -101,6 +101,8 @@ def test_what_cannot_be_clicked_changes_nothing(action: str) -> None:
         # Wanted are two attributes, two options and the price: five points, times the type.
         (SHIRT, {"color": "red", "size": "small"}, 1.0),
         (SHIRT, {"color": "red", "size": "large"}, 4 / 5),
+        (SHIRT, {"color": "red", "trim": "red", "size": "large"}, 4 / 5),  # one wanted option, met twice
+        (replace(SHIRT, title="Nova black quick dry shirt"), {"color": "black", "size": "small"}, 4 / 5),
         (SHIRT, {}, 3 / 5),
         (replace(SHIRT, price=30.01), {}, 2 / 5),
         (

@@ -70,6 +70,24 @@ def test_nothing_that_was_said_breaks_a_reward(kind: str) -> None:
     hear(kind, N)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("numeric", "The answer is {" + " " * 3_900 + "x"),
+        ("multiple_choice", "A, " * 6_000 + "B is wrong"),
+        ("format", "<tool_call>" * 20_000),
+        ("intermediate_answers", "<answer>" * 20_000),
+        ("called", "<search>" * 20_000),
+    ],
+)
+def test_a_piece_that_is_said_again_and_again_costs_no_more_than_its_length(kind: str, text: str) -> None:
+    part = build_part("reward", {"kind": kind, **NEEDED.get(("reward", kind), {})}, kind, base=Path())
+    called = Verified(part) if is_verifier(part) else part
+    begin = time.thread_time()
+    called(replace(task("1"), info=INFO), played((text, text)))
+    assert time.thread_time() - begin < 2.0  # a tenth of it, and a minute where a pattern looks ahead at every piece
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("kind", KINDS)
 def test_nor_does_a_hundred_thousand_times_as_much(kind: str) -> None:

@@ -315,6 +315,7 @@ def test_calls_in_the_form_of_every_family_of_models_are_read(style: str, think:
         ("", None, None),
         ("{{{", None, None),
         ('{"name": 3}', None, None),
+        *(('{"name":"f","arguments":{"a":' + "[" * n + "]" * n + ',"b":1}}', None, None) for n in (990, 995, 5_000)),
     ],
 )
 def test_a_call_is_read_in_every_form(text: str, name: str | None, argument: str | None) -> None:

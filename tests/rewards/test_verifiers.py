@@ -310,6 +310,8 @@ def test_json_has_to_have_the_shape():
     }
     assert {text: part(task(), played(text)).value for text in values} == values
     assert "-1" in part(task(), played('{"n": -1}')).why
+    hundredths = JsonSchema(schema={"type": "number", "multipleOf": 0.01})
+    assert [hundredths(task(), played(text)).value for text in ("0.05", "1e400", "1" + "0" * 400)] == [1, 0, 0]
     with pytest.raises(ValidationError, match="not a JSON Schema"):
         JsonSchema(schema={"type": "nonsense"})
 

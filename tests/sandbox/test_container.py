@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rewards.code.edits import edited
 from rewards.code.unit_tests import UnitTests
 from rewards.sandbox import container
 from rewards.sandbox.container import Container, command
@@ -171,6 +172,24 @@ def test_a_repository_is_mended_in_either_sandbox(sandbox: Container | None) -> 
 def test_an_edit_that_cannot_be_made_earns_nothing(answer: str, why: str) -> None:
     verdict = judged(answer)
     assert verdict.value == 0.0 and why in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "made"),
+    [
+        ("max = 1\n", "x = 1", "x = 2", None),  # a part of a line is no line
+        ("x = 1\nmax = 1\n", "x = 1", "x = 2", "x = 2\nmax = 1\n"),
+        ("x = 1\ny = 1", "y = 1", "y = 2", "x = 1\ny = 2"),  # a last line without an end
+        ("x = 1\nx = 1\n", "x = 1", "x = 2", None),
+        ("a\fb\u2028\n", "a\fb\u2028", "c", "c\n"),
+        ("x = 1\n", "x = 1", "", ""),
+        ("x = 1\ny = 1\n", "y = 1\n", "y = 2", None),  # no empty line follows
+    ],
+)
+def test_lines_are_replaced_whole(text: str, before: str, after: str, made: str | None) -> None:
+    block = f"```\n### a.py\n<<<<<<< SEARCH\n{before}\n=======\n{after}{chr(10) * bool(after)}>>>>>>> REPLACE\n```"
+    files, wrong = edited({"a.py": text}, block)
+    assert files["a.py"] == (text if made is None else made) and bool(wrong) is (made is None)
 
 
 def test_a_recipe_names_its_sandbox_and_is_refused_without_it() -> None:

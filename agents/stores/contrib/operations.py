@@ -132,7 +132,7 @@ def _operation(item: object, max_chars: int) -> Operation:
         raise BadOperation(f"{name}: the id is a whole number")
     if "text" not in _KEYS[name]:
         return Operation(name, number)
-    text = " ".join(text.split()) if isinstance(text, str) else ""
+    text = " ".join(text.encode("utf-8", "ignore").decode().split()) if isinstance(text, str) else ""
     if not text or len(text) > max_chars:
         raise BadOperation(f"{name}: the text has 1 to {max_chars} characters")
     return Operation(name, number, text)

@@ -82,7 +82,12 @@ class ALFWorld:
             EnvError: the engine cannot load the game.
             MissingPackageError: alfworld, textworld or fast-downward-textworld is not installed.
         """
-        return ALFWorldEpisode(loaded(self._files(task)[0]), self.max_steps)
+        play = loaded(self._files(task)[0])
+        try:
+            return ALFWorldEpisode(play, self.max_steps)
+        except BaseException:
+            POOL.give_back(play)
+            raise
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that reach the goal after `taken` within the step limit, tried out first; or None.

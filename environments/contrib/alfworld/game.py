@@ -113,13 +113,9 @@ POOL: InstancePool[str, Play] = InstancePool(lambda _: Play(), lambda play: play
 
 def loaded(game: Mapping[str, Any]) -> Play:
     """Give an engine with this game in it, which nobody uses. Raises MissingPackageError, EnvError."""
-    play = POOL.take(fingerprint(game))
-    try:
+    with POOL.kept(fingerprint(game)) as play:
         play.load(game)
-    except BaseException:
-        POOL.give_back(play)
-        raise
-    return play
+        return play
 
 
 def _pddl() -> Any:

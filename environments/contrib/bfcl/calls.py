@@ -111,9 +111,10 @@ def _dictionary(node: ast.Dict, depth: int) -> dict[Any, Any]:
         if key is None:
             raise NoCall("an unpacked dictionary")
         name = _value(key, depth + 1)
-        if isinstance(name, list | dict | Call):
-            raise NoCall("a key that cannot be one")
-        made[name] = _value(value, depth + 1)
+        try:
+            made[name] = _value(value, depth + 1)
+        except TypeError:
+            raise NoCall("a key that cannot be one") from None
     return made
 
 

@@ -128,8 +128,11 @@ class BFCL:
             if episode.act(action).terminated:
                 return None
         rest = [action for turn in whole[episode.turn :] for action in turn]
-        results = [episode.act(action) for action in rest]
-        return rest if results[-1].success else None
+        for n, action in enumerate(rest, 1):
+            result = episode.act(action)
+            if result.terminated:
+                return rest if n == len(rest) and result.success else None
+        return None
 
     def _category_of(self, task: Task) -> Category:
         chosen = CATEGORIES if self.category == "all" else (self.category,)

@@ -82,12 +82,13 @@ class Conversations:
         return ConversationEpisode(conversation, number, str(task.reference))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Read on to the end, and answer."""
+        """Read on to the end, and answer; None where too few steps are left."""
         episode = self.start(task)
         episode.after(taken)
         if episode.over:
             return () if episode.solved else None
-        return (*("next",) * episode.n_left, f"answer: {json.loads(str(task.reference))[0]}")
+        path = (*("next",) * episode.n_left, f"answer: {json.loads(str(task.reference))[0]}")
+        return path if len(path) <= episode.steps_left else None
 
     def fingerprint(self) -> str:
         """SHA-256 of the file, for the record of a run."""

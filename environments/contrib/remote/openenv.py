@@ -59,8 +59,8 @@ class OpenEnv(Seeded):
     async def start(self, task: Task) -> OpenEnvEpisode:
         """Connect and reset. Raises EnvError where the server cannot be reached or refuses."""
         connection = _Connection(self.url, self.connect_timeout_s)
-        await connection.open()
         try:
+            await connection.open()
             named = {"split": task.info["split"], "seed": task.seed, "episode_id": task.id[:255]}
             data = named | dict(self.reset)
             first = await connection.ask({"type": "reset", "data": data})
@@ -161,7 +161,6 @@ class _Connection:
             async with asyncio.timeout(self._timeout_s):
                 self._socket = await self._client.ws_connect(f"{self._url.rstrip('/')}/ws", max_msg_size=_MOST_BYTES)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            await self.close()
             raise EnvError(
                 "the OpenEnv server cannot be reached",
                 where="environment.url",

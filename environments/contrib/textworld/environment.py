@@ -125,8 +125,8 @@ class TextWorld(Seeded):
             EnvError: the game could not be generated or loaded.
             MissingPackageError: textworld is not installed.
         """
-        play = POOL.take(self._made(task))
-        return TextWorldEpisode(play, self.max_steps, self.reward)
+        with POOL.kept(self._made(task)) as play:
+            return TextWorldEpisode(play, self.max_steps, self.reward)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that win `task` after `taken` within the step limit, tried out first; or None.

@@ -109,3 +109,8 @@ def test_a_bank_never_has_an_id_twice_and_a_refused_reply_changes_nothing(replie
         ids = [number for number, _ in bank.entries]
         assert ids == sorted(set(ids)) and bank.n_given >= max(ids, default=0)
         assert bank.n_given == before.n_given + sum(o.op == "ADD" for o in operations) or bank is before
+
+
+def test_half_a_character_is_left_out() -> None:
+    [operation] = read('{"op": "ADD", "text": "a \\ud83d"}')
+    assert operation.text == "a"
