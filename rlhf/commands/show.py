@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rlhf.commands.check_availability import refuse_absent_models
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
+from rlhf.data.report import counted
 from rlhf.errors import RlhfError
 from rlhf.estimate.memory_preflight import size_of
 from rlhf.evaluation.wording import duration_text
@@ -190,25 +191,25 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
     if stage["kind"] == "supervised" and stage["n_updates"] is None:
         return [(stage["stage"], "the rows of a file, or the attempts of a run")]
     if stage["kind"] == "supervised":
-        updates = _count(stage["n_updates"], "update")
+        updates = counted(stage["n_updates"], "update")
         if stage["n_episodes"]:
-            kept = f"at most {_count(stage['n_demonstrations'], 'attempt')} imitated in {updates}"
-            return [(stage["stage"], f"{_count(stage['n_episodes'], 'episode')}, {kept}")]
-        return [(stage["stage"], f"{_count(stage['n_demonstrations'], 'demonstration')}, {updates}")]
+            kept = f"at most {counted(stage['n_demonstrations'], 'attempt')} imitated in {updates}"
+            return [(stage["stage"], f"{counted(stage['n_episodes'], 'episode')}, {kept}")]
+        return [(stage["stage"], f"{counted(stage['n_demonstrations'], 'demonstration')}, {updates}")]
     if "max_pairs" in stage:
         n, what = stage["max_pairs"], stage["counted"]
-        pairs = f"at most {_count(n, what)}" if n else f"the {what}s of a file or a run"
-        updates = f", at most {_count(stage['n_updates'], 'update')}" if stage["n_updates"] else ""
-        episodes = f"{_count(stage['n_episodes'], 'episode')}, " if stage["n_episodes"] else ""
+        pairs = f"at most {counted(n, what)}" if n else f"the {what}s of a file or a run"
+        updates = f", at most {counted(stage['n_updates'], 'update')}" if stage["n_updates"] else ""
+        episodes = f"{counted(stage['n_episodes'], 'episode')}, " if stage["n_episodes"] else ""
         return [(stage["stage"], f"{episodes}{pairs}{updates}")]
-    each = f"{_count(stage['episodes_per_step'], 'episode')} and {_count(stage['updates_per_step'], 'update')}"
-    whole = f"{_count(stage['n_episodes'], 'episode')}, {_count(stage['n_updates'], 'update')}"
+    each = f"{counted(stage['episodes_per_step'], 'episode')} and {counted(stage['updates_per_step'], 'update')}"
+    whole = f"{counted(stage['n_episodes'], 'episode')}, {counted(stage['n_updates'], 'update')}"
     branches = f"{stage['branches_per_step']:,} of these episodes branch off others of their task: at most "
     branches += f"{stage['max_shared_turns_per_step']:,} of the turns are replayed, not sampled"
     n_most = stage["max_rounds_per_step"] * stage["episodes_per_step"]
     rounds = f"a step draws up to {stage['max_rounds_per_step']} rounds, {n_most:,} episodes, for groups that differ"
     return [
-        (stage["stage"], f"{_count(stage['n_steps'], 'step')} of {each}: {whole}"),
+        (stage["stage"], f"{counted(stage['n_steps'], 'step')} of {each}: {whole}"),
         *[("", rounds)] * (stage["max_rounds_per_step"] > 1),
         *[("", branches)] * bool(stage["branches_per_step"]),
         (
@@ -226,23 +227,19 @@ def _ahead_text(ahead: dict[str, Any]) -> str:
     repeated = "the run repeats itself to the bit" if ahead["schedule"] == "fixed" else "the clock says by which policy"
     waits = "waits for them" if ahead["checkpoint"] == "drain" else "begins them again"
     return (
-        f"attempts are made ahead: trained tokens are at most {_count(ahead['max_age'], 'update')} old, corrected by "
-        f"{ahead['correction']}; at most {_count(ahead['max_groups'], 'group')} run or wait, and a checkpoint {waits}; "
-        f"{repeated}"
+        f"attempts are made ahead: trained tokens are at most {counted(ahead['max_age'], 'update')} old, corrected by "
+        f"{ahead['correction']}; at most {counted(ahead['max_groups'], 'group')} run or wait, and a checkpoint "
+        f"{waits}; {repeated}"
     )
 
 
 def _cluster_text(cluster: dict[str, Any]) -> str:
     """Summary of the processes on Ray."""
-    workers = f"{_count(cluster['n_rollout_workers'], 'rollout worker')} of "
-    workers += f"{_count(cluster['groups_of_a_worker'], 'group')} at a time"
-    servers = _count(cluster["n_servers"], "server")
+    workers = f"{counted(cluster['n_rollout_workers'], 'rollout worker')} of "
+    workers += f"{counted(cluster['groups_of_a_worker'], 'group')} at a time"
+    servers = counted(cluster["n_servers"], "server")
     servers += f", {cluster['n_eval_servers']} for evaluations" if cluster["n_eval_servers"] else ""
     return (
-        f"on Ray: {_count(cluster['n_learners'], 'learner')}, {workers}, {servers}; "
-        f"takes {_count(cluster['n_cpus'], 'CPU')}, and a GPU for each learner and server where there are any"
+        f"on Ray: {counted(cluster['n_learners'], 'learner')}, {workers}, {servers}; "
+        f"takes {counted(cluster['n_cpus'], 'CPU')}, and a GPU for each learner and server where there are any"
     )
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"

@@ -184,8 +184,8 @@ def one_line(said: str) -> str:
 
 
 def counted(n: int, what: str) -> str:
-    """Say how many there are: `1 case`, `2 cases`."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    """Say how many there are: `1 case`, `2 cases`, `1,000 cases`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def shorten(value: object, limit: int = 100) -> str:

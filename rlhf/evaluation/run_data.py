@@ -31,18 +31,14 @@ class RunData:
         lines: of `metrics.jsonl`, oldest first.
         results: named evaluations of `result.json`, in its order, each with `success`, `low`, `high`, `n`, `n_errors`.
         facts: other plain values of `result.json`.
-        recipe: text of `recipe.yaml`.
         settings: `recipe.yaml` as plain values.
-        versions: `versions.json`.
     """
 
     folder: Path
     lines: list[LogLine]
     results: dict[str, dict[str, Any]]
     facts: dict[str, Any]
-    recipe: str
     settings: dict[str, Any]
-    versions: dict[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> RunData:
@@ -59,17 +55,15 @@ class RunData:
             )
         if (folder / "metrics.jsonl").is_file():
             check_log(folder, "metrics.jsonl")
+        _parsed(folder / "versions.json", json.loads)  # a report of a run says where this is damaged, too
         result = _parsed(folder / "result.json", json.loads)
-        recipe = read_listed(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else ""
         points = {name: value for name, value in result.items() if has_interval(value)}
         return cls(
             folder=folder,
             lines=read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else [],
             results=points,
             facts={name: value for name, value in result.items() if name not in points},
-            recipe=recipe,
             settings=_parsed(folder / "recipe.yaml", _yaml),
-            versions=_parsed(folder / "versions.json", json.loads),
         )
 
     @property

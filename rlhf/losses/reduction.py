@@ -70,51 +70,30 @@ class Reduction:
         Raises:
             DataError: the arrays differ in shape, or a count is negative.
         """
-        return row_weights(
-            self.kind,
-            n_tokens_R,
-            trajectory_ids_R,
-            max_tokens=self.max_tokens,
-            divide_by=self.divide_by,
-            per=self.per,
-        )
-
-
-def row_weights(
-    kind: Kind,
-    n_tokens_R: Ints,
-    trajectory_ids_R: Ints,
-    *,
-    max_tokens: int | None = None,
-    divide_by: Literal["constant", "constant_and_sequences"] = "constant_and_sequences",
-    per: Literal["trajectory", "row"] = "trajectory",
-) -> Floats:
-    """Return `[R]`, the coefficient of each policy token of each row; see `Reduction`."""
-    n_tokens, ids = np.asarray(n_tokens_R), np.asarray(trajectory_ids_R)
-    if n_tokens.ndim != 1 or n_tokens.shape != ids.shape or (n_tokens < 0).any():
-        raise DataError(
-            "token counts and trajectory ids do not match",
-            where="reduction",
-            got=f"shapes {n_tokens.shape} and {ids.shape}, smallest count {n_tokens.min(initial=0)}",
-            expected="[R] and [R], counts at least 0",
-        )
-    weights = np.zeros(len(n_tokens))
-    trained = n_tokens > 0
-    if not trained.any():
+        n_tokens, ids = np.asarray(n_tokens_R), np.asarray(trajectory_ids_R)
+        if n_tokens.ndim != 1 or n_tokens.shape != ids.shape or (n_tokens < 0).any():
+            raise DataError(
+                "token counts and trajectory ids do not match",
+                where="reduction",
+                got=f"shapes {n_tokens.shape} and {ids.shape}, smallest count {n_tokens.min(initial=0)}",
+                expected="[R] and [R], counts at least 0",
+            )
+        weights = np.zeros(len(n_tokens))
+        trained = n_tokens > 0
+        if not trained.any():
+            return weights
+        rows = n_tokens[trained]
+        _, trajectory = np.unique(ids[trained], return_inverse=True)  # [rows], numbered from 0
+        per_trajectory = np.bincount(trajectory, weights=rows)[trajectory]  # T of each row's trajectory
+        n_sequences = len(rows) if self.per == "row" else int(trajectory.max()) + 1
+        if self.kind == "token_mean":
+            weights[trained] = 1.0 / rows.sum()
+        elif self.kind == "seq_mean_token_sum":
+            weights[trained] = 1.0 / n_sequences
+        elif self.kind == "seq_mean_token_sum_norm":
+            assert self.max_tokens is not None  # see __post_init__
+            weights[trained] = 1.0 / (self.max_tokens * (1 if self.divide_by == "constant" else n_sequences))
+        else:
+            lengths = rows if self.kind == "seq_mean_token_mean" and self.per == "row" else per_trajectory
+            weights[trained] = 1.0 / (n_sequences * lengths)
         return weights
-    rows = n_tokens[trained]
-    _, trajectory = np.unique(ids[trained], return_inverse=True)  # [rows], numbered from 0
-    per_trajectory = np.bincount(trajectory, weights=rows)[trajectory]  # T of each row's trajectory
-    n_sequences = len(rows) if per == "row" else int(trajectory.max()) + 1
-    if kind == "token_mean":
-        weights[trained] = 1.0 / rows.sum()
-    elif kind == "seq_mean_token_sum":
-        weights[trained] = 1.0 / n_sequences
-    elif kind == "seq_mean_token_sum_norm":
-        if max_tokens is None:
-            raise DataError("seq_mean_token_sum_norm needs max_tokens", where="reduction", expected="a constant C >= 1")
-        weights[trained] = 1.0 / (max_tokens * (n_sequences if divide_by == "constant_and_sequences" else 1))
-    else:
-        lengths = rows if kind == "seq_mean_token_mean" and per == "row" else per_trajectory
-        weights[trained] = 1.0 / (n_sequences * lengths)
-    return weights

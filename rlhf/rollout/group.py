@@ -213,7 +213,6 @@ class _Rollout:
         trajectory = await self._once(job, retry)
         while trajectory.outcome in RETRYABLE and retry < self._limits.max_retries:
             retry += 1
-            self.board.n_retries += 1
             trajectory = await self._once(job, retry)
         self.board.n_done += 1
         self.board.n_solved += trajectory.solved
@@ -283,7 +282,6 @@ class _Rollout:
             )
         finally:
             del self.board.live[job.name]
-            self.board.n_tokens += watch.n_tokens
 
 
 def _jobs(tasks: Sequence[Task], grouping: GroupStructure, group_size: int, earlier: Sequence[str]) -> list[_Job]:

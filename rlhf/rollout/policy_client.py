@@ -37,12 +37,10 @@ class EpisodeMonitor:
     Attributes:
         phase: what it waits for.
         since: `time.monotonic()` when that began.
-        n_tokens: sampled so far.
     """
 
     phase: EpisodeStatus = EpisodeStatus.ENVIRONMENT
     since: float = field(default_factory=time.monotonic)
-    n_tokens: int = 0
 
     def enter(self, phase: EpisodeStatus) -> None:
         """Note what is waited for from now on."""
@@ -134,7 +132,6 @@ class EpisodePolicy:
         if not pieces or self._goes_on(call):
             said = await self._sample(prompt, call, max_tokens, pieces)
             pieces = (*pieces, self._conversations.keep(said, role=role, by=self._player.name))
-            self._watch.n_tokens += said.n_tokens
         self._watch.enter(EpisodeStatus.AGENT)
         generation = joined(pieces)
         self.generations.append(generation)

@@ -1,4 +1,4 @@
-"""Progress of a rollout: counts of attempts and tokens, reported while it runs."""
+"""Progress of a rollout: counts of attempts, reported while it runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ class Progress:
         n_done: attempts that are over, failed ones included.
         n_solved: of these, solved.
         n_failed: attempts in which a part failed for good.
-        n_retries: attempts thrown away and begun again.
         n_running: attempts now alive.
         n_waiting_environment: of these, waiting for the environment.
         n_waiting_engine: of these, waiting for the engine.
-        n_tokens: sampled so far.
         longest_wait_s: seconds for which one attempt has been waiting for the same thing.
         waits_for: that attempt, and what it waits for.
     """
@@ -36,11 +34,9 @@ class Progress:
     n_done: int = 0
     n_solved: int = 0
     n_failed: int = 0
-    n_retries: int = 0
     n_running: int = 0
     n_waiting_environment: int = 0
     n_waiting_engine: int = 0
-    n_tokens: int = 0
     longest_wait_s: float = 0.0
     waits_for: str = ""
 
@@ -64,8 +60,6 @@ class Board:
     n_done: int = 0
     n_solved: int = 0
     n_failed: int = 0
-    n_retries: int = 0
-    n_tokens: int = 0
     live: dict[str, EpisodeMonitor] = field(default_factory=dict)
 
     def progress(self) -> Progress:
@@ -77,11 +71,9 @@ class Board:
             n_done=self.n_done,
             n_solved=self.n_solved,
             n_failed=self.n_failed,
-            n_retries=self.n_retries,
             n_running=len(phases),
             n_waiting_environment=phases.count(EpisodeStatus.ENVIRONMENT),
             n_waiting_engine=phases.count(EpisodeStatus.ENGINE),
-            n_tokens=self.n_tokens + sum(w.n_tokens for w in self.live.values()),
             longest_wait_s=time.monotonic() - oldest.since if name else 0.0,
             waits_for=f"the {oldest.phase} of {name}" if name else "",
         )

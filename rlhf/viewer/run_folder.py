@@ -123,9 +123,7 @@ class RunFolder:
                 lines=list(self.log.lines),
                 results=points,
                 facts={k: v for k, v in result.items() if k not in points},
-                recipe="",
                 settings=settings,
-                versions={},
             )
 
     @property

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlhf.errors import DataError
-from rlhf.losses.reduction import Reduction, row_weights
+from rlhf.losses.reduction import Reduction
 
 MEANS = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "per_trajectory_mean"]
 NORM = "seq_mean_token_sum_norm"
@@ -117,13 +117,9 @@ def test_impossible_settings_are_rejected(settings, says):
         Reduction(**settings)
 
 
-def test_a_reduction_by_a_constant_needs_the_constant():
-    # Without a settings object nobody has looked.
-    counts, ids = np.array([2, 1]), np.array([0, 1])
-    with pytest.raises(DataError, match="needs max_tokens"):
-        row_weights(NORM, counts, ids)
+def test_a_reduction_by_a_constant():
     # By 4 tokens and 2 trajectories: 1/8 each.
-    assert row_weights(NORM, counts, ids, max_tokens=4).tolist() == [0.125, 0.125]
+    assert Reduction(kind=NORM, max_tokens=4)(np.array([2, 1]), np.array([0, 1])).tolist() == [0.125, 0.125]
 
 
 def test_arrays_that_do_not_match_raise():

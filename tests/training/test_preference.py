@@ -13,7 +13,6 @@ import torch
 from rlhf.build.pair_data import check_sources
 from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingError
 from rlhf.inference.embedded.attention import packed_forward
-from rlhf.losses import preference
 from rlhf.losses.preference import sequence_sums
 from rlhf.recipe import load
 from rlhf.recipe.compatibility import check_processes
@@ -87,12 +86,12 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(loss: str, weight: float, 
         row["ref_rejected_logps"] -= 0.1 * i
     ref = [torch.tensor([row[f"ref_{side}_logps"] for row in rows]) for side in ("chosen", "rejected")]
     ours = [logps(policy, chosen), logps(policy, rejected)]
-    if loss == "dpo":
-        expected = preference.dpo(*ours, *ref, beta=0.2).mean()
-    else:
-        n = [lengths(chosen), lengths(rejected)]
-        means = [values / m for values, m in zip((*ours, *ref), (*n, *n), strict=True)]
-        expected = preference.ipo(*means, beta=0.2).mean()
+    ratios = [mine - theirs for mine, theirs in zip(ours, ref, strict=True)]
+    if loss == "dpo":  # −log σ(β M), of sums
+        expected = -torch.nn.functional.logsigmoid(0.2 * (ratios[0] - ratios[1])).mean()
+    else:  # (M − 1 / (2 β))², of means over the tokens
+        good, bad = (ratio / lengths(side) for ratio, side in zip(ratios, (chosen, rejected), strict=True))
+        expected = (good - bad - 1 / (2 * 0.2)).square().mean()
     expected = expected - weight * ours[0].sum() / lengths(chosen).sum()
     expected.backward()
     norm = float(tiny.gradient(policy.model).norm())

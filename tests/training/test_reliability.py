@@ -69,7 +69,7 @@ def test_the_page_has_what_the_file_beside_the_model_says(tmp_path: Path) -> Non
         {"of": "pairs", "n": 4, "accuracy": 0.75},
         [Bin(4, 0.8, 0.75, 0.3, 0.95)],
     )
-    data = RunData(tmp_path, [], {}, {}, "", {}, {})
+    data = RunData(tmp_path, [], {}, {}, {})
     [model] = judges(tmp_path, data)["models"]
     assert (model["title"], model["of"], model["accuracy"]) == ("Reward model of 1-reward_model", "pairs", 0.75)
     assert model["bins"] == [{"n": 4, "said": 0.8, "share": 0.75, "low": 0.3, "high": 0.95}]
@@ -83,5 +83,5 @@ def test_the_page_has_what_the_file_beside_the_model_says(tmp_path: Path) -> Non
 def test_audits_of_judges_have_their_intervals(tmp_path: Path) -> None:
     values = {"judge/audit_accuracy": 0.8, "judge/audit_accuracy_low": 0.6, "judge/audit_accuracy_high": 0.9}
     lines = [LogLine(step, "0-pg", float(step), values) for step in (4, 8)]
-    [audit] = judges(tmp_path, RunData(tmp_path, lines, {}, {}, "", {}, {}))["audits"]
+    [audit] = judges(tmp_path, RunData(tmp_path, lines, {}, {}, {}))["audits"]
     assert (audit["steps"], audit["values"], audit["low"], audit["high"]) == ([4, 8], [0.8] * 2, [0.6] * 2, [0.9] * 2)

@@ -60,7 +60,7 @@ def logprobs(trainer: TorchTrainer, given: list[Sample]) -> torch.Tensor:
     """Log-probs of all rows together, with the experts that they name."""
     batch = collate(given, np.ones(len(given)))
     with trainer._at_work():
-        return trainer.logprobs(trainer.policy.model, batch, temperature=1.0)[0]
+        return trainer.read(trainer.policy.model, batch, (), temperature=1.0).logprobs
 
 
 @pytest.mark.parametrize("family", EXPERTS)

@@ -63,8 +63,8 @@ def test_what_the_engine_sampled_has_the_trainers_log_probs() -> None:
     [batch] = packed(samples_of(made_by, temperature=0.7))
     trainer = TorchTrainer(made_by, AdamW(), 1)
     with torch.no_grad():
-        same, _ = trainer.logprobs(made_by.model, batch, temperature=0.7)
-        other, _ = trainer.logprobs(made_by.model, batch, temperature=1.0)
+        same = trainer.read(made_by.model, batch, (), temperature=0.7).logprobs
+        other = trainer.read(made_by.model, batch, (), temperature=1.0).logprobs
     torch.testing.assert_close(same, batch.sampler_logprobs, atol=1e-4, rtol=0)
     assert (other - batch.sampler_logprobs).abs().mean() > 0.05
     values = trainer.update([batch], PPOClip(), temperature=0.7)
@@ -76,7 +76,8 @@ def test_entropy_is_that_of_the_whole_distribution() -> None:
     [batch] = packed(samples_of(made_by))
     trainer = TorchTrainer(made_by, AdamW(), 1)
     with torch.no_grad():
-        logp, entropy = trainer.logprobs(made_by.model, batch, temperature=1.0, entropy=True)
+        found = trainer.read(made_by.model, batch, {"entropy"}, temperature=1.0)
+        logp, entropy = found.logprobs, found.entropy
     assert entropy is not None and entropy.shape == logp.shape
     n_vocab = len(made_by.tokenizer)
     assert (entropy > 0).all() and (entropy < np.log(n_vocab)).all()
@@ -90,7 +91,7 @@ def test_imitation_lowers_the_loss_that_it_logs() -> None:
     batches = packed(samples)
     trainer = TorchTrainer(made_by, AdamW(lr=1e-2, max_grad_norm=None), 30)
     with torch.no_grad():
-        expected = -float(trainer.logprobs(made_by.model, batches[0], temperature=1.0)[0].mean())
+        expected = -float(trainer.read(made_by.model, batches[0], (), temperature=1.0).logprobs.mean())
     losses = [trainer.imitate(batches)["supervised/loss"] for _ in range(30)]
     assert losses[0] == pytest.approx(expected, abs=1e-5)
     assert losses[-1] < 0.7 * losses[0]
@@ -150,11 +151,11 @@ def test_the_kl_term_is_that_of_the_definition(tmp_path: Path, lora: Lora | None
     [batch] = packed(samples_of(made_by))
     trainer = TorchTrainer(made_by, AdamW(lr=1e-3), 9)
     with torch.no_grad():
-        start, _ = trainer.logprobs(made_by.model, batch, temperature=1.3)
+        start = trainer.read(made_by.model, batch, (), temperature=1.3).logprobs
     for _ in range(3):
         trainer.update([batch], Reinforce())
     with torch.no_grad():
-        now, _ = trainer.logprobs(made_by.model, batch, temperature=1.3)
+        now = trainer.read(made_by.model, batch, (), temperature=1.3).logprobs
     d = now - start
     assert 0.01 < d.abs().max() < 2, "the policy has moved, and the bounds of k3 do not bind"
     values = trainer.update([batch], PPOClip(kl="k3", kl_coef=0.5), temperature=1.3)

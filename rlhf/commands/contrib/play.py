@@ -19,6 +19,7 @@ import typer
 from rlhf.commands.contrib.human_policy import Seat, seat_of
 from rlhf.commands.env_summary import variant
 from rlhf.commands.output import AsJson, command, print_json
+from rlhf.data.report import counted
 from rlhf.errors import EnvError, RecipeError, RlhfError, boundary, nearest
 from rlhf.terminal import say
 
@@ -230,15 +231,15 @@ class Game:
             episode = self.called(self.environment.start(self.task))
         try:
             self.results.append(_answer(EpisodeCapabilities(episode).opening, "opening"))
-            _say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), self._help, "")
+            say(f"Task {self.task.id}", *[f"[{self.variant}]"] * bool(self.variant), self._help, "")
             if self.seat is None:
-                _say(*(message.content for message in self.task.messages), self.now.reply)
+                say(*(message.content for message in self.task.messages), self.now.reply)
                 if not self.begun:
                     self._offer()
             self._do_again(episode)
             while not self.over and (actions := self._next()) is not None:
                 self._do(episode, actions)
-            _say("", f"[{self._ending()}]")
+            say("", f"[{self._ending()}]")
         finally:
             with boundary(EnvError, f"close of {self.task.id}", _CHECK):
                 self.called(episode.close())
@@ -248,7 +249,7 @@ class Game:
         for action in self.begun:
             if self.over:
                 break
-            _say(f"> {action}")
+            say(f"> {action}")
             self._do(episode, (action,))
 
     def record(self) -> dict[str, Any]:
@@ -280,7 +281,7 @@ class Game:
             if not known and self._answered(word, rest):
                 continue
             if not line.strip():
-                _say(self._help)
+                say(self._help)
                 continue
             if self.seat is not None:
                 self.seat.reply(line)
@@ -294,11 +295,11 @@ class Game:
         elif rest:
             return False
         elif word == "hint":
-            _say(f"[{self._hint()}]")
+            say(f"[{self._hint()}]")
         elif word == "state":
-            _say(f"[{self._state()}; state key {self.now.state_key!r}]")
+            say(f"[{self._state()}; state key {self.now.state_key!r}]")
         elif word == "help":
-            _say(self._help)
+            say(self._help)
         else:
             return False
         return True
@@ -325,7 +326,7 @@ class Game:
         text = text.removeprefix(sign)
         if len(text) < _DIGITS and 1 <= int(text) <= len(listed):
             return listed[int(text) - 1]
-        _say(f"[there are actions {sign}1 to {sign}{len(listed)}; `actions` lists them]")
+        say(f"[there are actions {sign}1 to {sign}{len(listed)}; `actions` lists them]")
         return None
 
     def _do(self, episode: Any, actions: Sequence[str]) -> None:
@@ -340,8 +341,8 @@ class Game:
         if self.seat is not None:
             self.seat.took(self, len(self.taken) - n_before)
         if self.seat is None or self.over:
-            _say("" if self.now.valid else "[that was not understood]", self.now.reply)
-        _say(f"[{self._state()}]")
+            say("" if self.now.valid else "[that was not understood]", self.now.reply)
+        say(f"[{self._state()}]")
         if self.seat is None and not self.over:
             self._offer()
 
@@ -351,17 +352,17 @@ class Game:
         """List the admissible actions with their numbers; with `words` those that contain them."""
         listed = self.now.admissible_actions
         if not listed:
-            _say("[actions are not listed here: type what you want to do]")
+            say("[actions are not listed here: type what you want to do]")
             return
         sign, width = self._sign, len(f"{self._sign}{len(listed)}")
         found = [(f"{sign}{i}", text) for i, text in enumerate(listed, 1) if words in text]
-        _say(*(f"  {place:>{width}}  {text}" for place, text in found[:most]))
+        say(*(f"  {place:>{width}}  {text}" for place, text in found[:most]))
         if sign and not self.taken:
-            _say("[actions are numbers here: 4 is the number 4, #4 the fourth of the list]")
+            say("[actions are numbers here: 4 is the number 4, #4 the fourth of the list]")
         if not found:
-            _say(f"[none of the {len(listed)} actions contains {words!r}]")
+            say(f"[none of the {len(listed)} actions contains {words!r}]")
         elif most is not None and len(found) > most:
-            _say(f"[and {len(found) - most} more: `actions` lists all, `actions WORDS` those with these words]")
+            say(f"[and {len(found) - most} more: `actions` lists all, `actions WORDS` those with these words]")
 
     def _hint(self) -> str:
         from environments.base import can_demonstrate
@@ -372,7 +373,7 @@ class Game:
             plan = self.environment.plan(self.task, list(self.taken))
         if not plan:
             return "the oracle knows no way on from here"
-        return f"the oracle would do: {plan[0]} ({_count(len(plan), 'action')} to the end)"
+        return f"the oracle would do: {plan[0]} ({counted(len(plan), 'action')} to the end)"
 
     def _state(self) -> str:
         from environments.base import Capabilities
@@ -382,7 +383,7 @@ class Game:
         return f"step {len(self.taken)}{limit}, reward {self.now.reward:g}, in all {self._score():g}"
 
     def _ending(self) -> str:
-        done = f"{_count(len(self.taken), 'step')}, reward {self._score():g} in all"
+        done = f"{counted(len(self.taken), 'step')}, reward {self._score():g} in all"
         if not self.over:
             return f"left after {done}"
         ended = "the limit of steps is reached" if self.now.truncated and not self.now.terminated else "it is over"
@@ -419,11 +420,3 @@ def _line() -> str | None:
     if not sys.stdin.isatty():
         say(line)
     return line
-
-
-def _say(*texts: str) -> None:
-    say(*texts)
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

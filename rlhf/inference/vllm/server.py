@@ -124,14 +124,8 @@ class ServerInstance:
         await self._post("/init_weight_transfer_engine", {"init_info": dict(info)})
 
     async def start_update(self) -> None:
-        """Weights are about to arrive. An update that another trainer began, and did not live to finish, ends first."""
-        try:
-            await self._post("/start_weight_update")
-        except EngineError as error:
-            if "already active" not in error.got:
-                raise
-            await self.finish_update()
-            await self._post("/start_weight_update")
+        """Weights are about to arrive."""
+        await self._post("/start_weight_update")
 
     async def put(self, place: int, data: bytes) -> None:
         """Take in a piece of the buffer."""

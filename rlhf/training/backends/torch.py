@@ -138,13 +138,6 @@ class TorchTrainer:
         trained = (p for p in self.policy.model.parameters() if p.requires_grad)
         return not isinstance(self.optimizer, MasterAdamW) and any(map(is_short, trained))
 
-    def logprobs(
-        self, model: torch.nn.Module, batch: PackedBatch, *, temperature: float, entropy: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs in nats of the policy tokens, `[N]`, under `model` at `temperature`; and the entropy, `[N]`."""
-        found = self.read(model, batch, {"entropy"} if entropy else (), temperature=temperature)
-        return found.logprobs, found.entropy
-
     def read(
         self, model: torch.nn.Module, batch: PackedBatch, wanted: Collection[Figure], *, temperature: float
     ) -> TokenStats:
@@ -275,7 +268,7 @@ class TorchTrainer:
 
         def now(batch: PackedBatch) -> torch.Tensor:
             if moved or batch.old_logprobs is not None:
-                return self.logprobs(self.policy.model, batch, temperature=temperature)[0]
+                return self.read(self.policy.model, batch, (), temperature=temperature).logprobs
             return before(batch)
 
         return _figures(torch.cat(self._each(batches, now)), torch.cat([before(b) for b in batches]), batches)
