@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import CheckpointError, disk
+from rlhf.errors import CheckpointError, disk, whole
 
 #: Of a checkpoint, and of other folders.
 FILES, MANIFEST = "files.json", "files.jsonl"
@@ -350,11 +350,9 @@ def read_listed(path: Path) -> str:
 
 def write_listed(path: Path, text: str) -> None:
     """Write a file whole or not at all, and list it in the manifest of its folder."""
-    partial = path.with_name(f".{path.name}.partial")
-    with disk(path.name, path):
+    with whole(path.name, path) as partial:
         partial.write_text(text, "utf-8")
         Manifest(path.parent).record(path, partial)
-        partial.rename(path)
 
 
 def _end_with_a_line(file: Any) -> None:

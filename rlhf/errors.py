@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -161,6 +162,28 @@ def disk(what: str, path: Path) -> Iterator[None]:
             got=error.strerror or str(error),
             hint="free disk space or fix the folder's rights, then resume the run",
         ) from error
+
+
+@contextmanager
+def whole(what: str, path: Path) -> Iterator[Path]:
+    """Context with a place to write `what`, a file or a folder, which becomes `path` at the end, whole or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with disk(what, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(partial)  # of a process that was killed
+        try:
+            yield partial
+            partial.replace(path)
+        finally:
+            _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

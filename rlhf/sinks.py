@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rlhf.digests import Mark
-from rlhf.errors import DataError, disk
+from rlhf.errors import DataError, disk, whole
 from rlhf.metrics import describe
 
 
@@ -140,11 +139,10 @@ class JsonlSink:
         self.close()
         n_kept = _n_kept(read_metrics(self.path), stage, step)
         n_kept = n_kept if n_lines is None else min(n_kept, n_lines)
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with disk("metrics", self.path):
+        with whole("metrics", self.path) as partial:
             texts = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            temporary.write_text("".join(texts[:n_kept]), "utf-8")
-            os.replace(temporary, self.path)
+            partial.write_text("".join(texts[:n_kept]), "utf-8")
+        with disk("metrics", self.path):
             self._open()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf import digests
 from rlhf.digests import MANIFEST, Manifest
-from rlhf.errors import CheckpointError
+from rlhf.errors import CheckpointError, whole
 
 
 def write(folder: Path, name: str, text: str = "x") -> Path:
@@ -55,3 +55,23 @@ def test_half_a_line_is_cut_off_and_a_changed_one_refused(tmp_path: Path) -> Non
     target.write_bytes(target.read_bytes().replace(b'"bytes": 1', b'"bytes": 2', 1))
     with pytest.raises(CheckpointError, match="line 1"):
         write(tmp_path, "d")
+
+
+def test_a_file_or_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "notes.txt"
+    with whole("notes", path) as partial:
+        partial.write_text("first")
+        assert not path.exists()
+    with pytest.raises(ZeroDivisionError), whole("notes", path) as partial:
+        partial.write_text("half of the sec")
+        1 / 0  # noqa: B018
+    (path.parent / ".notes.txt.partial").mkdir()  # of a process that was killed
+    assert path.read_text() == "first"
+    with whole("notes", path) as partial:
+        partial.write_text("second")
+    assert path.read_text() == "second" and [p.name for p in path.parent.iterdir()] == ["notes.txt"]
+    with (
+        pytest.raises(CheckpointError, match="the model cannot be written"),
+        whole("the model", path / "in" / "a file"),
+    ):
+        pass

@@ -152,7 +152,7 @@ def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: P
     kept = files[0].stat().st_mtime_ns
     for path in (*files[1:], cut / "summary.json"):
         path.unlink()
-    (cut / "trajectories" / (files[1].name + ".tmp")).write_bytes(b"PAR1 half a file")
+    (cut / "trajectories" / f".{files[1].name}.partial").write_bytes(b"PAR1 half a file")
     resumed = run("evaluate", "random", "--suite", suite, "--out", cut, "--json")
     assert last_json(resumed) and files[0].stat().st_mtime_ns == kept
     for name in ("summary.json", "report.html"):

@@ -12,7 +12,7 @@ from agents.stores import copies
 from agents.stores.store import Store
 from rlhf import processes
 from rlhf.build.train import policy_settings_of
-from rlhf.errors import ModelError, disk
+from rlhf.errors import ModelError, whole
 from rlhf.recipe import Recipe
 from rlhf.training.checkpoints.store import latest
 from rlhf.training.contrib.weight_extrapolation import merged
@@ -27,19 +27,13 @@ def write_model(checkpoint: Path, out: Path) -> tuple[bool, int | None]:
         whether an adapter was merged into its base, and how many entries its store has, None without one.
     """
     is_merged = (checkpoint / "policy" / "adapter_config.json").is_file()
-    partial = out.with_name(f".{out.name}.partial")
-    with disk("the model", out):
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-            if is_merged:
-                _merge(checkpoint, partial)
-            else:
-                shutil.copytree(checkpoint / "policy", partial, dirs_exist_ok=True)
-            n_entries = _copy_store(checkpoint, partial)
-            partial.rename(out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with whole("the model", out) as partial:
+        if is_merged:
+            partial.mkdir()
+            _merge(checkpoint, partial)
+        else:
+            shutil.copytree(checkpoint / "policy", partial)
+        n_entries = _copy_store(checkpoint, partial)
     return is_merged, n_entries
 
 

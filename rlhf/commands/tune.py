@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from rlhf.commands.output import INTERRUPTED, AsJson, Overrides, Stopped, caution, command, errors, print_json, results
-from rlhf.errors import RecipeError, TrainingError
+from rlhf.errors import RecipeError, TrainingError, whole
 
 if TYPE_CHECKING:
     from rlhf.evaluation.paired import Paired
@@ -284,10 +284,8 @@ class Tuning:
         return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        partial = self.out / f"{_FILE}.partial"
-        partial.write_text(json.dumps(record, indent=1), "utf-8")
-        partial.rename(self.out / _FILE)
+        with whole("the record of the tuning", self.out / _FILE) as partial:
+            partial.write_text(json.dumps(record, indent=1), "utf-8")
 
 
 def _ends(words: Sequence[str], run: Path) -> bool:

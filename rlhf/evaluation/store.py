@@ -7,7 +7,6 @@ and no turns, so that counting `outcome` over a file counts every attempt. Any P
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 
 from rlhf.data import Credit, Outcome, ScoredGroup, TokenFigures
 from rlhf.digests import Manifest
-from rlhf.errors import DataError, disk
+from rlhf.errors import DataError, whole
 from rlhf.evaluation.answers import Spent
 from rlhf.evaluation.rows import (
     FORMAT,
@@ -116,17 +115,12 @@ class TrajectoryWriter:
                 self._written.discard(stored.path)
 
     def _write_file(self, path: Path, rows: list[Row]) -> None:
-        temporary, manifest = path.with_name(path.name + ".tmp"), Manifest(path.parent)
-        with disk("trajectories", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        manifest = Manifest(path.parent)
+        with whole("trajectories", path) as partial:
             if not manifest.is_there:  # what was written before there were digests is as it is now
                 manifest.record_all(*(stored.path.name for stored in list_steps(path.parent)))
-            try:
-                pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
-                manifest.record(path, temporary)
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), partial, compression="zstd")
+            manifest.record(path, partial)
 
     def _path(self, stage: str, step: int, phase: str) -> Path:
         if not re.fullmatch(r"[\w.-]+", stage) or phase not in get_args(Phase) or step < 0:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import CheckpointError
+from rlhf.errors import whole
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -94,12 +93,6 @@ def write_page(path: Path, html: str) -> Path:
     Raises:
         CheckpointError: it cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text(html, "utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise CheckpointError(
-            "the report cannot be written", where=str(path), got=error.strerror or str(error), hint="free disk space"
-        ) from error
+    with whole("the report", path) as partial:
+        partial.write_text(html, "utf-8")
     return path

@@ -177,7 +177,7 @@ def test_no_run_and_damaged_files_are_errors(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("name: x\n")
-    (tmp_path / "report.html.tmp").mkdir()
+    (tmp_path / "report.html" / "in the way").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="cannot be written"):
         write_report(tmp_path)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import disk
+from rlhf.errors import whole
 from rlhf.evaluation.folder import no_run
 
 
@@ -35,17 +34,9 @@ def export_attempts(run: Path, out: Path, form: str, patterns: Sequence[str]) ->
     if not is_run(run):
         raise no_run(run, "rlhf export", "a run or an evaluation")
     [shown] = Library([run]).runs()
-    partial = out.with_name(f".{out.name}.partial")
-    with disk("the attempts", out):
-        try:
-            if form == "parquet":
-                out.parent.mkdir(parents=True, exist_ok=True)
-                record = {"attempts": str(out), "n_attempts": write_table(shown, partial, redaction)}
-            else:
-                partial.mkdir(parents=True)
-                logs = [write_log(shown, stored, partial, redaction) for stored in shown.attempts.steps()]
-                record = {"logs": str(out), "n_logs": len(logs)}
-            partial.rename(out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
-    return record
+    with whole("the attempts", out) as partial:
+        if form == "parquet":
+            return {"attempts": str(out), "n_attempts": write_table(shown, partial, redaction)}
+        partial.mkdir()
+        logs = [write_log(shown, stored, partial, redaction) for stored in shown.attempts.steps()]
+        return {"logs": str(out), "n_logs": len(logs)}

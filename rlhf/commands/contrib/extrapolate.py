@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rlhf.commands.evaluate import newest, recipe_and_checkpoint
 from rlhf.commands.output import AsJson, command, print_json, quiet_libraries, refuse_existing, results
-from rlhf.errors import CheckpointError, RecipeError
+from rlhf.errors import CheckpointError, RecipeError, whole
 from rlhf.evaluation.folder import nearest_beside
 
 if TYPE_CHECKING:
@@ -163,10 +163,9 @@ def _write(
     else:
         changes = {n: maths.at_success([f[n] for f in found], successes, target, alpha) for n in before}
     maths.put(model, maths.moved(before, changes))
-    partial = out.with_name(f".{out.name}.partial")
-    model.save_pretrained(partial)
-    policy.tokenizer.save_pretrained(partial)
-    partial.rename(out)
+    with whole("the model", out) as partial:
+        model.save_pretrained(partial)
+        policy.tokenizer.save_pretrained(partial)
     return found[-1], out
 
 

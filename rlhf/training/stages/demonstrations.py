@@ -20,7 +20,7 @@ from environments.base import Environment, Oracle, StepResult, can_demonstrate
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
 from rlhf.data.generation import DEMONSTRATED
 from rlhf.data.report import one_line
-from rlhf.errors import AgentError, EnvError, RecipeError
+from rlhf.errors import AgentError, EnvError, RecipeError, whole
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.env_session import Ended, EnvSession
 from rlhf.rollout.episode import lanes_of
@@ -403,10 +403,8 @@ async def _render_one(demonstration: Demonstration, agent: Any, renderer: Render
 
 def save(path: Path, found: Sequence[Demonstration]) -> None:
     """Write demonstrations as JSON lines, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(asdict(d)) + "\n" for d in found))
-    partial.rename(path)
+    with whole("demonstrations", path) as partial:
+        partial.write_text("".join(json.dumps(asdict(d)) + "\n" for d in found))
 
 
 def load(path: Path) -> list[Demonstration]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from environments.tasks.dataset_files import read as read_rows
 from rlhf.data import Message, Role
-from rlhf.errors import EnvError, RecipeError, disk, nearest
+from rlhf.errors import EnvError, RecipeError, nearest, whole
 from rlhf.rollout.renderer import Renderer
 from rlhf.training.stages.pairs import Pair, Side
 from rlhf.training.stages.rated import Rated
@@ -268,8 +268,5 @@ def _side(prompt: tuple[int, ...], said: tuple[int, ...]) -> Side:
 
 def save(path: Path, pairs: Sequence[Pair | Rated]) -> None:
     """Write pairs, or replies, as JSON lines, whole or not at all: ids, and which of them are compared."""
-    partial = path.with_suffix(".partial")
-    with disk("pairs", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole("pairs", path) as partial:
         partial.write_text("".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
-        partial.rename(path)
