@@ -94,7 +94,9 @@ def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ())
     try:
         calls = list(_of_xml(text, tools) if style == "xml" else _READERS[style](text))
         for call in calls:
-            json.dumps(call.arguments, ensure_ascii=False, allow_nan=False).encode()  # as every reader of it will
+            json.dumps(
+                [call.name, call.arguments], ensure_ascii=False, allow_nan=False
+            ).encode()  # as readers of it will
     except RecursionError:
         raise Unreadable("your call is nested too deeply") from None
     except UnicodeEncodeError:

@@ -27,7 +27,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import walk_tb
 
@@ -150,8 +150,11 @@ def raised_at(error: BaseException) -> str:
     return "".join(f" ({Path(file).name}:{line})" for file, line in last)
 
 
+TO_WRITE = "free disk space or fix the folder's rights"
+
+
 @contextmanager
-def disk(what: str, path: Path) -> Iterator[None]:
+def disk(what: str, path: Path, hint: str = f"{TO_WRITE}, then resume the run") -> Iterator[None]:
     """Turn a failure to write `what` under `path` into a CheckpointError that says what to do."""
     try:
         yield
@@ -160,30 +163,31 @@ def disk(what: str, path: Path) -> Iterator[None]:
             f"{what} cannot be written",
             where=str(path),
             got=error.strerror or str(error),
-            hint="free disk space or fix the folder's rights, then resume the run",
+            hint=hint,
         ) from error
 
 
 @contextmanager
-def whole(what: str, path: Path) -> Iterator[Path]:
+def whole(what: str, path: Path, hint: str = TO_WRITE) -> Iterator[Path]:
     """Context with a place to write `what`, a file or a folder, which becomes `path` at the end, whole or not at all.
 
     Raises:
         CheckpointError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with disk(what, path):
+    with disk(what, path, hint):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove(partial)  # of a process that was killed
         try:
             yield partial
             partial.replace(path)
         finally:
-            _remove(partial)
+            with suppress(OSError):
+                _remove(partial)
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,7 +4,8 @@ A recipe says `kind:` wherever a part can be chosen. A kind is
 
 - a name of the table in `rlhf.catalog`, or one that an installed package brings (`rlhf.plugins`),
 - `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe,
-- `./file.py:Name`, looked for beside the recipe, then in the current folder; it can import what lies beside it, or
+- `./file.py:Name`, looked for beside the recipe, then in the current folder; it can import what lies beside it
+  (by its name, which within a process is one module, whatever recipe asks for it), or
 - `python:name`, an object that the program which trains has given (`rlhf.given_parts`).
 
 A recipe therefore runs Python that it names: read a stranger's recipe before you run it.
@@ -75,7 +76,7 @@ def kind_of(section: str, part: object) -> str:
         if entry.target == f"{module}:{name}":
             return kind
     file = getattr(sys.modules.get(module), "__file__", None)
-    if file and (module.startswith(_FILE_PREFIX) or ("." not in module and str(Path(file).parent) in _ADDED)):
+    if file and (module.startswith(_FILE_PREFIX) or ("." not in module and str(Path(file).parent) in _BESIDE)):
         return f"{file}:{name}"
     return f"{module}:{name}"
 
@@ -151,9 +152,9 @@ def _named_module(name: str, base: Path, where: str) -> ModuleType:
 
 def _import_from(folder: Path) -> None:
     """Put a folder at the end of the path, where nothing in it can take the place of an installed package."""
+    _BESIDE.add(str(folder))
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-        _ADDED.add(str(folder))
 
 
 def _imported(name: str, where: str) -> ModuleType:
@@ -204,7 +205,7 @@ def refuse_import(call: str) -> None:
 
 _FILE_PREFIX = "recipe_file_"
 #: Folders that modules of parts were looked for in; another process, or a run's own recipe, does not know them.
-_ADDED: set[str] = set()
+_BESIDE: set[str] = set()
 #: Module that is being imported for a part of a recipe.
 _IMPORTED: ContextVar[str] = ContextVar("imported", default="")
 

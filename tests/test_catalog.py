@@ -177,6 +177,13 @@ print(resolve("reward", {written!r}, base=Path("/"))(None, None))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "1.0\n"
+    code = """
+from pathlib import Path
+from rlhf.registry import kind_of, resolve
+print(kind_of("reward", resolve("reward", "lone_rewards_of_tests:paid", base=Path())))
+"""  # as under a launcher, where the folder is on the path from the beginning
+    done = subprocess.run([sys.executable, "-c", code], cwd=base, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{written}\n"
 
 
 def test_a_file_is_looked_for_beside_the_recipe_first(

@@ -43,7 +43,7 @@ def moments(name: str) -> Iterator[dict[str, Any]]:
     """When to kill: in turn while a checkpoint is written, and so many seconds after a run has begun."""
     draw = random.Random(name)
     while True:
-        yield {"kill_at": draw.randrange(1, 40), "within": ".partial"}
+        yield {"kill_at": draw.randrange(1, 40), "within": "checkpoints/."}
         yield {"kill_after_s": draw.uniform(0.05, 1.0)}
 
 

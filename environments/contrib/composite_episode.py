@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 #: Name in `Task.info` of the tasks of a chain.
 TASKS = "objectives"
 _NUMBERED = re.compile(
-    r"^\W*(?:objective\s*)?(\d{1,3})\b[.:)\]]*(?:-(?![\d.]))?\s*(?:-\s+)?(.*)$", re.DOTALL | re.IGNORECASE
+    r"^\W*(?:objective\s*)?(\d{1,3})\b(?:\s*[.:)\]](?!\d))*(?:\s*-+\s*(?![\d.]))?\s*(.*)$", re.DOTALL | re.IGNORECASE
 )
 
 
@@ -99,7 +99,8 @@ class Chain:
             try:
                 told = [f"{i + 1}: {self._begun(i)}" for i in range(n)]
             except BaseException:  # nobody else knows those that have begun
-                _run(self.close())
+                with suppress(Exception):
+                    _run(self.close())
                 raise
             rule = f"Reach all {n} objectives. Begin each action with the number of its objective."
             said = "\n".join([rule, *told])

@@ -31,7 +31,6 @@ SEARCHED: dict[str, tuple[str, ...]] = {
 #: Stands in `transitions` for a call of a tool that is not named there.
 CALL = "call"
 _THINK = "think"
-_WHOLE_CALL = re.compile(r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>|\[TOOL_CALLS\].*", re.DOTALL)
 #: What the chat agent passes over in front of an action and around it.
 _BESIDE = re.compile(r"</?action>|```\w*|(?:next |final )?(?:action|command|answer)\s*:", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)([a-zA-Z_][\w-]{0,30})>")
@@ -159,7 +158,7 @@ class Format:
 
     def _beside(self, action: Action, reply: str) -> str:
         """Words of a reply that are neither thoughts nor the action, where both can be told apart."""
-        rest = _WHOLE_CALL.sub(" ", reply)
+        rest = _without_calls(reply)
         if rest == reply:
             rest = reply.replace(action.text, " ", 1) if action.text in reply else ""
         rest = _BESIDE.sub(" ", rest).strip(" \t\n\"'`*“”‘’«».:-")
@@ -177,6 +176,19 @@ class Format:
         if own is not None and own[1] in self.transitions:
             return _in_tag(own[1], own[2])
         return _in_tag(self.reply, reply) if self.reply in self.transitions else ""
+
+
+def _without_calls(reply: str) -> str:
+    """The reply with a blank for each call in `<tool_call>` tags, and for all from `[TOOL_CALLS]` on."""
+    begin, end, rest = "<tool_call>", "</tool_call>", reply.find("[TOOL_CALLS]")
+    parts, at = list[str](), 0
+    while (opening := reply.find(begin, at)) >= 0 and (closing := reply.find(end, opening)) >= 0:
+        if 0 <= rest < opening:
+            break
+        parts.append(reply[at:opening])
+        at = closing + len(end)
+        rest = reply.find("[TOOL_CALLS]", at) if 0 <= rest < at else rest
+    return " ".join([*parts, reply[at:rest], ""] if rest >= 0 else [*parts, reply[at:]])
 
 
 def _in_tag(tag: str, text: str) -> str:

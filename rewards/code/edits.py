@@ -28,7 +28,7 @@ def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
         return dict(files), "no block of edits"
     found, path, parts, n = dict(files), "", [list[str](), list[str]()], 0
     into: int | None = None
-    for line in blocks[-1][1].split("\n"):
+    for line in blocks[-1][1].replace("\r\n", "\n").split("\n"):
         mark = line.rstrip()
         if into is None and mark.startswith("#"):
             path = mark.lstrip("#").strip().removeprefix("./")
@@ -59,10 +59,11 @@ def _replace(files: dict[str, str], path: str, before: list[str], after: list[st
     text = files.get(path, "")
     if not before and text:
         return f"{path}: the file is there, and the edit says of no line what it replaces"
-    lines = text.removesuffix("\n").split("\n") if text else []
+    end = "\r\n" if 0 < text.count("\n") == text.count("\r\n") else "\n"
+    lines = text.removesuffix(end).split(end) if text else []
     places = [i for i in range(len(lines)) if lines[i : i + len(before)] == before] if before else [0]
     if len(places) != 1:
         return f"{path}: the lines to replace are there {len(places)} times"
     lines[places[0] : places[0] + len(before)] = after
-    files[path] = "\n".join(lines) + "\n" * (text.endswith("\n") or not text) if lines else ""
+    files[path] = end.join(lines) + end * (text.endswith(end) or not text) if lines else ""
     return ""

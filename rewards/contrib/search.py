@@ -37,8 +37,10 @@ def _calls(action: Action, name: str) -> int:
 
 def _is_call(step: str, name: str) -> bool:
     """True if a step is this call, or has it in tags before an answer: what stands within or behind one is not done."""
-    tags = rf"<({'|'.join(map(re.escape, (name, *ANSWERS)))})>(?:(?!<\1>).)*?</\1>"
-    first = None if step.lstrip().startswith("{") else re.search(tags, step, re.DOTALL | re.IGNORECASE)
+    names = "|".join(map(re.escape, (name, *ANSWERS)))
+    ends = {m[1].lower(): m.start() for m in re.finditer(rf"</({names})>", step, re.IGNORECASE)}  # the last of each
+    tags = () if step.lstrip().startswith("{") else re.finditer(rf"<({names})>", step, re.IGNORECASE)
+    first = next((tag for tag in tags if ends.get(tag[1].lower(), -1) >= tag.end()), None)
     found = [first[1]] if first else [call.name for call in calls_in(Action(step), (name, *ANSWERS))]
     return any(one.lower() == name.lower() for one in found)
 

@@ -1,4 +1,4 @@
-"""Recipe keys that changed their name, read under the old one for one release."""
+"""Recipe keys that changed their name or are gone, read for one release."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CRITICS = (
 
 _SAME_TASK = {"own": "include_same_task"}
 
-#: By the class whose keys they are, or a base of it: old name -> new name.
-RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
+#: By the class whose keys they are, or a base of it: old name -> new name; None where the key had no effect.
+RENAMED_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "rlhf.training.stages.policy_gradient:PolicyGradient": {
         "judge_renewal": "judge_refresh",
         "relift": "imitate_failed",
@@ -42,8 +42,10 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str]] = {
     "rewards.answers.pattern:Pattern": {"of": "match_in"},
     "rewards.contrib.episodic_memory:EpisodicMemory": {"of": "success_reward"},
     "rewards.contrib.fluency:LanguageConsistency": {"enough": "min_share"},
-    "rewards.contrib.guides:Subgoals": {"most": "max_subgoals"},
+    "rewards.contrib.guides:Feedback": {"show_reference": None},
+    "rewards.contrib.guides:Subgoals": {"most": "max_subgoals", "show_reference": None},
     "rewards.contrib.page_action:PageAction": {"least": "min_score"},
+    "rewards.contrib.proxy_answer:ProxyAnswer": {"show_reference": None},
     "rewards.contrib.search:CostAware": {"kept": "format_score", "c": "cost_weight"},
     "rewards.contrib.search:SearchEfficiency": {"tried": "searched_wrong_score"},
     "rewards.judges.asking:AsksModel": {"tries": "max_requests"},
@@ -75,6 +77,9 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
     renamed = {old: new for old, new in new_keys.items() if old in values}
     for old, new in renamed.items():
         where = f"{path}.{old}" if path else old
+        if new is None:
+            warnings.warn(f"{where} has no effect; the next release refuses it", RenamedWarning, stacklevel=2)
+            continue
         if new in values:
             raise RecipeError(
                 "a key is given under its old and its new name",
@@ -86,7 +91,7 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
         warnings.warn(
             f"{where} is now called {new}; the next release no longer reads {old}", RenamedWarning, stacklevel=2
         )
-    found = {renamed.get(key, key): value for key, value in values.items()}
+    found = {renamed.get(key, key): value for key, value in values.items() if renamed.get(key, key) is not None}
     for (name, key), values_of in RENAMED_VALUES.items():
         if name in names and isinstance(value := found.get(key), str) and value in values_of:
             found[key] = values_of[value]

@@ -102,6 +102,7 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("python", "```a " * 20_000, "no call of a tool"),
         ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "a character that is none"),
         ("python", "[f(x='\\ud800')]", "a character that is none"),
+        ("json", '{"name": "f\\ud800", "arguments": {}}', "a character that is none"),
         ("hermes", "<tool_call>" + "\n" * 90_000, "not closed"),
         ("hermes", "<tool_call>" * 9_000, "not closed"),
         ("xml", "<function=f>" * 8_000, "not closed"),

@@ -237,7 +237,22 @@ def test_numbers_are_read_tolerantly(action: str, valid: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "own"), [("1 -5", "-5"), ("1: .5", ".5"), ("1 - go", "go"), ("1-go", "go"), ("1) [go]", "[go]")]
+    ("action", "own"),
+    [
+        ("1 -5", "-5"),
+        ("1: .5", ".5"),
+        ("1: -.5", "-.5"),
+        ("1 - go", "go"),
+        ("1-go", "go"),
+        ("1) [go]", "[go]"),
+        ("1 : go", "go"),
+        ("Objective 1 : go", "go"),
+        ("1 ) go", "go"),
+        ("1. ) go", "go"),
+        ("1 -- go", "go"),
+        ("1 -look", "look"),
+        ("1 - 5", "5"),
+    ],
 )
 def test_a_sign_belongs_to_the_action_and_a_dash_to_the_number(action: str, own: str) -> None:
     world = Objectives(environment=Plain(), k=2, mode="together")
@@ -332,6 +347,7 @@ def test_objectives_that_have_begun_are_closed_where_the_next_cannot_begin() -> 
     class Noted(PlainEpisode):
         async def close(self) -> None:
             closed.append("closed")
+            raise EnvError("cannot be closed either", where="Noted.close")
 
     class Short(Plain):
         def start(self, task: Task) -> PlainEpisode:

@@ -183,6 +183,8 @@ def test_an_edit_that_cannot_be_made_earns_nothing(answer: str, why: str) -> Non
         ("x = 1\nx = 1\n", "x = 1", "x = 2", None),
         ("a\fb\u2028\n", "a\fb\u2028", "c", "c\n"),
         ("x = 1\n", "x = 1", "", ""),
+        ("x = 1\r\ny = 1\r\n", "x = 1", "x = 2\nx = 3", "x = 2\r\nx = 3\r\ny = 1\r\n"),
+        ("x = 1\ny = 1\n", "x = 1\r", "x = 2\r", "x = 2\ny = 1\n"),
         ("x = 1\ny = 1\n", "y = 1\n", "y = 2", None),  # no empty line follows
     ],
 )
