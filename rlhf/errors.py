@@ -204,11 +204,12 @@ def meant(name: str) -> str:
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Closest known name; None where none shares more than half of its letters.
 
-    A name that only goes on is the closest: `ppo_clip` to `ppo`, though `gspo` is as short. Where none is close, one
-    that ends so is: `reflect_and_retry` to `retry`.
+    Case does not count. A name that only goes on is the closest: `ppo_clip` to `ppo`, though `gspo` is as short. Where
+    none is close, one that ends so is: `reflect_and_retry` to `retry`.
     """
-    names = list(known)
+    spelt = {other.casefold(): other for other in reversed([*known])}
+    names, name = list(reversed(spelt)), name.casefold()
     longer = [other for other in names if name and other.startswith(f"{name}_")]
-    close = longer[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.51)
+    close = [name] * (name in spelt) or longer[:1] or difflib.get_close_matches(name, names, n=1, cutoff=0.51)
     close = close or [other for other in names if name and other.endswith(f"_{name}")]
-    return close[0] if close else None
+    return spelt[close[0]] if close else None

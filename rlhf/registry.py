@@ -63,18 +63,23 @@ def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:
             expected=", ".join(public) or "a module that defines something",
             hint=nearest(name, public) or "name a class of that file after the colon",
         )
-    return _checked(section, getattr(module, name), kind, where)
+    found = _checked(section, getattr(module, name), kind, where)
+    _NAMES[id(found)] = found, module.__name__, name
+    return found
 
 
 def kind_of(section: str, part: object) -> str:
     """Return a kind that resolves to `part` (a live object or a function) from any folder."""
-    if (given := given_parts.name_of(part)) is not None:
-        return given_parts.PREFIX + given
+    if (own := given_parts.name_of(part)) is not None:
+        return given_parts.PREFIX + own
     target = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
     module, name = target.__module__, target.__qualname__
     for kind, entry in CATALOG.get(section, {}).items():
         if entry.target == f"{module}:{name}":
             return kind
+    given = _NAMES.get(id(target))
+    if given is not None and given[0] is target and getattr(sys.modules.get(module), name, None) is not target:
+        module, name = given[1:]  # what a decorator or a factory made has the name of something else
     file = getattr(sys.modules.get(module), "__file__", None)
     if file and (module.startswith(_FILE_PREFIX) or ("." not in module and str(Path(file).parent) in _BESIDE)):
         return f"{file}:{name}"
@@ -168,7 +173,16 @@ def _explained(name: str, where: str, hint: str) -> Iterator[None]:
     token = _IMPORTED.set(name)
     try:
         with boundary(RecipeError, f"{where}, importing {name}", hint):
-            yield
+            try:
+                yield
+            except SystemExit as error:
+                raise RecipeError(
+                    "this module ends the program when it is imported",
+                    where=f"{where}, importing {name}",
+                    got=f"SystemExit: {error}",
+                    expected="a module that can be imported",
+                    hint="put what it runs under `if __name__ == '__main__':`, or the part in a file of its own",
+                ) from error
     except RecipeError as error:
         cause = error.__cause__
         if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
@@ -204,6 +218,8 @@ def refuse_import(call: str) -> None:
 
 
 _FILE_PREFIX = "recipe_file_"
+#: By its id: a part that was resolved, and the module and name that it was found under.
+_NAMES: dict[int, tuple[Any, str, str]] = {}
 #: Folders that modules of parts were looked for in; another process, or a run's own recipe, does not know them.
 _BESIDE: set[str] = set()
 #: Module that is being imported for a part of a recipe.

@@ -224,3 +224,23 @@ except MissingPackageError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"pip install 'rlhf-agents[{extra}]'" in done.stdout and f"no module named {package}" in done.stdout
+
+
+def test_a_reward_is_written_under_the_name_it_was_found_by(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(
+        "import functools\n"
+        "def judge(answer, reference):\n    return 1.0\n"
+        "def strictly(f):\n    @functools.wraps(f)\n    def g(answer, reference):\n        return 0.0\n    return g\n"
+        "strict = strictly(judge)\nright = lambda answer, reference: 0.5\n"
+    )
+    for name, value in (("judge", 1.0), ("strict", 0.0), ("right", 0.5)):
+        written = kind_of("reward", resolve("reward", f"./made.py:{name}", base=tmp_path))
+        assert written == f"{tmp_path.resolve()}/made.py:{name}"
+        assert resolve("reward", written, base=ROOT)("4", "4") == value
+
+
+def test_a_module_that_ends_the_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys\ndef judge(answer, reference):\n    return 1.0\nsys.exit(0)\n")
+    with pytest.raises(RecipeError, match="ends the program") as caught:
+        resolve("reward", "./script.py:judge", base=tmp_path)
+    assert "__main__" in caught.value.hint

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -23,7 +25,7 @@ from rlhf.losses.mismatch import CorrectionInputs
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reinforce import Reinforce
 from rlhf.recipe import dump, find, list_recipes, load
-from rlhf.recipe.builder import build, build_part, keys_of, plain_part
+from rlhf.recipe.builder import build, build_part, keys_of, plain, plain_part
 from rlhf.recipe.checks import cautions
 from rlhf.recipe.places import BELOW, KEYS
 from rlhf.recipe.text import overridden, parse, parse_fields, to_text
@@ -192,7 +194,7 @@ def test_a_nested_mapping_changes_what_it_names() -> None:
     ("values", "where", "got", "expected"),
     [
         ({"n": "3"}, "part.n", "'3' (text)", "a whole number, at least 1, at most 9"),
-        ({"n": 3.0}, "part.n", "3.0 (a number with a fraction)", "a whole number"),
+        ({"n": 3.0}, "part.n", "3.0 (no whole number: write 3)", "a whole number"),
         ({"n": True}, "part.n", "true", "a whole number"),
         ({"n": 0}, "part.n", "0", "at least 1"),
         ({"n": None}, "part.n", "null", "a whole number"),
@@ -217,6 +219,14 @@ def test_wrong_values_are_named(values: Any, where: str, got: str, expected: str
     error = refused(lambda: build(Outer, values, "part", base=HERE))
     assert error.where == where
     assert got in error.got and expected in error.expected
+
+
+def test_numbers_of_other_classes_are_written_as_plain_ones() -> None:
+    class Level(IntEnum):
+        HIGH = 2
+
+    found = [plain(float, np.log(2)), plain(int, np.int64(3)), plain(Level, Level.HIGH), plain(bool, np.bool_(True))]
+    assert found == [math.log(2), 3, 2, True] and {type(value) for value in found} == {float, int, bool}
 
 
 def test_an_unknown_key_names_its_neighbour() -> None:
@@ -478,7 +488,8 @@ def change(path: Path, *overrides: str) -> RecipeError:
         (["stages.1.advantage={kind: 3}"], "stages[1].advantage.kind", "grpo"),
         (["agent.tone=lowd"], "agent.tone", "one of flat, loud"),
         (["name=a/b"], "name", "letters"),
-        (["seed=-1"], "seed", "at least 0"),
+        (["seed=-1"], "seed", "from 0 to"),
+        (["rewards.right.solved_at=.nan"], "rewards.right.solved_at", "a number"),
         (["seed=true"], "seed", "a whole number"),
         (["sed=1"], "sed", "seed"),
     ],
@@ -498,6 +509,13 @@ def test_the_default_of_an_optional_section_needs_no_kind(echo: Path) -> None:
     text = recipe_parts.RECIPE.replace("agent: {kind: ./parts.py:Parrot}\n", "engine: {max_sessions: 7}\n")
     recipe = load(recipe_parts.write(echo.parent, text))
     assert type(recipe.agent).__name__ == "ChatAgent" and recipe.engine.max_sessions == 7
+
+
+def test_a_key_of_another_part_and_a_misspelt_one_of_a_reward_are_shown_to_the_right_one(echo: Path) -> None:
+    assert refused(lambda: load(echo, ["agent.max_turns=3"])).hint == "it is a key of limits: limits.max_turns"
+    error = refused(lambda: load(echo, ["rewards.learned={kind: overlong, max_tokens: 9, buffer: 2, weigth: 0.5}"]))
+    assert error.hint == "did you mean 'weight'?" and "solved_at" in error.expected
+    assert refused(lambda: load(echo, ["stages.1.advantage.kind=GRPO"])).hint == "did you mean 'grpo'?"
 
 
 @pytest.mark.parametrize("key", ["policy", "environment", "stages"])

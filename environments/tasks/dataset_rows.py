@@ -329,8 +329,8 @@ def _at(row: Row, name: str) -> Any:
 
 
 def _is_empty(value: Any) -> bool:
-    """True for a cell that holds no answer."""
-    return value is None or value in ([], {}) or not str(value).strip()
+    """True for a cell that holds no answer; NaN is what tables have in a cell that is empty."""
+    return value is None or value in ([], {}) or value != value or not str(value).strip()
 
 
 def _is_plain(value: object) -> bool:

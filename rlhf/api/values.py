@@ -14,6 +14,7 @@ from typing import Any
 from rlhf.catalog import CATALOG
 from rlhf.data.untrusted import name_of
 from rlhf.errors import RecipeError, RlhfError, disk, nearest
+from rlhf.finite import finite
 from rlhf.given_parts import PREFIX
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build_part, plain_part
@@ -178,7 +179,7 @@ def _rows(given: Any) -> Any:
 def _line(row: Any, i: int) -> str:
     """Row of a data set as a line of a file."""
     try:
-        return json.dumps(dict(row)) + "\n"
+        return json.dumps(finite(dict(row))) + "\n"  # NaN is what pandas has in a cell that is empty
     except (TypeError, ValueError) as error:
         raise RecipeError(
             "rows of a data set are mappings of plain values",

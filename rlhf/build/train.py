@@ -45,6 +45,7 @@ from rlhf.evaluation.evaluate import evaluate as run_evaluation
 from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.finite import finite
 from rlhf.inference.role_adapters import adapter_names
 from rlhf.inference.settings import TransformersSettings
 from rlhf.progress import RichProgress
@@ -303,7 +304,7 @@ def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
     """Write what the run came to, and the report."""
     report: Path | None = None
     if processes.current().is_main:
-        write_listed(folder / "result.json", json.dumps(dict(state.results), indent=1))
+        write_listed(folder / "result.json", json.dumps(finite(dict(state.results)), indent=1))
         report = write_report(folder)
     processes.current().gather(None, "the report")
     return result_of(state, folder, recipe) | {"report": str(report or "")}

@@ -198,11 +198,11 @@ def _named(path: str, section: str, part: Any, records: list[tuple[Task, Traject
 def _kind(section: str, part: Any) -> str:
     """Recipe name of a part, seen through the workers or verifier wrapper around it."""
     from environments.workers.pool import Processes
-    from rewards.verified import Verified
+    from rlhf.recipe.rewards import as_named
     from rlhf.registry import kind_of
 
     part = part.environment if isinstance(part, Processes) else part
-    kind = kind_of(section, part.verifier if isinstance(part, Verified) else part)
+    kind = kind_of(section, as_named(part) if section == "reward" else part)
     return Path(kind).name if Path(kind).is_absolute() else kind
 
 

@@ -28,7 +28,7 @@ from rlhf.recipe.describe import expected, given
 from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.part_as_text import as_mapping
-from rlhf.recipe.places import KEYS, above, beside
+from rlhf.recipe.places import BELOW, KEYS, above, below, beside
 from rlhf.recipe.renamed import with_new_keys
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
@@ -149,8 +149,12 @@ def convert(annotation: Any, value: Any, path: str, *, base: Path, default: obje
 
 def plain(annotation: Any, value: Any) -> Any:
     """Return the plain YAML value that `convert` turns back into `value`; every default is written out."""
-    if value is None or isinstance(value, bool | int | float) or type(value) is str:
+    if value is None or type(value) in (bool, int, float, str):
         return value
+    if type(value).__module__ == "numpy" and not getattr(value, "shape", None):
+        return value.item()
+    if isinstance(value, int | float):  # of a class of its own, such as IntEnum
+        return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
         item = (typing.get_args(without_none(annotation)) or (Any, Any))[-1]
         return {str(key): plain(item, entry) for key, entry in value.items()}
@@ -178,21 +182,30 @@ def _beside(named: Path, base: Path) -> Path:
 
 
 def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: str, name: str, base: Path) -> None:
+    known = [*keys, *OF_EVERY_REWARD] if re.fullmatch(r"rewards\.[^.\[]+", path) else list(keys)
     for key in values:
         if key not in keys:
             raise RecipeError(
                 f"{name} has no key '{key}'",
                 where=join(path, str(key)),
                 got=f"{key}: {given(values[key])}",
-                expected=", ".join(keys) or "no keys at all",
+                expected=", ".join(known) or "no keys at all",
                 hint=_meant_by_kind(key, values[key], keys)
                 or _elsewhere(str(key), keys, path)
+                or _of_another_part(str(key), path)
                 or _one_level_down(str(key), keys, base)
                 or (above(str(key)) if path.partition(".")[0].partition("[")[0] in KEYS else "")
                 or _ELSEWHERE.get(str(key))
-                or nearest(str(key), keys)
+                or nearest(str(key), known)
                 or "remove the key",
             )
+
+
+def _of_another_part(name: str, path: str) -> str:
+    """Key of a recipe that stands in another of its parts than `path`; '' for others."""
+    top = re.split(r"[.\[]", path)[0]
+    is_another = top in KEYS and BELOW.get(name, top).partition(".")[0] != top
+    return below(name) if is_another else ""
 
 
 def _elsewhere(name: str, keys: Mapping[str, Key], path: str) -> str:
@@ -206,6 +219,9 @@ def _elsewhere(name: str, keys: Mapping[str, Key], path: str) -> str:
 
 #: Keys of a stage that learns from pairs, for a key that stands among those of its pairs.
 _OF_PAIRS = ("pairs", "beta", "reference", "epochs", "batch_size", "pairs_per_microbatch", "optimizer")
+
+#: Keys that a recipe has beside those of a reward.
+OF_EVERY_REWARD = ("weight", "watch", "solved_at")
 
 #: Key that no part of a recipe has -> where what it names belongs.
 _ELSEWHERE = {"strategy": "a strategy belongs to an evaluation: a suite's key strategy, or `rlhf evaluate --strategy`"}

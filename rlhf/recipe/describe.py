@@ -67,7 +67,7 @@ def given(value: Any) -> str:
     if isinstance(value, str):
         return f"'{_short(value)}' (text)"
     if isinstance(value, float) and value.is_integer():
-        return f"{value!r} (a number with a fraction)"
+        return f"{value!r} (no whole number: write {value:.0f})"
     if isinstance(value, Mapping):
         return f"a mapping with {', '.join(map(str, value)) or 'no keys'}"
     if isinstance(value, list | tuple):

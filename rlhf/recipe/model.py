@@ -202,8 +202,8 @@ def _name(name: Any) -> str:
             "this cannot name a run",
             where="name",
             got=given(name),
-            expected="letters, digits, dot, dash and underscore",
-            hint="the name becomes a folder",
+            expected="a text of letters, digits, dot, dash and underscore",
+            hint=f"write name: '{name}'" if isinstance(name, int | float) else "the name becomes a folder",
         )
     return name
 
@@ -214,7 +214,7 @@ def _seed(seed: Any) -> int:
             "invalid seed",
             where="seed",
             got=given(seed),
-            expected="a whole number, at least 0",
+            expected=f"a whole number from 0 to {2**32 - 1}",
             hint="change the value, or remove the key for seed 0",
         )
     return seed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
             hint="the weight multiplies this reward in the sum",
         )
     solved_at = settings.pop("solved_at", None) if isinstance(settings, dict) else None
-    if solved_at is not None and (watch or isinstance(solved_at, bool) or not isinstance(solved_at, int | float)):
+    is_number = isinstance(solved_at, int | float) and not isinstance(solved_at, bool) and math.isfinite(solved_at)
+    if solved_at is not None and (watch or not is_number):
         raise RecipeError(
             "a watched reward does not decide success" if watch else "wrong type",
             where=join(path, "solved_at"),
@@ -144,7 +146,7 @@ def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
         return None
     where = join(path, "watch")
     if values is not True and not isinstance(values, Mapping):
-        expected = "true, or a mapping: {of: NAME, window: 20, stop: false}"
+        expected = "true, or a mapping: {compare_with: NAME, window: 20, stop: false}"
         raise RecipeError("wrong type", where=where, got=given(values), expected=expected, hint="write watch: true")
     if "weight" in settings:
         raise RecipeError(

@@ -193,8 +193,8 @@ def _of_omegaconf(error: OmegaConfBaseException, where: str) -> RecipeError:
         "a value cannot be filled in",
         where=key or where,
         got=str(error).splitlines()[0],
-        expected="${key} with a key of this recipe, such as ${seed} or ${limits.max_turns}",
-        hint="name an existing key, or write the value; \\${ stands for the two characters themselves",
+        expected="${key} with a key that this recipe writes out, such as ${seed} beside seed: 0",
+        hint="write that key out, or the value here; \\${ stands for the two characters themselves",
     )
 
 

@@ -113,7 +113,8 @@ class Watches(StageHook):
                     f"caution: the watched reward {name} could not judge {len(failures)} of {len(scores)} attempts of "
                     f"{where}, which are trained on all the same: {failures[0]}"
                 )
-            pairs = [(_trained(s, settings), s.watched[name].value) for s in scores if name in s.watched]
+            both = [s for s in scores if name in s.watched and settings.compare_with in (None, *s.parts)]
+            pairs = [(_trained(s, settings), s.watched[name].value) for s in both]
             if pairs:
                 figures |= self._compared(name, *zip(*pairs, strict=True))
                 if alarm := self._alarm(name, where):

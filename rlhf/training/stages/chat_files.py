@@ -269,7 +269,7 @@ class _Form:
                 number, f"{name} is no text", repr(value)[:80], "a text, or messages with role and content"
             )
         text = str(value)
-        if not text.strip():
+        if not text.strip() or value != value:  # NaN is what tables have in a cell that is empty
             raise self.wrong(number, "the assistant says nothing", repr(value)[:80], f"a text in {name}")
         return [ChatMessage(Role.ASSISTANT, text, is_learnt=True)]
 
@@ -304,7 +304,8 @@ def _found(row: Row) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _first_of(names: Sequence[str], row: Row, but: str | None = None) -> str | None:
-    return next((name for name in names if row.get(name) is not None and name != but), None)
+    there = (name for name in names if name != but and row.get(name) is not None and row[name] == row[name])  # no NaN
+    return next(there, None)
 
 
 def _fields(template: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +13,18 @@ from pydantic.dataclasses import dataclass
 from agents.chat import ChatAgent
 from rlhf.checking import CheckContext, Problem, unused
 from rlhf.settings import STRICT
+
+
+def _refuse_no_template(prompt: str) -> None:
+    """Raise ValueError where the template of a prompt cannot be filled in."""
+    try:
+        formats = [spec or conversion for _, _, spec, conversion in string.Formatter().parse(prompt)]
+    except ValueError as error:
+        raise ValueError(
+            f"prompt is no template: {error}; write {{{{ and }}}} for the characters themselves"
+        ) from error
+    if any(formats):
+        raise ValueError("prompt: columns stand in braces as they are, without a format")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -58,6 +71,8 @@ class Chats:
     def _one_source(self) -> Chats:
         if (self.path is None) == (self.from_run is None):
             raise ValueError("data is a path of a file, or from_run, a run's folder; give one of the two")
+        if self.prompt and "{" in self.prompt:
+            _refuse_no_template(self.prompt)
         if self.messages and (self.prompt or self.completion):
             raise ValueError("a chat is in messages, or in prompt and completion; name one of the two")
         if self.text and (self.messages or self.prompt or self.completion):
