@@ -94,16 +94,15 @@ def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ())
     try:
         calls = list(_of_xml(text, tools) if style == "xml" else _READERS[style](text))
         for call in calls:
-            json.dumps(
-                [call.name, call.arguments], ensure_ascii=False, allow_nan=False
-            ).encode()  # as readers of it will
+            # As every reader of it will: JSON can spell out half a character.
+            json.dumps([call.name, call.arguments], ensure_ascii=False, allow_nan=False).encode()
+    except Unreadable:
+        raise
     except RecursionError:
         raise Unreadable("your call is nested too deeply") from None
     except UnicodeEncodeError:
         raise Unreadable("your call has a character that is none, such as \\ud800") from None
-    except ValueError as error:
-        if isinstance(error, Unreadable):
-            raise
+    except ValueError:
         raise Unreadable("an argument is NaN or infinite, which JSON does not have") from None
     if not calls:
         raise Unreadable(f"your reply has no call of a tool. {how_to_call(style)}")

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/suites.py                          # all of them: hours on a shared core
     python benchmarks/suites.py --suites keyhole babyai --policies random oracle
-    python benchmarks/suites.py --page docs/suite_baselines.md               # and write the tables into the page
+    python benchmarks/suites.py --page docs/suite_baselines.md            # and write the tables into the page
 
 Everything lies in --out: an evaluation for each suite and policy, and for each suite a run. What is there is not made
 again, and what was interrupted goes on, so the command may be stopped and given again, and again when suites are added.

@@ -150,11 +150,8 @@ def raised_at(error: BaseException) -> str:
     return "".join(f" ({Path(file).name}:{line})" for file, line in last)
 
 
-TO_WRITE = "free disk space or fix the folder's rights"
-
-
 @contextmanager
-def disk(what: str, path: Path, hint: str = f"{TO_WRITE}, then resume the run") -> Iterator[None]:
+def disk(what: str, path: Path) -> Iterator[None]:
     """Turn a failure to write `what` under `path` into a CheckpointError that says what to do."""
     try:
         yield
@@ -163,19 +160,19 @@ def disk(what: str, path: Path, hint: str = f"{TO_WRITE}, then resume the run") 
             f"{what} cannot be written",
             where=str(path),
             got=error.strerror or str(error),
-            hint=hint,
+            hint="free disk space or fix the folder's rights, then resume the run or give the command again",
         ) from error
 
 
 @contextmanager
-def whole(what: str, path: Path, hint: str = TO_WRITE) -> Iterator[Path]:
+def whole(what: str, path: Path) -> Iterator[Path]:
     """Context with a place to write `what`, a file or a folder, which becomes `path` at the end, whole or not at all.
 
     Raises:
         CheckpointError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with disk(what, path, hint):
+    with disk(what, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove(partial)  # of a process that was killed
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,3 +15,8 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def finite_json(text: str) -> Any:
+    """Plain values of JSON, with None for `NaN` and `Infinity`, which Python writes and no other reader takes."""
+    return json.loads(text, parse_constant=lambda _: None)

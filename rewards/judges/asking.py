@@ -150,6 +150,18 @@ class AsksModel:
 _LIMITS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MayShowReference(AsksModel):
+    """Base of rewards whose model may be shown the task's reference."""
+
+    show_reference: bool = False
+    """Show the task's reference, where it has one."""
+
+    def reference_of(self, task: Task) -> str | None:
+        """The reference to show, or None."""
+        return task.reference if self.show_reference else None
+
+
 class Asker:
     """Asks one model, for as long as one group is judged."""
 

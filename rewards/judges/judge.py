@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.judges.asking import Asker, AsksModel, Question, Unreadable, asked, marked, record_of
+from rewards.judges.asking import Asker, MayShowReference, Question, Unreadable, asked, marked, record_of
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError
 from rlhf.settings import STRICT
@@ -21,7 +21,7 @@ _YES, _NO = "yes", "no"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Judge(AsksModel):
+class Judge(MayShowReference):
     """Pairwise judge: a model reasons about two attempts at a task, and names the better one.
 
     Each two attempts are compared twice, in both orders, and the verdicts (better 1, a tie 0, worse −1) are averaged:
@@ -38,8 +38,6 @@ class Judge(AsksModel):
     `knockout`, Reward Reasoning Models, arXiv 2505.14674.
     """
 
-    show_reference: bool = False
-    """Show the task's reference, where it has one."""
     question: str = "Which attempt does better what the agent was asked to do?"
     """Question to the judge."""
     normalised: bool = False
@@ -57,7 +55,7 @@ class Judge(AsksModel):
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Compare all attempts at a task. Raises RewardError where that cannot be done."""
         records = [record_of(task, t, self.max_characters) for t in trajectories]
-        reference = task.reference if self.show_reference else None
+        reference = self.reference_of(task)
         different = list(dict.fromkeys(records))
         n = len(different) - 1
         if self.ranking == "knockout":
@@ -155,7 +153,7 @@ def points_of(said: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Grade(AsksModel):
+class Grade(MayShowReference):
     """Pointwise judge: a model reasons, and gives 0 to 10 points, here 0 to 1; or yes or no.
 
     With `scale: yes_no` the value is 1 or 0, and with `unreadable: wrong` a reply without a verdict is a 0, as where a
@@ -168,8 +166,6 @@ class Grade(AsksModel):
     Sources: as a judge of its own, arXiv 2505.08827; points, arXiv 2306.05685.
     """
 
-    show_reference: bool = False
-    """Show the task's reference, where it has one."""
     question: str = "How well does the agent do what it was asked to do?"
     """Question to the judge."""
     scale: Literal["points", "yes_no"] = "points"
@@ -181,7 +177,7 @@ class Grade(AsksModel):
         """Judge one attempt. Raises RewardError where that cannot be done."""
         what = "0 to 10, the number of points" if self.scale == "points" else "YES or NO"
         wanted = f"{self.question}\n\nReason first. Then end with one line, VERDICT {{mark}}: and {what}."
-        reference = task.reference if self.show_reference else None
+        reference = self.reference_of(task)
         question = asked([("Attempt", record_of(task, trajectory, self.max_characters))], wanted, reference)
 
         async def call(asker: Asker) -> float:
@@ -202,7 +198,7 @@ class Grade(AsksModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Principles(AsksModel):
+class Principles(MayShowReference):
     """Principle adherence: log p(Yes) − log p(No) of a model asked about each principle, in nats.
 
     Probabilities of .7 and .2 are worth 1.252763; normalising them among the two changes nothing. Each difference is
@@ -215,8 +211,6 @@ class Principles(AsksModel):
     Source: RLBFF, arXiv 2509.21319.
     """
 
-    show_reference: bool = False
-    """Show the task's reference, where it has one."""
     principles: Annotated[tuple[str, ...], Field(min_length=1)]
     """Principles, each as a statement about the attempt: the answer uses no tool twice."""
     max_difference: Annotated[float, Field(gt=0)] = 5.0
@@ -225,7 +219,7 @@ class Principles(AsksModel):
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt. Raises RewardError where that cannot be done."""
         record = record_of(task, trajectory, self.max_characters)
-        reference = task.reference if self.show_reference else None
+        reference = self.reference_of(task)
         found = await self.all_of(self._call(record, principle, reference) for principle in self.principles)
         kept = [max(-self.max_difference, min(self.max_difference, x)) for x in found]
         why = ", ".join(f"{x:+.2f} {principle[:40]!r}" for x, principle in zip(kept, self.principles, strict=True))

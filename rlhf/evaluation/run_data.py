@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf.digests import check_log, read_listed
 from rlhf.errors import CheckpointError, DataError
+from rlhf.finite import finite_json
 from rlhf.sinks import LogLine, read_metrics
 
 
@@ -56,7 +57,7 @@ class RunData:
         if (folder / "metrics.jsonl").is_file():
             check_log(folder, "metrics.jsonl")
         _parsed(folder / "versions.json", json.loads)  # a report of a run says where this is damaged, too
-        result = _parsed(folder / "result.json", json.loads)
+        result = _parsed(folder / "result.json", finite_json)
         points = {name: value for name, value in result.items() if has_interval(value)}
         return cls(
             folder=folder,

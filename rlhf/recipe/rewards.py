@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError
-from rlhf.recipe.builder import build, build_part, plain, plain_part
+from rlhf.recipe.builder import OF_EVERY_REWARD, build, build_part, plain, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import keys_of
@@ -125,7 +125,7 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
             hint="remove the key or watch" if watch else "solved_at: 1.0",
         )
     reward = build_part("reward", settings, path, base=base)
-    for key in {"weight", "watch", "solved_at"} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
+    for key in {*OF_EVERY_REWARD} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
         raise RecipeError(
             f"the {key} belongs to the recipe, so a reward cannot have a key of that name",
             where=join(path, key),

@@ -25,7 +25,6 @@ from starlette.datastructures import MutableHeaders
 
 from rlhf.errors import DataError
 from rlhf.evaluation.store import StoredStep
-from rlhf.finite import finite
 from rlhf.viewer import page, run_views
 from rlhf.viewer.answers import Answers, NoSuchRunError
 from rlhf.viewer.attempts import Filter
@@ -217,7 +216,7 @@ class _Routes:
 
 
 def _json(values: Any) -> Response:
-    return Response(json.dumps(finite(values), allow_nan=False, default=str), media_type="application/json")
+    return Response(json.dumps(values, allow_nan=False, default=str), media_type="application/json")
 
 
 def _event_id(text: str) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from rlhf.evaluation.folder import PLAN, SUMMARY, VERSIONS, is_evaluation
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import StoredStep
 from rlhf.evaluation.wording import duration_text, percent_text
-from rlhf.finite import finite
 from rlhf.viewer.answers import Answers
 from rlhf.viewer.attempts import groups
 from rlhf.viewer.library import Library, ShownRun
@@ -143,7 +142,7 @@ def _packed(answers: Answers, run: ShownRun, stored: StoredStep) -> bytes:
             values = _untimed(values)
     except DataError as error:
         values = {"problem": answers.redaction.text(str(error))}
-    text = json.dumps(finite(values), allow_nan=False, default=str, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(values, allow_nan=False, default=str, separators=(",", ":"), ensure_ascii=False)
     return gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)
 
 

@@ -21,6 +21,7 @@ from rlhf.errors import RlhfError
 from rlhf.evaluation.contrib.findings import Finding, findings
 from rlhf.evaluation.folder import PLAN, RECIPE, SUMMARY
 from rlhf.evaluation.run_data import RunData, has_interval
+from rlhf.finite import finite_json
 from rlhf.lock_owner import LOCK, STALE_S, life, read_path
 from rlhf.sinks import LogLine
 
@@ -116,7 +117,7 @@ class RunFolder:
             self.log.poll()
             if self.log.n_bad:
                 self.problems[METRICS] = f"{self.log.n_bad} lines are no log lines, and left out"
-            settings, result = self._parsed(RECIPE, yaml.safe_load), self._parsed(RESULT, json.loads)
+            settings, result = self._parsed(RECIPE, yaml.safe_load), self._parsed(RESULT, finite_json)
             points = {k: v for k, v in result.items() if has_interval(v)}
             return RunData(
                 folder=self.folder,

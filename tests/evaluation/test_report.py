@@ -22,6 +22,7 @@ from rlhf.evaluation.store import (
 from rlhf.sinks import JsonlSink, Metrics
 from rlhf.viewer.redaction import Redaction
 from rlhf.viewer.report import by_interest, write_report
+from rlhf.viewer.run_folder import RunFolder
 from tests.evaluation.pages import Page
 from tests.evaluation.synthetic import make_run
 
@@ -173,6 +174,13 @@ def test_no_run_and_damaged_files_are_errors(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("a: [")
     with pytest.raises(DataError, match=r"recipe\.yaml"):
         write_report(tmp_path)
+
+
+def test_an_evaluation_in_which_nothing_counted_is_no_point_with_an_interval(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"after": {"success": NaN, "low": NaN, "high": NaN, "n": 0}, "x": 1}')
+    read, polled = RunData.read(tmp_path), RunFolder(tmp_path).poll()
+    assert read.results == polled.results == {} and read.facts == polled.facts
+    assert read.facts["after"]["success"] is None and write_report(tmp_path).is_file()
 
 
 def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
