@@ -37,7 +37,8 @@ class TrlFunction:
     """A reward function of TRL's signature, asked about all attempts at a task in one call.
 
     It is given `prompts`, `completions`, `completion_ids` and the columns of the data set, each as a list with an entry
-    for each attempt; the reference also under its usual names (`answer`, `solution`, `ground_truth`, ...). Of these a
+    for each attempt; the prompt also under its column's name, and the reference under its column's and its usual names
+    (`answer`, `solution`, `ground_truth`, ...). Of these a
     function without `**kwargs` is given those that it names. None in place of a number counts as 0, as in TRL's sum.
     """
 
@@ -70,8 +71,13 @@ class TrlFunction:
         columns = task.info.get("columns")
         columns = columns if isinstance(columns, Mapping) else task.info
         references = dict.fromkeys(_REFERENCES, task.reference) if task.reference is not None else {}
+        column_of = task.info.get("column_of", {})
+        if task.reference is not None and "reference" in column_of:
+            references[column_of["reference"]] = task.reference
+        prompts = [_prompt(task, t, is_chat) for t in trajectories]
         given = {name: [value] * n for name, value in {**references, **columns}.items()} | {
-            "prompts": [_prompt(task, t, is_chat) for t in trajectories],
+            column_of.get("prompt", "prompts"): prompts,
+            "prompts": prompts,
             "completions": [_completion(t, is_chat) for t in trajectories],
             "completion_ids": [[i for g in t.generations for i in g.token_ids] for t in trajectories],
         }

@@ -28,11 +28,14 @@ from rlhf.api.background import Background
 from rlhf.api.train import overrides_of
 from rlhf.api.values import Arguments
 from rlhf.build.processes import STOP_REQUEST
+from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.data import Task
 from rlhf.errors import CheckpointError, RecipeError, TrainingError
 from rlhf.recipe.model import values_of
+from rlhf.recipe.text import parse
 from rlhf.sinks import read_metrics
 from rlhf.training.hooks.base import StageHook
+from rlhf.training.policy.model import Pretrained
 from tests.commands import run as command
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text("utf-8")
@@ -242,6 +245,20 @@ def test_overrides_from_python_may_be_infinite_and_name_rewards(tmp_path: Path) 
         Arguments(tmp_path), {"rewards": {"x": "exact_match", "y": {"kind": "outcome"}}}, joins_rewards=True
     )
     assert given == ['rewards.x="exact_match"', 'rewards.y.kind="outcome"']
+    text = "\U0001f600 \\ud83d\\ude00 \u2028 \x7f"
+    [line] = overrides_of(Arguments(tmp_path), {"rewards": {"x": {"text": text}}}, joins_rewards=True)
+    assert parse(line.partition("=")[2], "line") == text
+
+
+def test_a_home_folder_is_a_run_in_calls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    checkpoint = tmp_path / "run" / "checkpoints" / "0-policy_gradient-000002"
+    checkpoint.mkdir(parents=True)
+    for path in (tmp_path / "run" / "recipe.yaml", checkpoint / "state.json"):
+        path.write_text("{}")
+    assert recipe_and_checkpoint("~/run", None) == recipe_and_checkpoint(str(tmp_path / "run"), None)
+    assert recipe_and_checkpoint("~/run", None)[1] == checkpoint
+    assert Pretrained(path="~/model").path == str(tmp_path / "model")
 
 
 # --- the same strictness ---------------------------------------------------------------------------------------------

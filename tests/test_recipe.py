@@ -227,6 +227,8 @@ def test_numbers_of_other_classes_are_written_as_plain_ones() -> None:
 
     found = [plain(float, np.log(2)), plain(int, np.int64(3)), plain(Level, Level.HIGH), plain(bool, np.bool_(True))]
     assert found == [math.log(2), 3, 2, True] and {type(value) for value in found} == {float, int, bool}
+    table = {1: "one", 2.5: {True: "yes"}, "3": "three"}
+    assert parse(to_text(plain(Any, table)), "recipe") == table
 
 
 def test_an_unknown_key_names_its_neighbour() -> None:
@@ -327,6 +329,14 @@ def test_interpolation_reads_other_keys_and_no_code(echo: Path) -> None:
     for bad in ("${nowhere}", "${eval:1+1}", "${limits"):
         error = refused(lambda bad=bad: load(echo, [f"evaluation.n_tasks={bad}"]))
         assert "evaluation.n_tasks" in error.where
+
+
+def test_an_override_below_a_reference_leaves_what_it_refers_to(echo: Path) -> None:
+    shared = ["stages.1.optimizer=${stages.0.optimizer}"]
+    first, second = load(echo, [*shared, "stages.1.optimizer.lr=0.5"]).stages
+    assert (first.optimizer.lr, second.optimizer.lr) == (load(echo).stages[0].optimizer.lr, 0.5)
+    first, second = load(echo, [*shared, "stages.0.optimizer.lr=0.5"]).stages
+    assert first.optimizer.lr == second.optimizer.lr == 0.5
 
 
 def test_a_verifier_becomes_a_reward_of_the_last_action(echo: Path) -> None:

@@ -63,7 +63,7 @@ def tuning_of(folder: Path, *, seeds: int = 2) -> Tuning:
 def test_the_best_mean_over_the_seeds_goes_on_and_ties_go_to_the_earlier(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
     choices: list[Choice] = [(), ("stages.1.group_size=2",), ("stages.1.group_size=3",)]
-    tuning.check(choices)
+    tuning.check(choices, 4)
     record = json.loads((tmp_path / "tuned" / "tune.json").read_text())
     for choice, success in zip(choices, [(0.5, 0.5), (0.9, 0.0), (0.2, 0.8)], strict=True):
         record["success"] |= {f"{_slug(choice)}-seed{seed}@4": value for seed, value in enumerate(success)}
@@ -74,25 +74,29 @@ def test_the_best_mean_over_the_seeds_goes_on_and_ties_go_to_the_earlier(tmp_pat
 def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
     with pytest.raises(RecipeError, match="group_sise"):
-        tuning.check([(), ("stages.1.group_sise=2",)])
+        tuning.check([(), ("stages.1.group_sise=2",)], 4)
     assert not (tmp_path / "tuned").exists()
+    with pytest.raises(RecipeError, match="opponents") as caught:
+        nim = load("textarena/nim-opponents")
+        Tuning("textarena/nim-opponents", (), nim, tmp_path / "tuned", 1).check([()], 3)
+    assert "3 of 30 steps" in caught.value.got and "--keep" in caught.value.hint
 
 
 def test_tasks_that_choose_cannot_judge(tmp_path: Path) -> None:
     recipe = str(recipe_parts.write(tmp_path))
     same = ("evaluation.split=dev",)
     with pytest.raises(RecipeError, match="need different tasks") as refused:
-        Tuning(recipe, same, load(recipe, list(same)), tmp_path / "tuned", 1).check([()])
+        Tuning(recipe, same, load(recipe, list(same)), tmp_path / "tuned", 1).check([()], 4)
     assert refused.value.hint == "evaluation.split=test"
     mended = (*same, refused.value.hint)
-    Tuning(recipe, mended, load(recipe, list(mended)), tmp_path / "tuned", 1).check([()])
+    Tuning(recipe, mended, load(recipe, list(mended)), tmp_path / "tuned", 1).check([()], 4)
 
 
 def test_a_stage_that_would_end_early_is_tuned_to_its_end(tmp_path: Path) -> None:
     recipe = str(recipe_parts.write(tmp_path))
     patient = ("stages.1.evaluate_every=1", "stages.1.patience=1")
     tuning = Tuning(recipe, patient, load(recipe, list(patient)), tmp_path / "tuned", 1)
-    tuning.check([(), ("stages.1.group_size=2",)])
+    tuning.check([(), ("stages.1.group_size=2",)], 4)
     assert load(recipe, [*patient, *tuning.held_out]).stages[1].patience is None
 
 
@@ -109,28 +113,28 @@ def test_data_without_tasks_to_choose_by_is_told_the_setting_that_makes_some(tmp
     recipe = str(tmp_path / "own.yaml")
     Path(recipe).write_text(json.dumps(values))
     with pytest.raises(RecipeError) as refused:
-        Tuning(recipe, (), load(recipe), tmp_path / "tuned", 1).check([()])
+        Tuning(recipe, (), load(recipe), tmp_path / "tuned", 1).check([()], 4)
     assert refused.value.where == "evaluation.watch_split" and refused.value.got == "dev"
     assert "environment.split_ratios" in refused.value.hint and "environment.dev: FILE" in refused.value.hint
     three = "environment.split_ratios={train: 0.5, dev: 0.2, test: 0.3}"
-    Tuning(recipe, (three,), load(recipe, [three]), tmp_path / "tuned", 1).check([()])
+    Tuning(recipe, (three,), load(recipe, [three]), tmp_path / "tuned", 1).check([()], 4)
 
 
 def test_the_folder_of_another_tuning_is_refused(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
-    tuning.check([()])
+    tuning.check([()], 4)
     (tmp_path / "tuned" / "tune.json").write_text(json.dumps({"asked": ["another.yaml"], "success": {}}))
     with pytest.raises(RecipeError, match="another recipe was tuned"):
-        tuning.check([()])
+        tuning.check([()], 4)
 
 
 def test_the_folder_of_the_recipe_before_a_change_is_refused(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
-    tuning.check([()])
-    tuning.check([()])
+    tuning.check([()], 4)
+    tuning.check([()], 4)
     longer = load(tuning.recipe, ["limits.max_tokens=9"])
     with pytest.raises(RecipeError, match=r"other values of limits\.max_tokens"):
-        replace(tuning, loaded=longer).check([()])
+        replace(tuning, loaded=longer).check([()], 4)
 
 
 def test_a_task_counts_once_with_however_many_seeds(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import numbers
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf.errors import RecipeError
 from rlhf.recipe.describe import given
+
+_SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 
 def folder(value: Any, call: str, name: str, example: str) -> Path | None:
@@ -17,7 +23,7 @@ def folder(value: Any, call: str, name: str, example: str) -> Path | None:
         return None
     if not isinstance(value, str | os.PathLike):
         raise _refused(value, call, name, "a folder, as text or as a path", repr(example))
-    return Path(value)
+    return Path(value).expanduser()
 
 
 def text(value: Any, call: str, name: str, example: str) -> str:
@@ -51,3 +57,18 @@ def _refused(value: Any, call: str, name: str, expected: str, example: str) -> R
         expected=expected,
         hint=f"write {name}={example}, or leave it out for its default",
     )
+
+
+def yaml_line(value: Any) -> str:
+    """A plain value in one line of YAML: JSON, but for numbers that are not finite and characters of two surrogates."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{yaml_line(key)}: {yaml_line(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(yaml_line, value)) + "]"
+    return _SURROGATES.sub(_one_escape, json.dumps(value))
+
+
+def _one_escape(pair: re.Match[str]) -> str:
+    return f"\\U{ord(json.loads(chr(34) + pair[0] + chr(34))):08x}"

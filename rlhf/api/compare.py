@@ -122,7 +122,7 @@ def _folder(side: str | Path | TrainResult | Evaluation) -> Path:
             expected="the folder of a run or an evaluation, or a result of rlhf.train or rlhf.evaluate",
             hint="rlhf.compare('evaluations/before', 'evaluations/after')",
         )
-    return Path(side)
+    return Path(side).expanduser()
 
 
 def _comparison(row: Mapping[str, Any]) -> Comparison:

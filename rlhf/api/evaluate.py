@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -179,4 +178,4 @@ def _strategy(strategy: Any, arguments: Arguments) -> str:
             expected="a kind, or a mapping with a kind and keys",
             hint="write strategy={'kind': 'best_of_n', 'n': 8}, or leave it out",
         )
-    return json.dumps(arguments.plain(strategy, "strategy"))
+    return checked.yaml_line(arguments.plain(strategy, "strategy"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -247,18 +245,7 @@ def overrides_of(arguments: Arguments, overrides: Mapping[str, Any], *, joins_re
         for name, keys in plain.pop("rewards").items():
             own = {f".{key}": value for key, value in keys.items()} if isinstance(keys, Mapping) else {"": keys}
             plain |= {f"rewards.{name}{key}": value for key, value in own.items()}
-    return [f"{key}={_yaml(value)}" for key, value in plain.items()]
-
-
-def _yaml(value: Any) -> str:
-    """A value in one line of YAML, which JSON is but for numbers that are not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)}: {_yaml(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    return json.dumps(value)
+    return [f"{key}={checked.yaml_line(value)}" for key, value in plain.items()]
 
 
 def _loaded(recipe: Any, arguments: Arguments, texts: Sequence[str]) -> Recipe:

@@ -290,7 +290,7 @@ def _list_older(folder: Path, console: CleanConsole) -> None:
     if (folder / PLAN).is_file() and not Manifest(folder).is_there:
         Manifest(folder).record_all(PLAN, VERSIONS)
         console.print(
-            f"[yellow]caution[/] {folder} has no digests of its files: what they hold now is taken for theirs",
+            _CAUTION + f"{folder} has no digests of its files: what they hold now is taken for theirs",
             soft_wrap=True,
         )
 

@@ -341,6 +341,7 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
         CheckpointError: the checkpoint asked for is no folder, or the run has none.
         RecipeError: the target is a model without a run around it.
     """
+    checkpoint = checkpoint.expanduser() if checkpoint is not None else None
     if checkpoint is not None and not checkpoint.is_dir():
         raise CheckpointError(
             "there is no such folder",
@@ -349,7 +350,8 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
             expected="a checkpoint of a run, or a model folder",
             hint="look into checkpoints/ of the run; a model on a hub is policy={kind: pretrained, path: NAME}",
         )
-    folder = Path(target)
+    folder = Path(target).expanduser()
+    target = str(folder) if target.startswith("~") else target
     if (folder.parent / "state.json").is_file():  # the policy in a checkpoint
         folder = folder.parent
     run = folder.parent.parent

@@ -199,9 +199,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
 def caution_without_digests(checkpoint: Path) -> None:
     """Say of a checkpoint of before there were digests that changes of its files cannot be found."""
     if (checkpoint / "state.json").is_file() and not has_digests(checkpoint):
-        errors().print(
-            f"[yellow]caution[/] {checkpoint} has no digests of its files: only their sizes are known", soft_wrap=True
-        )
+        caution(f"{checkpoint} has no digests of its files: only their sizes are known")
 
 
 def _disk_full(error: BaseException) -> RlhfError | None:

@@ -63,7 +63,7 @@ def tune(
     choices = [(), *choices_of(tried or [])]
     tuning = Tuning(recipe, tuple(own), loaded, out or Path("runs") / f"tune-{loaded.name}", seeds)
     plan = rounds(len(choices), tuning.steps, keep)
-    tuning.check(choices)
+    tuning.check(choices, plan[0][1])
     told = ", ".join(f"{n} of {steps} steps" for n, steps in plan)
     errors().print(f"{seeds} seeds of each choice: {told}; then 2 of {tuning.steps} with other seeds", highlight=False)
     left: Sequence[Choice] = choices
@@ -183,8 +183,13 @@ class Tuning:
         patient = [f"stages.{i}.patience=null" for i, stage in enumerate(stages) if stage.get("patience") is not None]
         return [f"evaluation.split={self.loaded.evaluation.watch_split}", *usual, *watching, *patient]
 
-    def check(self, choices: Sequence[Choice]) -> None:
-        """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained."""
+    def check(self, choices: Sequence[Choice], first: int) -> None:
+        """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained.
+
+        Args:
+            choices: with the recipe as it is.
+            first: steps of the first round, which has to be a recipe too.
+        """
         from rlhf.recipe import load
         from rlhf.recipe.model import differing, values_of
         from rlhf.recipe.splits import check_declared_split
@@ -192,7 +197,14 @@ class Tuning:
         judge = self.loaded.evaluation
         check_declared_split(judge.watch_split, self.loaded.environment, "evaluation.watch_split")
         for choice in choices:
-            load(self.recipe, [*self.overrides, *choice, *self.held_out])
+            words = [*self.overrides, *choice, *self.held_out]
+            load(self.recipe, words)
+            try:
+                load(self.recipe, [*words, f"stages.{len(self.loaded.stages) - 1}.steps={first}"])
+            except RecipeError as error:
+                error.got += f", with {first} of {self.steps} steps in the first round"
+                error.hint = f"choose among fewer values, or with a larger --keep; else {error.hint}"
+                raise
         if judge.watch_split == judge.split:
             raise RecipeError(
                 "selection and final evaluation need different tasks",
@@ -219,7 +231,8 @@ class Tuning:
         means = {choice: self._mean(choice, steps) for choice in choices}
         told = sorted(means, key=lambda choice: -means[choice])
         for choice in told:
-            errors().print(f"{steps:>5} steps  {means[choice]:6.1%}  {_words(choice)}", highlight=False, soft_wrap=True)
+            mean = f"{means[choice]:6.1%}" if means[choice] >= 0 else "failed"
+            errors().print(f"{steps:>5} steps  {mean}  {_words(choice)}", highlight=False, soft_wrap=True)
         if means[told[0]] < 0:
             raise TrainingError(
                 "no configuration could be trained",
@@ -228,7 +241,7 @@ class Tuning:
                 expected="one that trains",
                 hint="rlhf train with one of them says why",
             )
-        return told[:n]
+        return [choice for choice in told if means[choice] >= 0][:n]
 
     def judged(self, choice: Choice) -> tuple[Paired, list[float]]:
         """Compare a choice with the recipe on `evaluation.split`, with seeds and tasks that chose nothing.

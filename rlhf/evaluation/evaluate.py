@@ -27,7 +27,7 @@ class Evaluation:
     """Number of tasks, the first of the split. At 200 the 95% interval is at most ±7 points."""
     attempts: Annotated[int, Field(ge=1)] = 1
     """Attempts per task."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature; 0 is greedy."""
     before: bool = True
     """Evaluate before training too."""

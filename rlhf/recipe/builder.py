@@ -157,7 +157,7 @@ def plain(annotation: Any, value: Any) -> Any:
         return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
         item = (typing.get_args(without_none(annotation)) or (Any, Any))[-1]
-        return {str(key): plain(item, entry) for key, entry in value.items()}
+        return {_plain_key(key): plain(item, entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         args = typing.get_args(without_none(annotation)) or (Any,)
         ordered = sorted(value) if isinstance(value, set | frozenset) else value
@@ -165,6 +165,11 @@ def plain(annotation: Any, value: Any) -> Any:
     if holds_objects(annotation):
         return plain_part(section_in(annotation), value)
     return TypeAdapter(annotation, config=ARBITRARY).dump_python(value, mode="json")
+
+
+def _plain_key(key: Any) -> Any:
+    """Key as YAML keeps it: numbers stay numbers."""
+    return key if type(key) in (bool, int, float) else str(key)
 
 
 def plain_part(section: str | None, part: Any) -> dict[str, Any]:

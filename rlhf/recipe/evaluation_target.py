@@ -136,12 +136,18 @@ def _model(asked: EvaluationRequest, suite: Suite) -> EvaluationTarget:
         "engine": given.get("engine", {}),
         "environment": plain_part("environment", part.environment),
         "rewards": {"success": {"kind": "outcome"}},
-        "limits": plain_part(None, part.limits),
+        "limits": plain_part(None, replace(part.limits, max_context=_longest_context(suite))),
         "stages": [{"kind": "policy_gradient", "steps": 1}],  # a recipe has one; an evaluation never looks at it
     }
     recipe = recipe_of(values, name=suite.name, base=Path.cwd())
-    checkpoint = Path(asked.target) if adapter.is_file() else None
+    checkpoint = adapter.parent if adapter.is_file() else None
     return EvaluationTarget("model", asked.target, _changed(suite, asked), recipe, checkpoint)
+
+
+def _longest_context(suite: Suite) -> int | None:
+    """Context that the engine needs for every part; None where one of them sets no limit."""
+    limits = [part.limits.max_context for part in suite.parts]
+    return None if None in limits else max(n for n in limits if n is not None)
 
 
 def _base_of(adapter: Path) -> str:

@@ -55,7 +55,7 @@ _KEYS = ("name", "attempts", "seed", "metric", "sampling", "strategy", *_OF_PART
 class Sampling:
     """Sampling of a policy while it is judged."""
 
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the smallest set of tokens with this much probability; 1 keeps all."""

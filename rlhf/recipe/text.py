@@ -8,6 +8,7 @@ code.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -169,6 +170,7 @@ def _apply(config: DictConfig, override: str) -> None:
             hint=f"write '{key}=\"{text}\"'",
         )
     try:
+        _copy_references(config, key)
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
         raise RecipeError(
@@ -178,6 +180,18 @@ def _apply(config: DictConfig, override: str) -> None:
             expected=_places(config),
             hint="`rlhf show` prints the recipe with all that may be changed",
         ) from error
+
+
+def _copy_references(config: DictConfig, key: str) -> None:
+    """Replace references above `key` by copies of what they refer to, which the override then leaves alone."""
+    node: Any = config
+    for name in key.split(".")[:-1]:
+        if not OmegaConf.is_config(node):
+            return
+        at: Any = int(name) if OmegaConf.is_list(node) and name.isdecimal() else name
+        if OmegaConf.is_interpolation(node, at):
+            node[at] = copy.deepcopy(node[at])
+        node = node.get(at) if OmegaConf.is_dict(node) or at < len(node) else None
 
 
 def _places(config: DictConfig) -> str:

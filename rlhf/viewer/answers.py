@@ -126,7 +126,8 @@ class Answers:
         if record["is_failure"]:
             shown = trajectory.failure(record, self.redaction)
         else:
-            shown = trajectory.trajectory(record, run.tokenizers.get(settings), self.redaction, folder)
+            rewards = trajectory.rewards_of(settings, run.folder, stored.stage)
+            shown = trajectory.trajectory(record, run.tokenizers.get(settings), self.redaction, folder, rewards)
         return {"commands": self._clean(told), **shown}
 
     def compare(self, first: str, second: str) -> Any:

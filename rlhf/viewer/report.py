@@ -10,7 +10,7 @@ import base64
 import gzip
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -98,7 +98,7 @@ def frozen(answers: Answers, limit: int) -> tuple[dict[str, Any], str]:
         told |= _of_run(answers, run, files[run.id])
     told["runs"] = {"runs": [told[f"run/{run.id}"] for run in runs]}
     told["leaderboard"] = answers.leaderboard()
-    told |= _pairs(answers, runs)
+    told |= _pairs(answers, runs, {board["rows"][0]["run"] for board in told["leaderboard"]["boards"]})
     kept = (
         "All attempts are in it."
         if n_kept == n_files
@@ -181,13 +181,16 @@ def _of_run(answers: Answers, run: ShownRun, kept: dict[str, str]) -> dict[str, 
     return {f"run/{run.id}{path}": values for path, values in found.items()}
 
 
-def _pairs(answers: Answers, runs: Sequence[ShownRun]) -> dict[str, Any]:
-    """Evaluations compared with each other, or where there are many with the first alone."""
-    sides = [f"{run.id}:{name}" for run in runs for name in answers.run(run.id)["stored"]]
-    pairs = itertools.combinations(sides, 2)
-    if len(sides) > MOST_PAIRED:
-        pairs = ((sides[0], other) for other in sides[1:])  # type: ignore[assignment]
-    asked = ({"first": first, "second": second} for first, second in pairs)
+def _pairs(answers: Answers, runs: Sequence[ShownRun], best: Collection[str]) -> dict[str, Any]:
+    """Evaluations compared with each other; where there are many, those of a run, and all with `best` and the first."""
+    sides = [(run.id, name) for run in runs for name in answers.run(run.id)["stored"]]
+    with_all = {*best, *(run for run, _ in sides[:1])}
+    pairs = (
+        (one, other)
+        for one, other in itertools.combinations(sides, 2)
+        if len(sides) <= MOST_PAIRED or one[0] == other[0] or {one[0], other[0]} & with_all
+    )
+    asked = ({"first": ":".join(first), "second": ":".join(second)} for first, second in pairs)
     return {f"compare?{urlencode(one)}": answers.compare(**one) for one in asked}
 
 

@@ -33,6 +33,7 @@ def watch(run: RunFolder, console: Console, *, once: bool = False) -> None:
         while run.state() == "running":
             time.sleep(LOOK_S)
             live.update(shown(run), refresh=True)
+        live.update(shown(run), refresh=True)
 
 
 def shown(run: RunFolder) -> Group:

@@ -60,6 +60,15 @@ def _plan(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def rewards_of(settings: Mapping[str, Any], folder: Path, part: str) -> Mapping[str, Any]:
+    """Rewards of a run's recipe, or of a part of an evaluation; empty where they cannot be read."""
+    found: Any = _plan(folder).get("suite", settings)
+    for name in ("parts", part) if found is not settings else ():
+        found = found.get(name) if isinstance(found, dict) else None
+    rewards = found.get("rewards") if isinstance(found, Mapping) else None
+    return rewards if isinstance(rewards, dict) else {}
+
+
 def _policy_folders(settings: Mapping[str, Any]) -> Iterator[Path]:
     """Model folders that the recipe of a run or the plan of an evaluation names."""
     for section, key in (("policy", "path"), ("asked", "checkpoint"), ("asked", "target")):
@@ -85,8 +94,13 @@ def failure(row: Row, redaction: Redaction) -> dict[str, Any]:
     return found
 
 
-def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction, folder: str) -> dict[str, Any]:
-    """A trajectory with its score, its turns and their tokens, and the test that plays it in `folder`'s environment."""
+def trajectory(
+    row: Row, tokenizer: Any | None, redaction: Redaction, folder: str, rewards: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A trajectory with its score, its turns and their tokens, and the test that plays it in `folder`'s environment.
+
+    Without a test where one of `rewards`, as in a recipe, says what is solved: the environment alone cannot tell.
+    """
     record = decode(row)
     t, score = record.trajectory, record.score
     turns = list(_turns(record, row, tokenizer, redaction))
@@ -110,7 +124,9 @@ def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction, folder: st
         "colours": {name: "" if recorded.get(name) else why for name, why in COLOURS.items()},
         "versions": sorted({v for g in t.generations for v in g.versions}),
         "has_tokenizer": tokenizer is not None,
-        "test": as_test(folder, record),
+        "test": ""
+        if any(isinstance(r, dict) and "solved_at" in r for r in rewards.values())
+        else as_test(folder, record),
     }
     return {**redaction.values(shown), "turns": turns}
 
@@ -211,11 +227,14 @@ def as_test(folder: str, record: TrajectoryRecord) -> str:
     return f"""import asyncio
 from pathlib import Path
 
+import pytest
 from rlhf.recipe.played import environment_of
 
 
 def test_attempt_is_{record.trajectory.outcome}():
     environment = environment_of(Path({folder!r}), {record.stage!r})
+    if environment.properties.judged_by_rewards:
+        pytest.skip("the environment leaves it to rewards what is solved")
     tasks = [task for split in environment.properties.splits for task in environment.tasks(split)]
     task = next(task for task in tasks if task.id == {record.task_id!r})
     actions = {actions!r}

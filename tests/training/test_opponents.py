@@ -242,6 +242,11 @@ def test_a_trial_that_ends_before_there_is_another_version_is_a_recipe(n_steps: 
     assert (stage.steps, stage.opponents.every, stage.opponents.keep) == (n_steps, 6, keep)
 
 
+def test_a_trial_is_shorter_than_the_window_of_a_watched_reward() -> None:
+    watched = load("quickstart", ["rewards.seen={kind: called, tool: move, watch: {window: 30}}", "stages.1.steps=40"])
+    assert load("quickstart", ["rewards.seen={kind: called, tool: move, watch: {window: 30}}", *shortened(watched, 2)])
+
+
 def test_turns_of_older_versions_are_drawn_read_and_never_trained_on() -> None:
     policy, made = tiny.policy(), league(by="turn", share=0.4)
     made.versions[10] = Version(moved(policy), 1)

@@ -49,7 +49,7 @@ class Attempts:
     """Attempts to train on: `solved` ones, or the `best`, above the mean score of their group."""
     max_per_task: Annotated[int, Field(ge=1)] = 2
     """Maximum kept attempts per task, the best first, so that easy tasks do not crowd out hard ones."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature."""
     calibrate: bool = False
     """Also train on corrected unsolved attempts, up to `max_per_task`: own actions up to the first wrong step, after

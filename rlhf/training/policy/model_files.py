@@ -34,7 +34,9 @@ Loader = Callable[[str, torch.dtype, dict[str, Any]], tuple[Any, Any, list[str]]
 
 
 def base_or(path: str) -> str:
-    """Return the folder of the base model where `path` is its name and no model lies there, else `path`."""
+    """Folder of the base model where `path` is its name and no model lies there; else `path`, with `~` expanded."""
+    if path.startswith("~"):
+        return str(Path(path).expanduser())
     return str(BASE_FOLDER) if path == BASE and not (Path(path) / "config.json").is_file() else path
 
 

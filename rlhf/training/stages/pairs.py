@@ -60,7 +60,7 @@ class Pairs:
     """Different tasks that the policy attempts."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Attempts per task."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature of these attempts."""
     from_run: Path | None = None
     """Folder of a run whose stored training trajectories are paired instead; its policy must use the same tokenizer."""

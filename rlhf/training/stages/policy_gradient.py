@@ -116,7 +116,7 @@ class PolicyGradient(StageOverrides):
     """Optimizer of the policy."""
     trainer: TrainerKind = Field(default_factory=Torch)
     """Training backend; torch is for a single process."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature, also applied to the trainer's logits."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""

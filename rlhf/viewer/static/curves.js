@@ -40,7 +40,9 @@ export class Curves {
   // Points of some metrics, of one stage or of all: xs count steps from the first stage that has one of them.
   // An evaluation before the stage stands at its beginning.
   series(names, stage = "") {
-    const rows = this.lines.filter((line) => names.some((name) => name in line.values) && (!stage || line.stage === stage || "eval/success" in line.values));
+    const begun = this.lines.findIndex((line) => line.stage === stage);
+    const before = this.lines.slice(0, Math.max(begun, 0)).filter((line) => "eval/success" in line.values).pop();
+    const rows = this.lines.filter((line) => names.some((name) => name in line.values) && (!stage || line.stage === stage || line === before));
     if (stage) {
       const xs = rows.map((line) => (line.stage === stage ? line.step : 0));
       return { xs, values: names.map((name) => rows.map((line) => (name in line.values ? line.values[name] : null))) };

@@ -52,7 +52,13 @@ export const number = (value, digits = 3) => {
   if (size !== 0 && size < 0.0001) return sign + size.toExponential(1).replace("e-", "e−");
   return sign + String(Number(size.toPrecision(digits)));
 };
-export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`);
+// At most one decimal; what is near 0 or 100 is never rounded to it.
+export function percent(value) {
+  if (value === null || value === undefined) return "–";
+  if (value > 0 && value < 0.0005) return "<0.1%";
+  if (value >= 0.9995 && value < 1) return ">99.9%";
+  return `${Number((100 * value).toFixed(1))}%`;
+}
 export const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + number(Math.abs(value)));
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";

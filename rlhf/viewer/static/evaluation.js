@@ -7,7 +7,9 @@ export async function showEvaluation(main, at) {
   const found = await get(of(at.id), {}, at.signal);
   const points = found.evaluations.filter((one) => typeof one.success === "number");
   const sides = found.stored.map((name) => side(at.id, name));
-  for (const other of at.runs.filter((run) => run.id !== at.id).slice(0, 12)) {
+  const asked = [at.params.other, ...[at.params.first, at.params.second].map((text) => (text || "").split(":")[0])];
+  const others = at.runs.filter((run) => run.id !== at.id).sort((a, b) => asked.includes(b.id) - asked.includes(a.id));
+  for (const other of others.slice(0, 12)) {
     const told = await get(of(other.id), {}, at.signal).catch(() => null);
     sides.push(...(told ? told.stored : []).map((name) => side(other.id, name)));
   }
@@ -18,7 +20,8 @@ export async function showEvaluation(main, at) {
   if (sides.length > 1) {
     put(result, h("p", { class: "soft" }, "Comparing…"));
     const { first, second } = chosen(at, sides);
-    const told = await get("compare", { first: `${first.run}:${first.name}`, second: `${second.run}:${second.name}` }, at.signal);
+    const pair = { first: `${first.run}:${first.name}`, second: `${second.run}:${second.name}` };
+    const told = await get("compare", pair, at.signal).catch((error) => ({ problem: error.message }));
     comparison(result, at, first, second, told);
   }
   if (found.stored.length) drawFigures(figures, at, await get(`${of(at.id)}/evaluation`, { name: at.params.name || "" }, at.signal), found.stored);

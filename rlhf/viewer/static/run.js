@@ -127,8 +127,7 @@ function watch(at, curves, changed, judged) {
     if (told.fresh.step.length) curves.take(told.fresh);
     changed(told);
     window.__latest = { step: told.head.step, at: Date.now(), written: told.head.updated };
-    clearTimeout(timer);
-    timer = setTimeout(() => judged().catch(() => {}), 2500);
+    timer ??= setTimeout(() => { timer = null; judged().catch(() => {}); }, 2500);
   });
   at.closing(() => { stream.close(); clearTimeout(timer); });
 }
