@@ -254,7 +254,7 @@ def _of_node(node: ast.Call) -> Call:
         raise Unreadable("arguments have to be named, as in f(x=1)")
     try:
         arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        json.dumps(arguments, allow_nan=False)
+        arguments = json.loads(json.dumps(arguments, allow_nan=False))
     except (ValueError, TypeError, SyntaxError, MemoryError):
         raise Unreadable("an argument is no plain value, such as a number, a text or a list of them") from None
     return Call(ast.unparse(node.func), arguments)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from rewards.answers.extract import fenced
 
 _SEARCH, _MIDDLE, _REPLACE = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
+_NOT_WHOLE = "no edit that is whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Lines of a file, and the lines that take their place."""
+
+    path: str
+    before: list[str]
+    after: list[str]
 
 
 def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
@@ -26,9 +37,22 @@ def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
     blocks = list(fenced(answer))
     if not blocks:
         return dict(files), "no block of edits"
-    found, path, parts, n = dict(files), "", [list[str](), list[str]()], 0
+    found, n = dict(files), 0
+    try:
+        for edit in edits_in(blocks[-1][1]):
+            n += 1
+            if wrong := _replace(found, edit.path, edit.before, edit.after):
+                return dict(files), wrong
+    except ValueError as error:
+        return dict(files), str(error)
+    return (found, "") if n else (dict(files), _NOT_WHOLE)
+
+
+def edits_in(block: str) -> Iterator[Edit]:
+    """Yield the edits of a block in order. Raises ValueError at a line of no edit, or where the last is not whole."""
+    path, parts = "", [list[str](), list[str]()]
     into: int | None = None
-    for line in blocks[-1][1].replace("\r\n", "\n").split("\n"):
+    for line in block.replace("\r\n", "\n").split("\n"):
         mark = line.rstrip()
         if into is None and mark.startswith("#"):
             path = mark.lstrip("#").strip().removeprefix("./")
@@ -37,15 +61,14 @@ def edited(files: Mapping[str, str], answer: str) -> tuple[dict[str, str], str]:
         elif into == 0 and mark == _MIDDLE:
             into = 1
         elif into == 1 and mark == _REPLACE:
-            wrong = _replace(found, path, *parts)
-            if wrong:
-                return dict(files), wrong
-            into, n = None, n + 1
+            yield Edit(path, *parts)
+            into = None
         elif into is not None:
             parts[into].append(line)
         elif mark:
-            return dict(files), f"not an edit: {mark[:80]}"
-    return (found, "") if n and into is None else (dict(files), "no edit that is whole")
+            raise ValueError(f"not an edit: {mark[:80]}")
+    if into is not None:
+        raise ValueError(_NOT_WHOLE)
 
 
 def _replace(files: dict[str, str], path: str, before: list[str], after: list[str]) -> str:

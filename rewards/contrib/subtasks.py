@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.answers.extract import fenced
+from rewards.code.edits import edits_in
 from rlhf.data import Verdict
 from rlhf.errors import RewardError
 from rlhf.settings import STRICT
@@ -127,27 +128,15 @@ def _lines(text: str) -> Items | None:
 
 def _edits(text: str) -> Items | None:
     items: Items = Counter()
-    file, before, after, into = "", list[str](), list[str](), None
-    for line in text.splitlines():
-        mark = line.rstrip()
-        if into is None and mark.startswith("#"):
-            file = _path(mark.lstrip("#").strip())
-        elif into is None and mark == "<<<<<<< SEARCH" and len(file.split()) == 1:
-            before, after = [], []
-            into = before
-        elif into is before and into is not None and mark == "=======":
-            into = after
-        elif into is after and into is not None and mark == ">>>>>>> REPLACE":
-            changed = list(_changed(before, after))
-            if not changed:
+    try:
+        for edit in edits_in(text):
+            changed = list(_changed(*([line.rstrip() for line in side] for side in (edit.before, edit.after))))
+            if not changed or len(edit.path.split()) != 1:
                 return None
-            items += Counter((file, sign, line) for sign, line in changed)
-            into = None
-        elif into is not None:
-            into.append(mark)
-        elif mark:
-            return None
-    return items if into is None else None
+            items += Counter((_path(edit.path), sign, line) for sign, line in changed)
+    except ValueError:
+        return None
+    return items
 
 
 def _changed(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -34,8 +34,9 @@ def gateway(
     out: Annotated[Path, typer.Option(help="Output folder of the attempts.")] = Path("gateway"),
     split: Annotated[str, typer.Option(help="Task split for clients that name no task.")] = "test",
     reward: Annotated[
-        Judge, typer.Option(help="Source of the reward: posted by the client, the environment, or the recipe.")
-    ] = Judge.posted,
+        Judge | None,
+        typer.Option(help="Source of the reward: posted by the client (default), the environment, or the recipe."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Any client with a key can sample.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     endpoint: Endpoint = "",
@@ -77,7 +78,7 @@ def gateway(
         checkpoint=folder,
         out=out,
         split=split,
-        reward=reward.value,
+        reward=reward.value if reward else None,
         host=host,
         port=port,
         console=console,

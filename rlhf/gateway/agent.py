@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from agents.base import History, PolicyHandle, Reply
 from agents.parsing import split_thoughts
 from agents.tool_calls import Call, Style, Unreadable, how_to_call, read_calls
+from agents.tools import ToolAgent
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
@@ -120,6 +121,23 @@ class ExternalAgent:
         if first.role is Role.SYSTEM:
             return (replace(first, content="\n".join([first.content, *lines])), *messages[1:])
         return (Message(Role.SYSTEM, "\n".join(lines)), *messages)
+
+
+def external_agent(
+    agent: Any, through: Literal["template", "text"], *, override_sampling: bool = False
+) -> ExternalAgent:
+    """The external agent in the place of a recipe's, with the tool format of a tool agent.
+
+    Args:
+        agent: of the recipe; an external one stays as it is.
+        through: place of the tool definitions where `agent` says nothing of it.
+        override_sampling: of the one that is made.
+    """
+    if isinstance(agent, ExternalAgent):
+        return agent
+    if isinstance(agent, ToolAgent):
+        return ExternalAgent(style=agent.style, through=agent.through, override_sampling=override_sampling)
+    return ExternalAgent(through=through, override_sampling=override_sampling)
 
 
 class _PolicyAnswers:

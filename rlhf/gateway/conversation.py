@@ -32,11 +32,13 @@ class ChatMessage:
         role: who speaks.
         text: what is said; of the assistant without reasoning and without calls.
         calls: of tools, parsed, so that spaces and the order of keys do not matter.
+        ids: the client's of these calls; of a result that of its call.
     """
 
     role: Role
     text: str
     calls: tuple[Call, ...] = ()
+    ids: tuple[object, ...] = field(default=(), compare=False)
 
     @cached_property
     def key(self) -> tuple[object, ...]:

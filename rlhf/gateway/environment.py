@@ -345,16 +345,24 @@ def payload(task: Task, *, with_reference: bool) -> dict[str, Any]:
     return told | ({"reference": task.reference} if with_reference else {})
 
 
+#: Bytes of the longest task in a variable, of which Linux allows 128 KiB with its name.
+_LONGEST_VARIABLE = 120_000
+
+
 def variables_of(url: str, session: Session) -> dict[str, str]:
-    """Variables by which the clients of OpenAI and Anthropic find the session, and a program its task."""
+    """Variables by which the clients of OpenAI and Anthropic find the session, and a program its task.
+
+    A longer task than a variable may be is on standard input alone.
+    """
+    task = json.dumps(session.task)
     return {
+        **({"RLHF_TASK": task} if len(task) < _LONGEST_VARIABLE else {}),
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": session.key,
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": session.key,
         "RLHF_SESSION": url,
         "RLHF_KEY": session.key,
-        "RLHF_TASK": json.dumps(session.task),
     }
 
 

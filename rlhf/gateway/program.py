@@ -51,6 +51,7 @@ class Program:
         self._memory_mb, self._cpu_s, self._folder, self._on_end = memory_mb, cpu_s, folder, on_end
         self._log = tempfile.TemporaryFile(prefix="rlhf-agent-")  # noqa: SIM115  closed with the process
         self._watching: asyncio.Task[None] | None = None
+        self._feeding: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self.code: int | None = None
 
@@ -77,12 +78,16 @@ class Program:
             ) from error
         _running.add(self._process.pid)
         self._limit(self._process.pid)
-        assert self._process.stdin is not None
+        self._feeding = asyncio.create_task(self._feed(stdin))
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _feed(self, stdin: bytes) -> None:
+        """Write what it reads, while it does not read too."""
+        assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(stdin)
             await self._process.stdin.drain()
             self._process.stdin.close()
-        self._watching = asyncio.create_task(self._watch())
 
     def _limit(self, pid: int) -> None:
         if sys.platform != "linux":
@@ -125,8 +130,9 @@ class Program:
                 async with asyncio.timeout(5.0):
                     await process.wait()
             _running.discard(process.pid)
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in (self._watching, self._feeding):
+            if task is not None:
+                task.cancel()
         self._log.close()
 
 

@@ -76,6 +76,7 @@ class Programs:
         self._attempts: dict[str, tuple[str, Session]] = {}
         self._open: dict[str, Session] = {}
         self._n_failed = 0
+        self._served: set[str] = set()  # keys of programs that have taken an attempt
         self._starting = asyncio.Lock()
 
     async def begin(self, session: Session) -> Gateway:
@@ -125,6 +126,7 @@ class Programs:
     def _claimed(self, session: Session, key: str) -> None:
         """Remember which program has an attempt; called on the server's thread."""
         self._attempts[session.id] = (key, session)
+        self._served.add(key)
 
     async def _start(self, gateway: Gateway) -> None:
         settings, key = self._settings, secrets.token_urlsafe(24)
@@ -152,7 +154,8 @@ class Programs:
             return
         self.gateway.keys.discard(key)
         own = [session for owner, session in list(self._attempts.values()) if owner == key and not session.is_finished]
-        self._n_failed = 0 if own else self._n_failed + 1
+        self._n_failed = 0 if key in self._served else self._n_failed + 1
+        self._served.discard(key)
         for session in own if self._n_failed < _MOST_FAILED else list(self._open.values()):
             if not session.is_over:
                 session.end(failure=program.complaint)

@@ -152,7 +152,7 @@ class Gateway:
         if not any(secrets.compare_digest(known.encode(), key.encode()) for known in tuple(self.keys)):
             raise Refusal(401, "the key is not the gateway's. Do: send that of RLHF_GATEWAY_KEY.", "wrong_key")
         if self._opens is not None:
-            return await self._opens(body.get("task"), whole(body, "attempt") or 0)
+            return await self._opens(body.get("task"), whole(body, "attempt", least=0) or 0)
         deadline = asyncio.get_running_loop().time() + _CLAIM_S
         while asyncio.get_running_loop().time() < deadline and not self._server.should_exit:
             with contextlib.suppress(IndexError):
@@ -239,7 +239,7 @@ class _Routes:
         key, body = _key(request), await _body(request, empty={})
         session = await _unless_gone(request, self._gateway.claim(key, body), self._gateway.put_back)
         self._gateway.claimed(session, key)
-        url = self._gateway.url_of(session)
+        url = f"{request.url.scheme}://{request.url.netloc}/sessions/{session.id}"
         return {"id": session.id, "key": session.key, "url": url, "base_url": f"{url}/v1", "task": session.task}
 
     async def reward(self, request: Any) -> dict[str, bool]:
@@ -277,7 +277,7 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
 
     try:
         session = gateway.session(request.path_params["name"], _key(request))
-        asked: ChatRequest = wire.read(await _body(request))
+        asked = _read(wire, await _body(request))
         named, retries = request.headers.get("idempotency-key", ""), request.headers.get("x-stainless-retry-count")
         repeats = None if retries is None else retries not in ("", "0")
         with gateway.room():
@@ -290,6 +290,14 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
     if asked.stream:
         return StreamingResponse(_streamed(wire, answered, asked), media_type="text/event-stream")
     return JSONResponse(wire.reply(answered, asked))
+
+
+def _read(wire: ModuleType, body: Mapping[str, Any]) -> ChatRequest:
+    try:
+        asked: ChatRequest = wire.read(body)
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:  # a field of another type
+        raise Refusal(400, f"the request cannot be read. Got: {error}. Do: compare it with the API's form.") from error
+    return asked
 
 
 async def _streamed(wire: ModuleType, answered: ChatReply, asked: ChatRequest) -> AsyncIterator[str]:

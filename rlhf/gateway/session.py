@@ -217,7 +217,7 @@ class Session:
             return ""
         messages = self._pending[0].asked.messages
         last = max((i + 1 for i, m in enumerate(messages) if m.role is Role.ASSISTANT), default=0)
-        return "\n".join(message.text for message in messages[last:])
+        return "\n".join(message.text for message in messages[last:])[-_MOST_SAID:]
 
     def answer_with(self, text: str, answered: Callable[[str, ChatRequest], ChatReply]) -> None:
         """Answer the request that waits with a text that nobody sampled, where another than the policy plays."""
@@ -283,6 +283,10 @@ class Session:
         return found
 
 
+#: Characters that a turn keeps of what the program has said, the last of them.
+_MOST_SAID = 1_000_000
+
+
 class _Work:
     """Requests that are being answered in one turn.
 
@@ -334,6 +338,9 @@ class _Work:
             self._pending.appendleft(call)
         except EngineError as error:
             _fail(call, Refusal(503, f"the engine failed, and the attempt is over. {error}", "engine_error"))
+            raise
+        except Exception as error:
+            _fail(call, Refusal(500, f"the attempt failed: {type(error).__name__}: {error}", "attempt_failed"))
             raise
         else:
             self.done.append((generation, text))

@@ -85,6 +85,8 @@ class Packer:
         max_bytes: of one buffer; a tensor that is larger gets a buffer of its own size.
     """
 
+    _memory: mmap.mmap | torch.Tensor | None = None
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
 
@@ -113,7 +115,7 @@ class Packer:
                 slices, end = [], 0
             self._make_room(max(1, end + n_bytes))  # a file without a byte cannot be mapped
             found = Slice(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end, n_bytes)
-            self._place(found).copy_(tensor)
+            view(self._memory, found).copy_(tensor)
             digest.add(name, tensor)
             slices.append(found)
             end += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -131,10 +133,6 @@ class Packer:
 
     def _make_room(self, n_bytes: int) -> None:
         """Make the buffer that large; what was written since the last was sent stays."""
-        raise NotImplementedError
-
-    def _place(self, found: Slice) -> torch.Tensor:
-        """The tensor at a place of the buffer, sharing its memory."""
         raise NotImplementedError
 
     def _settle(self) -> None:
@@ -182,9 +180,6 @@ class Outbox(Packer):
         if self._memory is not None:
             _unmap(self._memory)
         self._memory = memory
-
-    def _place(self, found: Slice) -> torch.Tensor:
-        return view(self._memory, found)
 
 
 class Inbox:

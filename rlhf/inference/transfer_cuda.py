@@ -56,9 +56,6 @@ class DeviceOutbox(Packer):
         self._memory = torch.empty(max(n_bytes, self._max_bytes), dtype=torch.uint8, device=_DEVICE)
         self._address = _exported(self._memory)
 
-    def _place(self, found: Slice) -> torch.Tensor:
-        return view(self._memory, found)
-
     def _settle(self) -> None:
         torch.cuda.current_stream().synchronize()  # a receiver waits for no stream of this process
 

@@ -114,9 +114,6 @@ class GroupOutbox(Packer):
         if self._memory is None or n_bytes > len(self._memory):  # and then nothing lies in it yet
             self._memory = torch.empty(max(n_bytes, self._max_bytes), dtype=torch.uint8, device=self._device)
 
-    def _place(self, found: Slice) -> torch.Tensor:
-        return view(self._memory, found)
-
     def _settle(self) -> None:
         _wait(self._device)  # a broadcast is made in another thread, whose stream is another
 

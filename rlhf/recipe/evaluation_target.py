@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents.tools import ToolAgent
 from rlhf.chat_api import RetryPolicy
 from rlhf.errors import ModelError, RecipeError, nearest
-from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.agent import external_agent
 from rlhf.gateway.environment import External
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.builder import build_part, plain_part
@@ -108,18 +107,16 @@ def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
         command = tuple(shlex.split(asked.command))
         outside = own if isinstance(own, External) else External(world=own, command=command, reward="world")
         environment: Any = replace(outside, command=command, n_programs=asked.programs)
-        agent = ExternalAgent(through="template" if kind == "endpoint" else "text", override_sampling=True)
-        if isinstance(part.agent, ToolAgent):
-            agent = replace(agent, style=part.agent.style, through=part.agent.through)
+        agent = external_agent(part.agent, "template" if kind == "endpoint" else "text", override_sampling=True)
         slow = max(part.limits.step_timeout_s, External.limits_defaults["step_timeout_s"])
         limits = replace(part.limits, step_timeout_s=slow)
-        mine = part.agent if isinstance(part.agent, ExternalAgent) else agent
-        parts.append(replace(part, environment=environment, agent=mine, limits=limits))
+        parts.append(replace(part, environment=environment, agent=agent, limits=limits))
     return replace(suite, parts=tuple(parts))
 
 
 def _on_server(asked: EvaluationRequest, name: str, suite: Suite) -> EvaluationTarget:
-    patience = RetryPolicy() if asked.tries is None else RetryPolicy(n_tries=asked.tries)
+    request_s = max(part.limits.episode_timeout_s for part in suite.parts)
+    patience = RetryPolicy(n_tries=asked.tries or RetryPolicy.n_tries, request_s=request_s)
     return EvaluationTarget("endpoint", name, suite, endpoint=asked.endpoint, model=asked.model, patience=patience)
 
 

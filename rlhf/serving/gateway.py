@@ -17,11 +17,12 @@ from environments.base import max_concurrent_episodes
 from rlhf.build.engine import make_publisher
 from rlhf.build.processes import stopped_by_term
 from rlhf.build.train import device, make_runner, policy_of
+from rlhf.chat_api import RetryPolicy
 from rlhf.data import ScoredGroup, Task
 from rlhf.evaluation.baselines import MessageIdRenderer
 from rlhf.evaluation.endpoint import EndpointEngine
 from rlhf.evaluation.store import TrajectoryWriter, list_steps
-from rlhf.gateway.agent import ExternalAgent
+from rlhf.gateway.agent import external_agent
 from rlhf.gateway.environment import External
 from rlhf.gateway.programs import KEY, programs_of
 from rlhf.gateway.recording import chats_of
@@ -46,7 +47,7 @@ def serve(
     checkpoint: Path | None,
     out: Path,
     split: str,
-    reward: Literal["posted", "world", "recipe"],
+    reward: Literal["posted", "world", "recipe"] | None,
     host: str,
     port: int,
     console: CleanConsole,
@@ -61,7 +62,7 @@ def serve(
         checkpoint: of the policy.
         out: folder of the attempts.
         split: tasks that are given to who names none.
-        reward: who says what an attempt earned, as in `environment.reward`.
+        reward: who says what an attempt earned, in the place of `environment.reward`; None for that.
         host: to listen on.
         port: 0 takes a free one.
         console: for progress.
@@ -73,11 +74,17 @@ def serve(
         RlhfError: the policy cannot be loaded, or the port is in use.
     """
     given: Any = recipe.environment
-    found = given if isinstance(given, External) else External(world=given, reward=reward)
+    found = given if isinstance(given, External) else External(world=given)
+    found = found if reward is None else replace(found, reward=reward)
     environment: Any = replace(found, command=(), n_programs=None, host=host, port=port)
     through: Any = "template" if endpoint else "text"
-    agent = recipe.agent if isinstance(recipe.agent, ExternalAgent) else ExternalAgent(through=through)
-    recipe = replace(recipe, environment=environment, agent=agent)
+    slow = max(recipe.limits.step_timeout_s, External.limits_defaults["step_timeout_s"])
+    recipe = replace(
+        recipe,
+        environment=environment,
+        agent=external_agent(recipe.agent, through),
+        limits=replace(recipe.limits, step_timeout_s=slow),
+    )
     behind = _endpoint(recipe, endpoint, model) if endpoint else _policy(recipe, checkpoint)
     return asyncio.run(_serve(recipe, behind, out, split, most, console))
 
@@ -90,7 +97,8 @@ def _endpoint(recipe: Recipe, url: str, model: str) -> Behind:
     async def begin(progress: RichProgress) -> RolloutRunner:
         agent: Any = recipe.agent
         renderer = MessageIdRenderer()
-        engine: Any = EndpointEngine(url, model, renderer, style=agent.style)
+        patience = RetryPolicy(request_s=recipe.limits.episode_timeout_s)
+        engine: Any = EndpointEngine(url, model, renderer, patience=patience, style=agent.style)
         return RolloutRunner(
             environment=recipe.environment,
             agent=agent,

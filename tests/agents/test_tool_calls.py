@@ -75,6 +75,7 @@ def test_any_text_is_read_or_refused_in_a_sentence(style: Style, text: str) -> N
 )
 def test_calls_as_models_write_them(style: Style, text: str) -> None:
     assert read_calls(text, style) == [Call("search", {"query": "a"})]
+    assert read_calls('[plot(points={1: 2, "a": 3})]', "python") == [Call("plot", {"points": {"1": 2, "a": 3}})]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,14 @@ from typing import Any
 import openai
 import pytest
 
+from agents.tools import ToolAgent
 from environments.games.key_door import Keyhole
 from environments.workers.pool import Processes
 from rlhf.data import Finish, Outcome, PolicyWeights, Trajectory
+from rlhf.gateway import server
 from rlhf.gateway import session as sessions
-from rlhf.gateway.agent import ExternalAgent
-from rlhf.gateway.environment import External
+from rlhf.gateway.agent import ExternalAgent, external_agent
+from rlhf.gateway.environment import External, variables_of
 from rlhf.gateway.program import Program
 from rlhf.gateway.programs import KEY, Programs, programs_of
 from rlhf.gateway.request import Refusal
@@ -518,3 +520,109 @@ def test_an_attempt_is_not_given_to_a_client_that_has_gone() -> None:
         assert post(f"{gateway.url}/sessions", gateway.key)["id"] == "one"
     finally:
         gateway.close()
+
+
+def test_programs_that_end_between_attempts_fail_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(self: Program) -> None:
+        pass
+
+    monkeypatch.setattr(Program, "start", start)
+    limits: dict[str, Any] = {"variables": {}, "memory_mb": None, "cpu_s": None, "folder": None}
+    programs = Programs(SimpleNamespace(command=("python3", "agent.py"), n_programs=1, **limits))  # type: ignore[arg-type]
+    gateway: Any = SimpleNamespace(keys=set(), url="http://127.0.0.1:1", remove=lambda session: None)
+    programs.gateway = gateway
+
+    async def run() -> None:
+        waiting = Session({})
+        programs._open[waiting.id] = waiting
+        for _ in range(5):
+            await programs._start(gateway)
+            [key] = programs._running
+            done = Session({})
+            programs._claimed(done, key)
+            programs.end(done)
+            programs._ended(key)
+            await programs._restarting
+            programs._running.clear()
+        assert not waiting.is_over and not programs._served
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("wire", [chat, anthropic_messages, responses])
+def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(wire: Any) -> None:
+    cities = {"a": "Oslo", "b": "Rome"}
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in cities]
+    of_wire = {
+        chat: lambda ids: {
+            "messages": [
+                {"role": "assistant", "tool_calls": calls},
+                *({"role": "tool", "tool_call_id": i, "content": cities.get(i, "?")} for i in ids),
+            ]
+        },
+        anthropic_messages: lambda ids: {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": i, "name": "f", "input": {}} for i in cities],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": i, "content": cities.get(i, "?")} for i in ids],
+                },
+            ]
+        },
+        responses: lambda ids: {
+            "input": [
+                *({"type": "function_call", "call_id": i, "name": "f", "arguments": "{}"} for i in cities),
+                *({"type": "function_call_output", "call_id": i, "output": cities.get(i, "?")} for i in ids),
+            ]
+        },
+    }
+    for ids, told in ((("b", "a"), ["Oslo", "Rome"]), (("b", "c"), ["Rome", "?"])):
+        assert [message.text for message in wire.read(of_wire[wire](ids)).messages[1:]] == told
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        (chat, {"messages": [{"role": "user", "content": "a"}], "stream_options": True}),
+        (chat, {"messages": [{"role": {}, "content": "a"}]}),
+        (chat, {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}),
+        (anthropic_messages, {"messages": [{"role": "user", "content": "a"}], "thinking": "enabled"}),
+        (responses, {"input": "a", "include": 5}),
+    ],
+)
+def test_fields_of_another_type_are_refused(wire: Any, body: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        server._read(wire, body)
+    assert caught.value.status == 400
+
+
+async def _long_tasks_and_messages_fit() -> None:
+    task = Session({"text": "a" * 200_000})
+    assert "RLHF_TASK" not in variables_of("http://here", task)
+    assert "RLHF_TASK" in variables_of("http://here", Session({"text": "a"}))
+    asked = chat.read({"messages": [{"role": "user", "content": "a" * 5_000_000 + "end"}]})
+    task._pending.append(SimpleNamespace(asked=asked))  # type: ignore[arg-type]
+    assert len(task.said) == 1_000_000 and task.said.endswith("end")
+
+
+def test_long_tasks_and_messages_fit() -> None:
+    asyncio.run(_long_tasks_and_messages_fit())
+
+
+def test_a_program_that_reads_nothing_begins_with_a_long_task() -> None:
+    async def run() -> None:
+        program = Program(("sleep", "60"), {}, on_end=lambda: None)
+        async with asyncio.timeout(20):
+            await program.start(b"a" * 1_000_000)
+            await program.close()
+
+    asyncio.run(run())
+
+
+def test_the_agent_outside_speaks_the_format_of_the_recipes_tools() -> None:
+    found = external_agent(ToolAgent(style="json"), "text")
+    assert (found.style, found.through) == ("json", ToolAgent().through)
+    assert external_agent(None, "text") == ExternalAgent(through="text")

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
-from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
+from rlhf.gateway.wires.parts import call_in, event, given, in_call_order, listed, pieces, text_in, tool, whole, wrong
 
 _SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "temperature": (), "top_p": (1,), "top_k": (0,), "stop_sequences": ([],), "tool_choice": ({"type": "auto"},),
@@ -24,7 +24,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         said += _message(message, f"messages[{i}]")
     thinking = body.get("thinking") or {}
     return ChatRequest(
-        messages=tuple(said),
+        messages=in_call_order(said),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_tokens"),
         sampling=given(body, _SAMPLING),
@@ -48,7 +48,8 @@ def _message(message: Mapping[str, Any], where: str) -> list[ChatMessage]:
     texts: list[Any] = []
     for i, block in enumerate(blocks):
         if block.get("type") == "tool_result":
-            found.append(ChatMessage(Role.TOOL, text_in(block.get("content"), f"{where}.content[{i}].content")))
+            text = text_in(block.get("content"), f"{where}.content[{i}].content")
+            found.append(ChatMessage(Role.TOOL, text, ids=(block.get("tool_use_id"),)))
         else:
             texts.append(block)
     if texts or not found:
@@ -58,14 +59,15 @@ def _message(message: Mapping[str, Any], where: str) -> list[ChatMessage]:
 
 def _reply(blocks: list[Any], where: str) -> ChatMessage:
     """A reply in the history, without its thinking."""
-    texts, calls = [], []
+    texts, calls, ids = [], [], []
     for i, block in enumerate(blocks):
         kind, at = block.get("type"), f"{where}.content[{i}]"
         if kind == "tool_use":
             calls.append(call_in(block.get("name"), block.get("input"), at))
+            ids.append(block.get("id"))
         elif kind not in ("thinking", "redacted_thinking"):
             texts.append(text_in([block], at))
-    return ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls))
+    return ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls), tuple(ids))
 
 
 def _tool(found: Mapping[str, Any], where: str) -> dict[str, Any]:

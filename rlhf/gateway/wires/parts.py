@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.tool_calls import Call
+from rlhf.data import Role
+from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import Refusal
 
 
@@ -48,6 +51,18 @@ def call_in(name: Any, arguments: Any, where: str) -> Call:
     return Call(name, arguments_in(arguments, f"{where}.arguments"))
 
 
+def in_call_order(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Messages with the results of parallel calls in the order of the calls, where their ids say it."""
+    found: list[ChatMessage] = []
+    for is_result, run in itertools.groupby(messages, lambda message: message.role is Role.TOOL):
+        several = list(run)
+        asked = found[-1].ids if found else ()
+        if is_result and all(message.ids and message.ids[0] in asked for message in several):
+            several.sort(key=lambda message: asked.index(message.ids[0]))
+        found += several
+    return tuple(found)
+
+
 def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, Any]:
     """A tool as OpenAI's chat wire defines it, which is what chat templates know."""
     if not isinstance(name, str) or not name:
@@ -66,12 +81,12 @@ def listed(body: Mapping[str, Any], name: str, *, needed: bool = False) -> list[
     return found
 
 
-def whole(body: Mapping[str, Any], *names: str) -> int | None:
-    """The first of some whole numbers that is given, at least 1."""
+def whole(body: Mapping[str, Any], *names: str, least: int = 1) -> int | None:
+    """The first of some whole numbers that is given, at least `least`."""
     for name in names:
         if (value := body.get(name)) is not None:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise wrong(name, value, "a whole number, at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise wrong(name, value, f"a whole number, at least {least}")
             return value
     return None
 

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
-from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
+from rlhf.gateway.wires.parts import call_in, event, given, in_call_order, listed, pieces, text_in, tool, whole, wrong
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _TEXTS = ("input_text", "output_text", "text", "refusal")
@@ -29,7 +29,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     items = [{"role": "user", "content": given_}] if isinstance(given_, str) else listed(body, "input", needed=True)
     instructions = text_in(body.get("instructions"), "instructions")
     return ChatRequest(
-        messages=tuple(_messages(items)),
+        messages=in_call_order(list(_messages(items))),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_output_tokens"),
         sampling=given(body, _SAMPLING),
@@ -46,28 +46,32 @@ def _messages(items: list[Any]) -> Iterator[ChatMessage]:
     """Messages of a list of items: text and calls that follow each other are one reply, and reasoning is left out."""
     texts: list[str] = []
     calls: list[Any] = []
+    ids: list[Any] = []
     for i, item in enumerate(items):
         where, kind = f"input[{i}]", item.get("type") or "message"
         if kind == "reasoning":
             continue
         if kind == "function_call":
             calls.append(call_in(item.get("name"), item.get("arguments"), where))
+            ids.append(item.get("call_id"))
             continue
         if kind == "message" and item.get("role") == "assistant":
             texts.append(text_in(item.get("content"), f"{where}.content", _TEXTS))
             continue
         if texts or calls:
-            yield ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls))
-            texts, calls = [], []
+            yield ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls), tuple(ids))
+            texts, calls, ids = [], [], []
         if kind == "function_call_output":
-            yield ChatMessage(Role.TOOL, text_in(item.get("output"), f"{where}.output", _TEXTS))
+            yield ChatMessage(
+                Role.TOOL, text_in(item.get("output"), f"{where}.output", _TEXTS), ids=(item.get("call_id"),)
+            )
         elif kind == "message" and item.get("role") in _ROLES:
             yield ChatMessage(_ROLES[item["role"]], text_in(item.get("content"), f"{where}.content", _TEXTS))
         else:
             expected = "message, function_call, function_call_output or reasoning"
             raise wrong(where, f"type {kind!r}, role {item.get('role')!r}", expected)
     if texts or calls:
-        yield ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls))
+        yield ChatMessage(Role.ASSISTANT, "\n".join(texts), tuple(calls), tuple(ids))
 
 
 def _tool(found: Mapping[str, Any], where: str) -> dict[str, Any]:
