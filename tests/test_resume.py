@@ -15,7 +15,7 @@ import pytest
 from rlhf.evaluation.store import read_trajectories
 from rlhf.tasks.shuffled import ShuffledTasks
 from rlhf.training import loop
-from rlhf.training.run import Interrupted
+from rlhf.training.run import Interrupted, Run
 from rlhf.training.update import update
 from tests.training import children, runs, words
 
@@ -126,6 +126,30 @@ def test_ctrl_c_and_resume_equal_an_uninterrupted_run(
     at = [draw.randrange(1, counter.n_steps // 2) for _ in range(6)]
     assert run_with_interruptions(path, tmp_path / "stopped", at) >= 2
     assert_equal(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_run_that_resumes_in_its_last_evaluation_delivers_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, order, measure, publish = recipe(tmp_path, "grpo", None), list[str](), Run.measure, Run.publish
+
+    async def measured(self: Run, name: str, **how: Any) -> Any:
+        order.append(name)
+        if name == "after" and order.count("after") == 1:
+            raise Interrupted("stopped")
+        return await measure(self, name, **how)
+
+    async def published(self: Run, **how: Any) -> None:
+        order.append("delivery")
+        await publish(self, **how)
+
+    monkeypatch.setattr(Run, "publish", published)
+    monkeypatch.setattr(Run, "measure", measured)
+    with pytest.raises(Interrupted):
+        runs.run(path, tmp_path / "run")
+    n = len(order)
+    runs.run(path, tmp_path / "run", resume=True)
+    assert order[n:] == ["delivery", "after"]
 
 
 def test_many_stages(tmp_path: Path) -> None:

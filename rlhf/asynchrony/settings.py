@@ -140,8 +140,10 @@ class Asynchrony:
             yield _not_yet(
                 "agent", "an agent with a store, which is written between steps", context, "use another agent"
             )
-        if paths := [path for path, _ in remembering("", {n: w.reward for n, w in recipe.rewards.items()})]:
-            yield _not_yet(f"rewards.{paths[0]}", "a reward that remembers attempts", context, "remove the reward")
+        of_stages = [(f"stages[{i}].rewards", stage.own_rewards) for i, stage in enumerate(recipe.stages)]
+        for where, rewards in (("rewards", recipe.rewards), *of_stages):
+            for path, _ in remembering("", {name: one.reward for name, one in rewards.items()}):
+                yield _not_yet(f"{where}.{path}", "a reward that remembers attempts", context, "remove the reward")
         if recipe.policy.lora is not None and recipe.policy.lora.roles:
             yield _not_yet("policy.lora.roles", str(recipe.policy.lora.roles), context, "remove the key")
         if isinstance(recipe.engine, VllmSettings) and recipe.engine.sleep:

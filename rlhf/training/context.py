@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from rlhf.batching.filters import Filters
     from rlhf.credit.estimator import AdvantageEstimator
     from rlhf.data import Credit, ScoredGroup, TokenFigures
     from rlhf.losses.policy_loss import PolicyLoss
@@ -97,6 +98,11 @@ class StageKeys(Protocol):
     @property
     def train_roles(self) -> tuple[str, ...] | None:
         """Roles whose generations are trained; None for all."""
+        ...
+
+    @property
+    def filters(self) -> Filters:
+        """Which rows are trained on."""
         ...
 
     @property

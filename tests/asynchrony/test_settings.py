@@ -49,6 +49,7 @@ REMEMBERS = {"rewards": {"new": {"kind": "episodic_memory"}, "words": {"kind": "
             {"staleness": 1}, {"advantage": {"kind": "gae"}, "critic": {}}, {}, "stages[0].critic", id="a critic"
         ),
         pytest.param({"staleness": 1}, {}, REMEMBERS, "rewards.new", id="a reward that remembers"),
+        pytest.param({"staleness": 1}, REMEMBERS, {}, "stages[0].rewards.new", id="a stage's reward that remembers"),
     ],
 )
 def test_what_cannot_work_is_refused_in_four_parts(

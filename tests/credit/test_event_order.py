@@ -27,6 +27,7 @@ from rlhf.rollout.group import run_groups
 from rlhf.rollout.renderer import Renderer
 from tests import recipe_parts
 from tests.credit.credit_groups import outcome_group, per_trajectory
+from tests.credit.test_guided import group as demonstrated
 from tests.rollout.small_world import Corridor, tokenizer
 from tests.rollout.test_group import LIMITS
 
@@ -65,6 +66,11 @@ def test_shuffled_attempts_have_no_part_in_the_update() -> None:
     samples, _ = make_samples(groups, credit_of(EventOrder(), groups))
     rows, _ = Filters()(samples, groups)
     assert [(row.group, row.sequence) for row in rows] == [(0, 0), (0, 1), (1, 3), (1, 4), (1, 6)]
+
+
+def test_a_demonstration_is_no_shuffled_attempt() -> None:
+    credit = EventOrder()(demonstrated([1.0, 0.0], [1.0]))
+    assert credit.trains_G == (True, True, True)
 
 
 def test_every_third_attempt_reads_the_events_in_another_order(tmp_path: Path) -> None:

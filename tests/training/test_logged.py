@@ -83,6 +83,7 @@ def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Pa
             "this loss reads figures",
         ),
         ({"advantage": {"kind": "gae"}, "critic": {}}, "a critic cannot value"),
+        ({"filters": {"high_entropy_share": 0.2}}, "nobody computes entropies"),
     ],
 )
 def test_what_cannot_learn_from_logs_is_refused(tmp_path: Path, stage: dict[str, Any], says: str) -> None:

@@ -13,7 +13,7 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import AdvantageEstimator, credit_of, without
 from rlhf.credit.groups import group_returns, with_counters
 from rlhf.credit.grpo import GRPO
-from rlhf.data import Credit, Score, ScoredGroup, Values
+from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
 
 
@@ -87,20 +87,20 @@ class EventOrder:
         for group, credit in zip(groups, inner, strict=True):
             rows = iter(credit.tokens_GNT)
             tokens = tuple(
-                tuple((0.0,) * g.n_tokens for g in t.generations) if self._is_shuffled(t.attempt) else next(rows)
+                tuple((0.0,) * g.n_tokens for g in t.generations) if self._is_shuffled(t) else next(rows)
                 for t in group.trajectories
             )
-            trains = tuple(not self._is_shuffled(t.attempt) for t in group.trajectories)
+            trains = tuple(not self._is_shuffled(t) for t in group.trajectories)
             credits.append(replace(credit, tokens_GNT=tokens, trains_G=trains))
         return with_counters(credits, {"credit/n_order_helped": float(sum(helped for _, helped in cut))})
 
-    def _is_shuffled(self, attempt: int) -> bool:
-        return (attempt + 1) % self.every == 0
+    def _is_shuffled(self, trajectory: Trajectory) -> bool:
+        return not trajectory.is_demonstration and (trajectory.attempt + 1) % self.every == 0
 
     def _in_order(self, group: ScoredGroup) -> tuple[ScoredGroup, bool]:
         """The attempts in order, with the scores that they are compared by, and whether order helped."""
         is_right = [r >= self.min_correct for r in group_returns(group)]
-        told = [self._is_shuffled(t.attempt) for t in group.trajectories]
+        told = [self._is_shuffled(t) for t in group.trajectories]
         right, right_shuffled = ([x for x, s in zip(is_right, told, strict=True) if s is of] for of in (False, True))
         helped = False
         if right and right_shuffled:

@@ -13,6 +13,7 @@ from rlhf.training.cautions import endless_warmup
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibrated_trajectories import calibrated
 from rlhf.training.contrib.expert_iteration import Attempts
+from rlhf.training.contrib.task_demonstrations import fitting
 from rlhf.training.stages.demonstrations import needs_of, render
 from rlhf.training.stages.imitation import by_demonstration, imitation_samples, updates_of
 from rlhf.training.stages.supervised import Supervised
@@ -61,7 +62,7 @@ async def _corrections(
         max_per_task=source.max_per_task,
         needs=needs_of(agent),
     )
-    return await render(found, agent, run.runner.renderer)
+    return fitting(run, await render(found, agent, run.runner.renderer))
 
 
 async def _imitated(

@@ -72,6 +72,15 @@ class Logged:
                 do="use advantage: {kind: grpo}",
             )
 
+        if stage.filters.high_entropy_share is not None:
+            yield Problem(
+                "nobody computes entropies of the attempts of other runs",
+                where=context.path,
+                got=f"logged with filters.high_entropy_share: {stage.filters.high_entropy_share}",
+                expected="no such filter",
+                do="remove the filter",
+            )
+
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes, which might read the runs at different moments."""
         yield Problem(
@@ -146,15 +155,37 @@ class LoggedAttempts(StageHook):
                 )
             return samples, figures
         rows, _ = make_samples(groups, credit_of(stage.advantage, groups), stage.layout, stage.train_roles)
+        rows, _ = stage.filters(rows, groups)
         first_s, first_g = (max((getattr(s, name) for s in samples), default=-1) + 1 for name in ("sequence", "group"))
-        theirs = [replace(s, sequence=s.sequence + first_s, group=s.group + first_g) for s in rows]
+        theirs = [
+            replace(
+                s,
+                sequence=s.sequence + first_s,
+                group=s.group + first_g,
+                # Those of another run, which say nothing of how old the tokens are.
+                versions=None if s.versions is None else np.full_like(s.versions, -1),
+            )
+            for s in rows
+        ]
         return [_with_old(s) for s in (*samples, *theirs)], figures
 
     def _drawn(self, stored: Sequence[ScoredGroup], number: int) -> list[ScoredGroup]:
-        differing = [g for g in stored if len({score.total for score in g.scores}) > 1]
+        own = map(_without_demonstrations, stored)
+        differing = [g for g in own if len({score.total for score in g.scores}) > 1]
         n = min(self.settings.groups, len(differing))
         order = walk(len(differing), self.seed, number * n) if n else iter(())
         return [differing[next(order)] for _ in range(n)]
+
+
+def _without_demonstrations(group: ScoredGroup) -> ScoredGroup:
+    kept = [i for i, trajectory in enumerate(group.trajectories) if not trajectory.is_demonstration]
+    if len(kept) == len(group.trajectories):
+        return group
+    return replace(
+        group,
+        trajectories=tuple(group.trajectories[i] for i in kept),
+        scores=tuple(group.scores[i] for i in kept),
+    )
 
 
 def _with_old(sample: Sample) -> Sample:

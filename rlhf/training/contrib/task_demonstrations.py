@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlhf.data import Task, Trajectory
@@ -52,4 +52,18 @@ class DemonstrationCache:
         )
         solved = [d for d in played if d.trajectory.solved and d.trajectory.turns]
         rendered = await demonstrations.render(solved[:1], runner.agent, runner.renderer)
-        return rendered[0] if rendered else None
+        return next(iter(fitting(run, rendered)), None)
+
+
+def fitting(run: RunContext, played: Sequence[Trajectory]) -> list[Trajectory]:
+    """Demonstrations that fit into the policy's context, with a caution where some do not."""
+    longest = [max((g.length for g in t.generations), default=0) for t in played]
+    kept = [t for t, n in zip(played, longest, strict=True) if n <= run.policy.max_context]
+    if len(kept) < len(played):
+        run.say_once(
+            {
+                "long demonstrations": f"a demonstration of {max(longest):,} tokens is longer than policy.max_context, "
+                f"{run.policy.max_context:,}: such ones are left out"
+            }
+        )
+    return kept

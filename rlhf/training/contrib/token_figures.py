@@ -8,7 +8,7 @@ gap the trainer's log-prob. So the key costs a forward pass over the step's rows
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass as plain_dataclass
 from itertools import count
 from typing import Annotated
@@ -78,9 +78,10 @@ class FigureStore(StageHook):
                 gaps[row.off_policy[row.mask]] = math.nan
             of_sequence.setdefault(row.sequence, []).extend(zip(entropies.tolist(), gaps.tolist(), strict=True))
         number = count()
-        return [self._of_group(g, [iter(of_sequence.get(next(number), ())) for _ in g.trajectories]) for g in groups]
+        pairs = [[of_sequence.get(next(number)) for _ in group.trajectories] for group in groups]
+        return [self._of_group(group, pairs_G) for group, pairs_G in zip(groups, pairs, strict=True)]
 
-    def _of_group(self, group: ScoredGroup, found_G: Sequence[Iterator[_Pair]]) -> TokenFigures:
+    def _of_group(self, group: ScoredGroup, found_G: Sequence[list[_Pair] | None]) -> TokenFigures:
         pairs_GNT = [self._placed(t, found) for t, found in zip(group.trajectories, found_G, strict=True)]
         entropies, gaps = (
             tuple(tuple(tuple(pair[k] for pair in pairs_T) for pairs_T in pairs_NT) for pairs_NT in pairs_GNT)
@@ -88,12 +89,17 @@ class FigureStore(StageHook):
         )
         return TokenFigures(entropies, gaps)
 
-    def _placed(self, trajectory: Trajectory, found: Iterator[_Pair]) -> list[list[_Pair]]:
-        """Figures by generation and token, NaN where the trainer reads a generation and does not train on it."""
-        nothing = (math.nan, math.nan)
+    def _placed(self, trajectory: Trajectory, pairs: list[_Pair] | None) -> list[list[_Pair]]:
+        """Figures by generation and token, NaN where the trainer reads a generation and does not train on it.
+
+        Args:
+            trajectory: as it was sampled.
+            pairs: of its tokens that are trained on; None for an attempt that has no row.
+        """
+        nothing, found = (math.nan, math.nan), iter(pairs or ())
         return [
             [nothing] * g.n_tokens
-            if g.by or (self.roles is not None and g.role not in self.roles)
+            if pairs is None or g.by or (self.roles is not None and g.role not in self.roles)
             else [next(found) for _ in range(g.n_tokens)]
             for g in trajectory.generations
         ]
