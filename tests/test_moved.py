@@ -7,13 +7,11 @@ import importlib.util
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
 from rlhf.moved import new_names
 
-PAGE = Path(__file__).parent.parent / "docs" / "redesign.md"
 NEEDS_A_GPU_PACKAGE = ("rlhf.training.backends.logit_kernels", "rlhf.inference.vllm.worker")
 
 
@@ -49,8 +47,3 @@ def test_unknown_names_stay_unknown() -> None:
         importlib.import_module("environments.nothing")
     with pytest.raises(ImportError, match="Nothing"):
         exec("from environments.bandit import Nothing")
-
-
-def test_page_lists_every_old_name() -> None:
-    text = PAGE.read_text("utf-8")
-    assert [old for old, new in new_names().items() if f"| `{old}` | `{new}` |" not in text] == []
