@@ -22,6 +22,8 @@ from rlhf.errors import RewardError, nearest
 
 #: Parameters under which a function may ask for the task's reference, where no column has that name.
 _REFERENCES = ("answer", *REFERENCES, "final_answer")
+#: Parameters under which a function may ask for the prompt, where no column has that name.
+_PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input")
 #: Parameters of TRL that tell of its trainer, and are not given here.
 _OF_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
 
@@ -37,8 +39,8 @@ class TrlFunction:
     """A reward function of TRL's signature, asked about all attempts at a task in one call.
 
     It is given `prompts`, `completions`, `completion_ids` and the columns of the data set, each as a list with an entry
-    for each attempt; the prompt also under its column's name, and the reference under its column's and its usual names
-    (`answer`, `solution`, `ground_truth`, ...). Of these a
+    for each attempt; the prompt and the reference also under their usual names (`question`, `problem`, ...; `answer`,
+    `solution`, `ground_truth`, ...), as text. Of these a
     function without `**kwargs` is given those that it names. None in place of a number counts as 0, as in TRL's sum.
     """
 
@@ -71,16 +73,17 @@ class TrlFunction:
         columns = task.info.get("columns")
         columns = columns if isinstance(columns, Mapping) else task.info
         references = dict.fromkeys(_REFERENCES, task.reference) if task.reference is not None else {}
-        column_of = task.info.get("column_of", {})
-        if task.reference is not None and "reference" in column_of:
-            references[column_of["reference"]] = task.reference
         prompts = [_prompt(task, t, is_chat) for t in trajectories]
-        given = {name: [value] * n for name, value in {**references, **columns}.items()} | {
-            column_of.get("prompt", "prompts"): prompts,
-            "prompts": prompts,
-            "completions": [_completion(t, is_chat) for t in trajectories],
-            "completion_ids": [[i for g in t.generations for i in g.token_ids] for t in trajectories],
-        }
+        usual = dict.fromkeys(_PROMPTS, prompts)
+        given = (
+            usual
+            | {name: [value] * n for name, value in {**references, **columns}.items()}
+            | {
+                "prompts": prompts,
+                "completions": [_completion(t, is_chat) for t in trajectories],
+                "completion_ids": [[i for g in t.generations for i in g.token_ids] for t in trajectories],
+            }
+        )
         parameters = inspect.signature(self.function).parameters.values()
         for parameter in parameters:
             is_rest = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)

@@ -332,11 +332,17 @@ def test_interpolation_reads_other_keys_and_no_code(echo: Path) -> None:
 
 
 def test_an_override_below_a_reference_leaves_what_it_refers_to(echo: Path) -> None:
-    shared = ["stages.1.optimizer=${stages.0.optimizer}"]
-    first, second = load(echo, [*shared, "stages.1.optimizer.lr=0.5"]).stages
-    assert (first.optimizer.lr, second.optimizer.lr) == (load(echo).stages[0].optimizer.lr, 0.5)
+    shared = ["stages.0.optimizer={lr: 0.25}", "stages.1.optimizer=${stages.0.optimizer}"]
+    for key in ("stages.1.optimizer.lr", "stages[1].optimizer.lr"):
+        first, second = load(echo, [*shared, f"{key}=0.5"]).stages
+        assert (first.optimizer.lr, second.optimizer.lr) == (0.25, 0.5)
     first, second = load(echo, [*shared, "stages.0.optimizer.lr=0.5"]).stages
     assert first.optimizer.lr == second.optimizer.lr == 0.5
+
+
+def test_a_copy_of_what_refers_to_places_beside_it_keeps_their_values() -> None:
+    values = {"base": {"n": "${..seed}", "k": 1}, "seed": 3, "stages": ["${base}"]}
+    assert overridden(values, ["stages.0.k=5"], "recipe")["stages"] == [{"n": 3, "k": 5}]
 
 
 def test_a_verifier_becomes_a_reward_of_the_last_action(echo: Path) -> None:

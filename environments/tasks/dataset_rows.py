@@ -145,13 +145,7 @@ class Columns:
             answer = self._answer(reference, where)
         others = {str(name): value for name, value in row.items() if name not in self.used and _is_plain(value)}
         is_chat = not isinstance(asked, str)
-        return Question(self.source, number, messages, prompt, answer, others, is_chat, {**self.info, **self._names})
-
-    @property
-    def _names(self) -> dict[str, dict[str, str]]:
-        """Names of the columns of prompt and reference, where each is one column: for rewards that ask by name."""
-        texts = {"prompt": self.prompt, "reference": self.reference}
-        return {"column_of": {key: text for key, text in texts.items() if text and _columns_in(text, key) == [text]}}
+        return Question(self.source, number, messages, prompt, answer, others, is_chat, self.info)
 
     def _refuse_late(self, row: Row, where: str) -> None:
         """Raise EnvError for a row with an answer where the first row, which says what the columns are, has none."""

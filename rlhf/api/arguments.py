@@ -23,7 +23,7 @@ def folder(value: Any, call: str, name: str, example: str) -> Path | None:
         return None
     if not isinstance(value, str | os.PathLike):
         raise _refused(value, call, name, "a folder, as text or as a path", repr(example))
-    return Path(value).expanduser()
+    return Path(os.path.expanduser(value))
 
 
 def text(value: Any, call: str, name: str, example: str) -> str:

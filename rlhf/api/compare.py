@@ -122,7 +122,7 @@ def _folder(side: str | Path | TrainResult | Evaluation) -> Path:
             expected="the folder of a run or an evaluation, or a result of rlhf.train or rlhf.evaluate",
             hint="rlhf.compare('evaluations/before', 'evaluations/after')",
         )
-    return Path(side).expanduser()
+    return Path(os.path.expanduser(side))
 
 
 def _comparison(row: Mapping[str, Any]) -> Comparison:

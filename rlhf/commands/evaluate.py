@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -341,7 +342,7 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
         CheckpointError: the checkpoint asked for is no folder, or the run has none.
         RecipeError: the target is a model without a run around it.
     """
-    checkpoint = checkpoint.expanduser() if checkpoint is not None else None
+    checkpoint = Path(os.path.expanduser(checkpoint)) if checkpoint is not None else None
     if checkpoint is not None and not checkpoint.is_dir():
         raise CheckpointError(
             "there is no such folder",
@@ -350,8 +351,8 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
             expected="a checkpoint of a run, or a model folder",
             hint="look into checkpoints/ of the run; a model on a hub is policy={kind: pretrained, path: NAME}",
         )
-    folder = Path(target).expanduser()
-    target = str(folder) if target.startswith("~") else target
+    target = os.path.expanduser(target)
+    folder = Path(target)
     if (folder.parent / "state.json").is_file():  # the policy in a checkpoint
         folder = folder.parent
     run = folder.parent.parent

@@ -83,6 +83,7 @@ class Programs:
         """Serve a session, and see that there are programs to take it."""
         if self._loop is not asyncio.get_running_loop():  # programs of another loop have ended with it
             self._loop, self._running, self._n_failed = asyncio.get_running_loop(), {}, 0
+            self._served.clear()
             self._starting = asyncio.Lock()
         gateway = await self._listening()
         self._open[session.id] = session

@@ -8,7 +8,6 @@ code.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -183,14 +182,16 @@ def _apply(config: DictConfig, override: str) -> None:
 
 
 def _copy_references(config: DictConfig, key: str) -> None:
-    """Replace references above `key` by copies of what they refer to, which the override then leaves alone."""
+    """Replace references above `key` by copies of what they refer to now, which the override then leaves alone."""
     node: Any = config
-    for name in key.split(".")[:-1]:
+    for name in re.findall(r"[^.\[\]]+", key)[:-1]:
         if not OmegaConf.is_config(node):
             return
         at: Any = int(name) if OmegaConf.is_list(node) and name.isdecimal() else name
         if OmegaConf.is_interpolation(node, at):
-            node[at] = copy.deepcopy(node[at])
+            found = OmegaConf.to_container(node[at]) if OmegaConf.is_config(node[at]) else node[at]
+            # What refers to places beside it is resolved where it stands.
+            node[at] = OmegaConf.to_container(node[at], resolve=True) if "${." in str(found) else found
         node = node.get(at) if OmegaConf.is_dict(node) or at < len(node) else None
 
 

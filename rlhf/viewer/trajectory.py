@@ -65,8 +65,10 @@ def rewards_of(settings: Mapping[str, Any], folder: Path, part: str) -> Mapping[
     found: Any = _plan(folder).get("suite", settings)
     for name in ("parts", part) if found is not settings else ():
         found = found.get(name) if isinstance(found, dict) else None
-    rewards = found.get("rewards") if isinstance(found, Mapping) else None
-    return rewards if isinstance(rewards, dict) else {}
+    stages, number = settings.get("stages"), part.partition("-")[0]
+    own = stages[int(number)] if isinstance(stages, list) and number.isdigit() and int(number) < len(stages) else {}
+    both = [one.get("rewards") for one in (found, own) if isinstance(one, Mapping)]
+    return {name: reward for rewards in both if isinstance(rewards, dict) for name, reward in rewards.items()}
 
 
 def _policy_folders(settings: Mapping[str, Any]) -> Iterator[Path]:

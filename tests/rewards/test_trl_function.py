@@ -49,16 +49,15 @@ def test_a_function_is_given_texts_and_columns(tmp_path: Path) -> None:
     assert seen.columns["level"] == [2, 2] and seen.columns["answer"] == ["7", "7"] == seen.columns["solution"]
 
 
-def test_prompt_and_reference_have_the_names_of_their_columns(tmp_path: Path) -> None:
-    def score(completions, question, gold):  # type: ignore[no-untyped-def]
-        return [float((question[0], gold[0]) == ("What is 3 + 4?", "7"))] * len(completions)
+def test_a_prompt_has_the_name_of_its_column(tmp_path: Path) -> None:
+    def score(completions, question, ground_truth):  # type: ignore[no-untyped-def]
+        return [float((question[0], ground_truth[0]) == ("What is 3 + 4?", "7"))] * len(completions)
 
     path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({"question": "What is 3 + 4?", "gold": "7"}) + "\n")
-    task = Dataset(train=path, reference="gold").tasks("train")[0]
-    assert as_reward(score).over_group(task, [attempt(task, "7")])[0].value == 1.0
-    whole = Dataset(train=path, prompt="{question} In words.", reference="gold").tasks("train")[0]
-    assert as_reward(score).over_group(whole, [attempt(whole, "7")])[0].value == 1.0
+    path.write_text(json.dumps({"question": "What is 3 + 4?", "answer": "7"}) + "\n")
+    for prompt in (None, "{question} In words."):
+        task = Dataset(train=path, prompt=prompt).tasks("train")[0]
+        assert as_reward(score).over_group(task, [attempt(task, "7")])[0].value == 1.0
 
 
 def test_a_function_may_take_what_there_is(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class DemonstrationCache:
             say=lambda text: run.say_once({"a demonstration failed": text}),
         )
         solved = [d for d in played if d.trajectory.solved and d.trajectory.turns]
-        rendered = await demonstrations.render(solved[:1], runner.agent, runner.renderer)
+        rendered = await demonstrations.render(solved, runner.agent, runner.renderer)
         return next(iter(fitting(run, rendered)), None)
 
 

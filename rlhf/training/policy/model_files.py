@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ Loader = Callable[[str, torch.dtype, dict[str, Any]], tuple[Any, Any, list[str]]
 
 def base_or(path: str) -> str:
     """Folder of the base model where `path` is its name and no model lies there; else `path`, with `~` expanded."""
-    if path.startswith("~"):
-        return str(Path(path).expanduser())
+    path = os.path.expanduser(path)
     return str(BASE_FOLDER) if path == BASE and not (Path(path) / "config.json").is_file() else path
 
 
