@@ -74,7 +74,7 @@ def test_it_can_be_watched_and_tuned_on_tasks_of_their_own(folder: Path, part: s
     drawn = {split: {task.id for task in tasks_of(watched.environment, split)} for split in ("train", "dev", "test")}
     assert not any(one & other for one, other in combinations(drawn.values(), 2))
     assert len(drawn["test"]) >= watched.evaluation.n_tasks
-    Tuning(str(recipe), (), load(recipe), tmp_path, 2).check(choices_of(["stages.1.optimizer.lr=1e-4,1e-3"]))
+    Tuning(str(recipe), (), load(recipe), tmp_path, 2).check(choices_of(["stages.1.optimizer.lr=1e-4,1e-3"]), 20)
 
 
 @pytest.mark.parametrize("part", PARTS)
