@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def token_digest(path: Path) -> str:
         return ""
 
 
-class Packer:
+class Packer(ABC):
     """Writes tensors into a buffer one after the other; subclasses say where the buffer is.
 
     Args:
@@ -127,15 +128,15 @@ class Packer:
         """Handle by which a receiver opens the buffer; empty where it knows it."""
         return {}
 
+    @abstractmethod
     def close(self) -> None:
         """Free the memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _make_room(self, n_bytes: int) -> None:
         """Make the buffer that large; what was written since the last was sent stays."""
-        raise NotImplementedError
 
-    def _settle(self) -> None:
+    def _settle(self) -> None:  # noqa: B027  most buffers have nothing to wait for
         """Return when all that was written can be read."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -143,8 +144,8 @@ def _model(asked: EvaluationRequest, suite: Suite) -> EvaluationTarget:
 
 def _longest_context(suite: Suite) -> int | None:
     """Context that the engine needs for every part; None where one of them sets no limit."""
-    limits = [part.limits.max_context for part in suite.parts]
-    return None if None in limits else max(n for n in limits if n is not None)
+    limits = [part.limits.max_context or math.inf for part in suite.parts]
+    return None if math.inf in limits else int(max(limits))
 
 
 def _base_of(adapter: Path) -> str:

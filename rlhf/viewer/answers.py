@@ -126,8 +126,7 @@ class Answers:
         if record["is_failure"]:
             shown = trajectory.failure(record, self.redaction)
         else:
-            rewards = trajectory.rewards_of(settings, run.folder, stored.stage)
-            shown = trajectory.trajectory(record, run.tokenizers.get(settings), self.redaction, folder, rewards)
+            shown = trajectory.trajectory(record, run.tokenizers.get(settings), self.redaction, folder)
         return {"commands": self._clean(told), **shown}
 
     def compare(self, first: str, second: str) -> Any:

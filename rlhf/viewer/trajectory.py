@@ -60,17 +60,6 @@ def _plan(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def rewards_of(settings: Mapping[str, Any], folder: Path, part: str) -> Mapping[str, Any]:
-    """Rewards of a run's recipe, or of a part of an evaluation; empty where they cannot be read."""
-    found: Any = _plan(folder).get("suite", settings)
-    for name in ("parts", part) if found is not settings else ():
-        found = found.get(name) if isinstance(found, dict) else None
-    stages, number = settings.get("stages"), part.partition("-")[0]
-    own = stages[int(number)] if isinstance(stages, list) and number.isdigit() and int(number) < len(stages) else {}
-    both = [one.get("rewards") for one in (found, own) if isinstance(one, Mapping)]
-    return {name: reward for rewards in both if isinstance(rewards, dict) for name, reward in rewards.items()}
-
-
 def _policy_folders(settings: Mapping[str, Any]) -> Iterator[Path]:
     """Model folders that the recipe of a run or the plan of an evaluation names."""
     for section, key in (("policy", "path"), ("asked", "checkpoint"), ("asked", "target")):
@@ -96,13 +85,8 @@ def failure(row: Row, redaction: Redaction) -> dict[str, Any]:
     return found
 
 
-def trajectory(
-    row: Row, tokenizer: Any | None, redaction: Redaction, folder: str, rewards: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A trajectory with its score, its turns and their tokens, and the test that plays it in `folder`'s environment.
-
-    Without a test where one of `rewards`, as in a recipe, says what is solved: the environment alone cannot tell.
-    """
+def trajectory(row: Row, tokenizer: Any | None, redaction: Redaction, folder: str) -> dict[str, Any]:
+    """A trajectory with its score, its turns and their tokens, and the test that plays it in `folder`'s environment."""
     record = decode(row)
     t, score = record.trajectory, record.score
     turns = list(_turns(record, row, tokenizer, redaction))
@@ -126,9 +110,7 @@ def trajectory(
         "colours": {name: "" if recorded.get(name) else why for name, why in COLOURS.items()},
         "versions": sorted({v for g in t.generations for v in g.versions}),
         "has_tokenizer": tokenizer is not None,
-        "test": ""
-        if any(isinstance(r, dict) and "solved_at" in r for r in rewards.values())
-        else as_test(folder, record),
+        "test": as_test(folder, record),
     }
     return {**redaction.values(shown), "turns": turns}
 
@@ -230,13 +212,14 @@ def as_test(folder: str, record: TrajectoryRecord) -> str:
 from pathlib import Path
 
 import pytest
-from rlhf.recipe.played import environment_of
+from rlhf.recipe.played import environment_of, is_judged_by_rewards
 
 
 def test_attempt_is_{record.trajectory.outcome}():
-    environment = environment_of(Path({folder!r}), {record.stage!r})
-    if environment.properties.judged_by_rewards:
-        pytest.skip("the environment leaves it to rewards what is solved")
+    place = Path({folder!r}), {record.stage!r}
+    if is_judged_by_rewards(*place):
+        pytest.skip("a reward says what is solved, which the environment does not know")
+    environment = environment_of(*place)
     tasks = [task for split in environment.properties.splits for task in environment.tasks(split)]
     task = next(task for task in tasks if task.id == {record.task_id!r})
     actions = {actions!r}

@@ -484,6 +484,12 @@ def test_a_program_of_each_attempt(how: str, outcome: Outcome, says: str, tmp_pa
         assert played.turns[-1].reward == 2.0 and played.task_id in played.opening
 
 
+def one_program() -> Programs:
+    """Programs of an environment, of which one runs at a time."""
+    limits: dict[str, Any] = {"variables": {}, "memory_mb": None, "cpu_s": None, "folder": None}
+    return Programs(SimpleNamespace(command=("python3", "agent.py"), n_programs=1, **limits))  # type: ignore[arg-type]
+
+
 def test_a_program_that_cannot_be_started_leaves_its_place_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     fails = [OSError("Resource temporarily unavailable")]
 
@@ -492,8 +498,7 @@ def test_a_program_that_cannot_be_started_leaves_its_place_to_another(monkeypatc
             raise fails.pop()
 
     monkeypatch.setattr(Program, "start", start)
-    limits: dict[str, Any] = {"variables": {}, "memory_mb": None, "cpu_s": None, "folder": None}
-    programs = Programs(SimpleNamespace(command=("python3", "agent.py"), n_programs=1, **limits))  # type: ignore[arg-type]
+    programs = one_program()
     gateway: Any = SimpleNamespace(keys=set(), url="http://127.0.0.1:1")
 
     async def run() -> None:
@@ -527,8 +532,7 @@ def test_programs_that_end_between_attempts_fail_nobody(monkeypatch: pytest.Monk
         pass
 
     monkeypatch.setattr(Program, "start", start)
-    limits: dict[str, Any] = {"variables": {}, "memory_mb": None, "cpu_s": None, "folder": None}
-    programs = Programs(SimpleNamespace(command=("python3", "agent.py"), n_programs=1, **limits))  # type: ignore[arg-type]
+    programs = one_program()
     gateway: Any = SimpleNamespace(keys=set(), url="http://127.0.0.1:1", remove=lambda session: None)
     programs.gateway = gateway
 
@@ -599,7 +603,7 @@ def test_fields_of_another_type_are_refused(wire: Any, body: dict[str, Any]) -> 
     assert caught.value.status == 400
 
 
-async def _long_tasks_and_messages_fit() -> None:
+async def long_task_and_message() -> None:
     task = Session({"text": "a" * 200_000})
     assert "RLHF_TASK" not in variables_of("http://here", task)
     assert "RLHF_TASK" in variables_of("http://here", Session({"text": "a"}))
@@ -609,7 +613,7 @@ async def _long_tasks_and_messages_fit() -> None:
 
 
 def test_long_tasks_and_messages_fit() -> None:
-    asyncio.run(_long_tasks_and_messages_fit())
+    asyncio.run(long_task_and_message())
 
 
 def test_a_program_that_reads_nothing_begins_with_a_long_task() -> None:

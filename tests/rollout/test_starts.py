@@ -273,7 +273,7 @@ def test_reports_and_terminal_say_what_was_given_and_what_is_shared():
     parent = play(start, Corridor(length=6))
     made = play(start, Corridor(length=6), attempt=1, branch=Branch(0, parent.turns[:3]))
     record = TrajectoryRecord(1, "0-policy_gradient", "train", made.task_id, made)
-    shown = page_of(encode(record), None, Redaction(), "run", {})
+    shown = page_of(encode(record), None, Redaction(), "run")
     assert [turn["how"] for turn in shown["turns"]] == ["given", "shared", "shared", "", ""]
     assert shown["parent"] == 0 and shown["turns"][0]["action"] == "go north"
     console = CleanConsole(file=io.StringIO(), width=200)

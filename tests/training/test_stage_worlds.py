@@ -11,7 +11,7 @@ import pytest
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import dump, load
-from rlhf.recipe.played import environment_of
+from rlhf.recipe.played import environment_of, is_judged_by_rewards
 from tests.training import runs
 
 SHOWN = {
@@ -82,6 +82,8 @@ def test_attempts_are_replayed_in_the_world_of_their_stage(tmp_path: Path) -> No
     (tmp_path / "run" / "recipe.yaml").write_text(dump(recipe))
     assert environment_of(tmp_path / "run", "1-policy_gradient") == recipe.stages[1].environment
     assert environment_of(tmp_path / "run", "after") == recipe.environment
+    assert is_judged_by_rewards(tmp_path / "run", "1-policy_gradient")
+    assert not is_judged_by_rewards(tmp_path / "run", "after")
 
 
 def test_a_run_does_not_go_on_with_other_data_of_a_stage(tmp_path: Path) -> None:
