@@ -19,8 +19,9 @@ import numpy as np
 from agents.stores.entry import Entry, Found, Link, Origin
 from agents.stores.faults import StoreDamaged, StoreLeak, StoreReadOnly, explained, unknown
 from agents.stores.rows import COLUMNS, entry_of, where, written
-from agents.stores.search import Encoder, Vector, Words, by_vectors
+from agents.stores.search import Encoder, Vector, by_vectors
 from rlhf.errors import StoreError, nearest
+from rlhf.text_search import Index
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS entry (
@@ -282,7 +283,7 @@ class Store:
         """
         if by == "words":
             entries, words = self.view(f"words of {kind}", lambda: _with_words(self.entries(kind)))
-            return [Found(entries[i], score) for i, score in words.nearest(query, k)]
+            return [Found(entries[i], score) for i, score in words.scored(query, k)]
         if self._encoder is None or by != "vectors":
             raise StoreError(
                 "the store cannot be searched so",
@@ -378,5 +379,5 @@ class Store:
             return self._base.execute(statement, values).fetchall()
 
 
-def _with_words(entries: list[Entry]) -> tuple[list[Entry], Words]:
-    return entries, Words([entry.text for entry in entries])
+def _with_words(entries: list[Entry]) -> tuple[list[Entry], Index]:
+    return entries, Index([entry.text for entry in entries])

@@ -11,7 +11,7 @@
     Right.
 
 Each task draws a world of its own, with people, companies, cities and countries that nobody has heard of, so that
-nothing can be known but what is found. The engine is BM25 (`environments.contrib.bm25`). A corpus and questions of
+nothing can be known but what is found. The engine is BM25 (`rlhf.text_search`). A corpus and questions of
 one's own
 may take the place of the drawn ones.
 """
@@ -32,7 +32,6 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
-from environments.contrib.bm25 import Index, installed
 from environments.core.normalise import NAMES, words
 from environments.core.procedural import Attempt, belongs_to, digest, draw_for
 from environments.core.seed_splits import FIRST_SEED, Seeded, refuse_two_splits, refuse_unknown
@@ -40,6 +39,7 @@ from rewards.answers.qa import exact, f1, references
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
+from rlhf.text_search import Index, installed
 
 _LAST = words(
     "Berg Bloom Cole Dahl Eriks Falk Fox Gray Hale Hart Holm Jensen Kern Lund Marsh Nord Parker Quist Reed Stone Storm "
@@ -154,7 +154,9 @@ def draw_library(rng: random.Random, question: Question, n_documents: int) -> Li
     rng.shuffle(documents)
     texts = tuple(text for text, _ in documents)
     # The thing that a document is about counts once more, as its title would.
-    return Library(texts, tuple(names for _, names in documents), Index([f"{n[0]} {t}" for t, n in documents]))
+    return Library(
+        texts, tuple(names for _, names in documents), Index([f"{n[0]} {t}" for t, n in documents]).require()
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -290,7 +292,7 @@ def _reference(answer: object) -> str:
 def _library_of(path: Path) -> Library:
     lines = _lines_of(path, ("text",))
     texts = tuple(f"{own['title']}: {own['text']}" if own.get("title") else str(own["text"]) for own in lines)
-    return Library(texts, ((),) * len(texts), Index(texts))
+    return Library(texts, ((),) * len(texts), Index(texts).require())
 
 
 class SearchQAEpisode(Attempt):

@@ -27,13 +27,13 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
-from environments.contrib.bm25 import Index, installed
 from environments.contrib.shop_catalogue import Goal, Product, draw, read_webshop, reward
 from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
+from rlhf.text_search import Index, installed
 
 _MOST_RESULTS = 50
 _BACK, _NEXT, _PREVIOUS, _BUY = "back to search", "next >", "< prev", "buy now"
@@ -48,7 +48,7 @@ class Catalogue:
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = {product.asin: product for product in products}
         self._order = [product.asin for product in products]
-        self._index = Index([product.text for product in products])
+        self._index = Index([product.text for product in products]).require()
 
     def found(self, query: str) -> list[str]:
         """Return the asins of what matches best."""

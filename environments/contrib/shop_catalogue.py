@@ -15,9 +15,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from environments.contrib.bm25 import tokenize
 from environments.core.normalise import words
 from rlhf.errors import EnvError
+from rlhf.text_search import tokenize
 
 _BRANDS = words("Alto Brio Cove Dune Elmo Fern Gala Haze Iris Juno Kite Luma Mist Nova Opal Pico Rune Sage Tide Vela")
 #: Word to search for -> departments, and whether it comes in sizes.

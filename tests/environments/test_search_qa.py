@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.check import check_environment
-from environments.contrib.bm25 import Index
 from environments.contrib.search_qa import (
     Library,
     Question,
@@ -24,6 +23,7 @@ from environments.contrib.search_qa import (
     ways,
 )
 from rlhf.errors import EnvError
+from rlhf.text_search import Index
 from tests.environments.worlds import figures, is_shown, page, play, transcript
 
 TEXTS = ("Mia Berg was born in Arden.", "Arden is a city in Vinland.", "Ben Berg was born in Belton.")

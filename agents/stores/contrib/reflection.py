@@ -20,10 +20,11 @@ from agents.stores.asking import actions_of, asked, how_it_ended, json_object, l
 from agents.stores.contrib.rerank import Array, Weights, draw, gradient, scores, vector
 from agents.stores.entry import Entry, Origin
 from agents.stores.kind import Recollection, n_shown, recalled
-from agents.stores.search import in_common, tokenize
+from agents.stores.search import in_common
 from agents.stores.store import Store
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
+from rlhf.text_search import tokenize
 
 _TOPIC, _TOLD, _WEIGHTS, _N_UPDATES = "topic", "told", "re-ranker", "updates"
 #: Notes: ids of all entries that could be shown, of those that were cited, and marks that nothing had.

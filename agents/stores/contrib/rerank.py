@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.stores.search import tokenize
+from rlhf.text_search import tokenize
 
 Array = NDArray[np.float64]
 
