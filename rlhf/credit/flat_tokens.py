@@ -137,28 +137,48 @@ def shape_of(group: ScoredGroup) -> ShapeGN:
     return [[g.n_tokens for turn in t.turns for g in turn.generations] for t in group.trajectories]
 
 
-def whitened(values_N: Floats, *, subtract_mean: bool = True, ddof: int = 1, eps: float = 1e-6) -> Floats | None:
+def own_tokens(groups: Iterable[ScoredGroup]) -> npt.NDArray[np.bool_]:
+    """Mask `[N]` of the tokens that the policy sampled, and no opponent in its place (`Generation.by`)."""
+    generations = [g for group in groups for t in group.trajectories for g in t.generations]
+    return np.repeat([not g.by for g in generations], [g.n_tokens for g in generations]).astype(np.bool_)
+
+
+def whitened(
+    values_N: Floats,
+    own_N: npt.NDArray[np.bool_] | None = None,
+    *,
+    subtract_mean: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Floats | None:
     """Whitened values (x − mean) / (std + ε); None where all are equal up to rounding.
 
-    Without `subtract_mean` it is x / (std + ε).
+    Without `subtract_mean` it is x / (std + ε). Statistics are of the tokens in the mask `own_N` `[N]`; None is all.
     """
-    values = values_N.tolist()
+    counted = values_N if own_N is None else values_N[own_N]
+    values = counted.tolist()
     if is_constant(values):
         return None
     mean = math.fsum(values) / len(values)
-    std = math.sqrt(math.fsum(np.square(values_N - mean).tolist()) / (len(values) - ddof))
+    std = math.sqrt(math.fsum(np.square(counted - mean).tolist()) / (len(values) - ddof))
     scaled: Floats = (values_N - mean if subtract_mean else values_N) / (std + eps)
     return scaled
 
 
 def whiten(
-    credits: Sequence[Credit], *, subtract_mean: bool = True, ddof: int = 1, eps: float = 1e-6
+    groups: Sequence[ScoredGroup],
+    credits: Sequence[Credit],
+    *,
+    subtract_mean: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-6,
 ) -> list[Credit] | None:
-    """Return `credits`, `whitened` with statistics over all their tokens, or None where these are equal.
+    """Return the `credits` of `groups`, `whitened` over the tokens that the policy sampled; None where these are equal.
 
     A token counts as one value, so long trajectories weigh more.
     """
-    found = whitened(flat(c.tokens_GNT for c in credits), subtract_mean=subtract_mean, ddof=ddof, eps=eps)
+    values_N, own_N = flat(c.tokens_GNT for c in credits), own_tokens(groups)
+    found = whitened(values_N, own_N, subtract_mean=subtract_mean, ddof=ddof, eps=eps)
     if found is None:
         return None
     shapes = ([[len(row) for row in rows] for rows in c.tokens_GNT] for c in credits)

@@ -50,6 +50,6 @@ class ReinforcePPBaseline:
             Credit(broadcast(group, normalise(returns, by_std=False)), group_counters(returns))
             for group, returns in ((group, group_returns(group)) for group in groups)
         ]
-        whitened = whiten(centred, subtract_mean=self.subtract_mean, eps=self.eps)
+        whitened = whiten(groups, centred, subtract_mean=self.subtract_mean, eps=self.eps)
         n_flat = float(whitened is None and any(group.trajectories for group in groups))
         return with_counters(whitened or silenced(centred), {"credit/n_flat_steps": n_flat})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.credit.contrib.lite_ppo import LitePPO
+from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.estimator import credit_of
-from rlhf.credit.flat_tokens import TokenLine, scan, whiten
+from rlhf.credit.flat_tokens import TokenLine, scan, whitened
+from rlhf.credit.grpo import GRPO
 from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.credit.reinforce_pp_baseline import ReinforcePPBaseline
-from rlhf.data import Credit
 from tests.credit.credit_groups import group, group_of, outcome_group, per_token, per_trajectory, turn
 
 rewards = st.lists(st.sampled_from([-1.0, -0.1, 0.0, 0.25, 1.0]), min_size=1, max_size=5)
@@ -32,8 +34,7 @@ def test_whitening_of_the_published_example():
     # .49925² = .997003; std sqrt(.997003 / 3) = .576484; .49875, .49975 and −.49925 over that.
     returns = scan(np.array([-0.001, 0.998, 0.0, -0.001]), np.array([2, 2]), 1.0).tolist()
     assert returns == pytest.approx([0.997, 0.998, -0.001, -0.001])
-    credit = Credit(((tuple(returns[:2]),), (tuple(returns[2:]),)))
-    assert tokens(whiten([credit])) == pytest.approx([0.865158, 0.866892, -0.866025, -0.866025], abs=1e-5)
+    assert whitened(np.array(returns)) == pytest.approx([0.865158, 0.866892, -0.866025, -0.866025], abs=1e-5)
 
 
 def returns_to_go(turns, rewards, gamma):
@@ -89,6 +90,17 @@ def test_reinforce_pp_baseline_worked_example():
     # .5 / .376386 without the second mean: the group that is solved throughout stays at 0.
     unshifted = tokens(credit_of(ReinforcePPBaseline(subtract_mean=False), made))
     assert unshifted == pytest.approx([1.328422, 1.328422, -1.328422, 0, 0, 0], abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", [ReinforcePP(), ReinforcePPBaseline(), TaskNormalised(inner=GRPO())], ids=repr)
+def test_what_an_opponent_sampled_is_not_in_the_statistics(estimator):
+    made = group([[1.0], [0.0], [0.0]], lengths_GK=[[2], [1], [3]])
+    *own, other = made.trajectories
+    by = tuple(replace(g, by="step 2") for g in other.turns[0].generations)
+    played = replace(other, turns=(replace(other.turns[0], action=replace(other.turns[0].action, generations=by)),))
+    [credit] = credit_of(estimator, [replace(made, trajectories=(*own, played))])
+    assert math.fsum(tokens([credit])[:3]) == pytest.approx(0, abs=1e-6)
+    assert math.fsum(tokens(credit_of(estimator, [made]))[:3]) > 0.1
 
 
 def test_lite_ppo_worked_example():

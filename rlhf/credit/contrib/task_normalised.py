@@ -19,7 +19,7 @@ from rlhf.settings import STRICT
 class TaskNormalised(Wrapper):
     """Advantage normalised within a task type: Ã_t = (A_t − mean A) / (std A + ε); A of `inner`.
 
-    Statistics run over the sampled tokens of all tasks of one type in the step.
+    Statistics run over the tokens that the policy sampled for all tasks of one type in the step.
 
     The type of a task is its id without the part after the last slash: `babyai-1.3.1/GoToObj/train` for
     `babyai-1.3.1/GoToObj/train/17`, so that environments, games and levels are types of their own. `id_parts` takes as
@@ -50,8 +50,8 @@ class TaskNormalised(Wrapper):
             if group.trajectories:
                 members.setdefault(self.type_of(group.task_id), []).append(number)
         for numbers in members.values():
-            of_type = [credits[i] for i in numbers]
-            whitened = whiten(of_type, subtract_mean=self.subtract_mean, ddof=self.ddof, eps=self.eps)
+            members_of, of_type = [groups[i] for i in numbers], [credits[i] for i in numbers]
+            whitened = whiten(members_of, of_type, subtract_mean=self.subtract_mean, ddof=self.ddof, eps=self.eps)
             for i, credit in zip(numbers, whitened or of_type, strict=True):
                 changed[i] = credit
         return with_counters(changed, {"credit/n_task_types": float(len(members))})
