@@ -82,7 +82,7 @@ class StepResult:
         terminated: the task is over, won or lost.
         truncated: the environment's own step limit cut the episode.
         state_key: raw state after the step, without history; equal keys mean equal states. None if unknown.
-        success: at the end, whether the official criterion is met; None before.
+        success: at the end, whether the official criterion is met; None before, or True where it is met already.
         valid: False if the environment did not understand the action.
         admissible_actions: sorted actions possible now; empty where the environment cannot list them.
         seat: in a game that one policy plays for several, who reads `reply` and acts next; else empty. `reward` is then

@@ -14,13 +14,13 @@ import verifiers.v1 as vf
 
 
 def main() -> None:
-    """List the tasks, or play the one that RLHF_TASK says."""
+    """List the tasks, or play the one on standard input."""
     if sys.argv[1] == "--list":
         for task in vf.load_taskset(_config(sys.argv[2])):
             data = task.data
             print(json.dumps({"prompt": str(data.prompt), "idx": data.idx}))
         return
-    asked = json.loads(os.environ["RLHF_TASK"])["columns"]["idx"]
+    asked = json.load(sys.stdin)["columns"]["idx"]
     episode = asyncio.run(play(sys.argv[1], asked))
     if not episode.ok:
         errors = [error.message for error in (*episode.errors, *(e for t in episode.traces for e in t.errors))]

@@ -240,7 +240,9 @@ class ExternalEpisode:
         while not (session.is_asking or session.has_ended):
             await session.changed()
         if session.is_asking and not (session.is_finished or session.failure):
-            return self._since(StepResult(session.said, state_key=self._now.state_key))
+            now = self._now  # which may be the end of the world: agents then ask for a last word
+            won = (now.terminated or now.truncated) and bool(now.success)
+            return self._since(StepResult(session.said, state_key=now.state_key, success=won or None))
         self._is_over = True
         self._refuse_unjudged()
         return await self._end()

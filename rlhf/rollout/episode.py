@@ -163,6 +163,8 @@ class _Run:
         self.prepared_s = self._lap_s()
         while not (now.terminated or now.truncated):
             if len(self.turns) - self._n_given >= self._limits.max_turns:
+                if now.success:
+                    return Outcome.SOLVED, ""
                 return Outcome.TURN_LIMIT, f"limits.max_turns is {self._limits.max_turns}"
             action = await self._act(now)
             now = await self._take(live, action, now)

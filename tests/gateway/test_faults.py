@@ -126,6 +126,19 @@ def test_a_world_that_cuts_an_attempt_has_ended_nothing() -> None:
     assert played.outcome is Outcome.TURN_LIMIT and played.detail == "the environment's own step limit"
 
 
+@pytest.mark.parametrize(("action", "outcome"), [("win", Outcome.SOLVED), ("look", Outcome.TURN_LIMIT)])
+def test_an_agent_that_asks_for_a_last_word_at_the_turn_limit_keeps_its_success(action: str, outcome: Outcome) -> None:
+    def work(mine: dict[str, Any]) -> None:
+        client = client_of(mine)
+        ask(client)
+        post(f"{mine['url']}/step", mine["key"], {"action": action})
+        with pytest.raises(openai.APIStatusError):
+            ask(client)
+
+    played = one(World(limits(max_turns=1), settings={"world": Troubled(), "reward": "world"}), work)
+    assert played.outcome is outcome and len(played.turns) == 1
+
+
 def test_no_more_attempts_begin_than_the_world_has_episodes_for() -> None:
     def work(mine: dict[str, Any]) -> None:
         ask(client_of(mine))
