@@ -22,7 +22,7 @@ from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.paused import PausableEngine
 from rlhf.inference.vllm.delivery import Deliverer
 from rlhf.inference.vllm.engine import VllmEngine
-from rlhf.inference.vllm.instance import NoInstanceError
+from rlhf.inference.vllm.instance import InstanceDownError, NoInstanceError
 from rlhf.inference.vllm.replica_set import ReplicaSet
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.together import FollowingEngine
@@ -163,6 +163,29 @@ def test_a_follower_samples_what_another_delivered_and_nothing_else() -> None:
                     await follower.generate(PROMPT, params, "t")
                 await follower.follow(stranger.sender, stranger.policy_version, stranger.policy_fingerprint)
                 assert (await follower.generate(PROMPT, params, "t")).token_ids == one.token_ids
+
+    asyncio.run(play())
+
+
+def test_a_follower_that_begins_while_a_server_is_down_takes_it_in_once_it_is_there() -> None:
+    async def play() -> None:
+        policy, port = policy_of(), free_port()
+        size = policy.model.config.vocab_size
+        fit: dict[str, Any] = {"shapes": shapes(policy), "n_vocab": size, "max_context": CONTEXT}
+        follower, strict = (
+            kind([ServerInstance(f"http://127.0.0.1:{port}")]) for kind in (FollowingEngine, VllmEngine)
+        )
+        await follower.connect(**fit)
+        with pytest.raises(InstanceDownError):
+            await strict.connect(**fit)
+        await strict.close()
+        with pytest.raises(NoInstanceError):
+            await follower.generate(PROMPT, SamplingParams(8), "s")
+        async with server(policy, port=port) as url, engine_on(url, policy) as engine:
+            await Publisher(policy, engine).publish()
+            await follower.follow(engine.sender, engine.policy_version, engine.policy_fingerprint)
+            assert (await follower.generate(PROMPT, SamplingParams(8), "s")).policy_version == policy.version
+        await follower.close()
 
     asyncio.run(play())
 

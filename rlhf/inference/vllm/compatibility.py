@@ -24,7 +24,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
             back as `token`, empty if its processes do not agree, and their GPUs as `gpus`, one a process.
 
     Raises:
-        EngineError: it does not answer, wants a key, or lacks what is needed.
+        EngineError: it does not answer (InstanceDownError where it is gone), wants a key, or lacks what is needed.
     """
     serve = "start it with `rlhf serve`"
     try:
@@ -41,7 +41,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
             else f"with --worker-extension-cls {WORKER}"
         )
         hint = error.hint or f"{serve}, or {other}"
-        raise EngineError(error.what, where=error.where, got=error.got, expected=error.expected, hint=hint) from error
+        raise type(error)(error.what, where=error.where, got=error.got, expected=error.expected, hint=hint) from error
     found = answer[0] if answer else None
     if not isinstance(found, dict) or any(type(found.get(key)) is not kind for key, kind in _DESCRIBED.items()):
         raise EngineError(

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -73,6 +73,8 @@ class VllmEngine:
         return_s: most seconds that a delivery waits for instances that are started again, where all are lost.
         roster: file with addresses, one a line, of servers that take part beside the instances from a delivery on.
     """
+
+    _may_be_down: ClassVar[bool] = False  # whether `connect` leaves out instances that do not answer
 
     def __init__(
         self,
@@ -172,7 +174,8 @@ class VllmEngine:
             EngineError: an instance does not answer, has another model, or lacks what is needed.
         """
         self._n_vocab = n_vocab
-        self._max_context = min(max_context, await self._replicas.connect(shapes, n_vocab, lora_rank))
+        found = await self._replicas.connect(shapes, n_vocab, lora_rank, leaves_out=self._may_be_down)
+        self._max_context = min(max_context, found or max_context)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once.

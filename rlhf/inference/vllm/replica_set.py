@@ -75,10 +75,22 @@ class ReplicaSet:
         """Reasons why the other instances are out of use."""
         return "; ".join(f"{replica.instance.name}: {replica.fault}" for replica in self.all if replica.fault)
 
-    async def connect(self, shapes: Mapping[str, Any], n_vocab: int, lora_rank: int) -> int:
-        """The least context of all instances, which must fit a policy; see `VllmEngine.connect`."""
-        self._fit = (shapes, n_vocab, lora_rank)
-        return min([await self._fitting(replica.instance) for replica in self.all])
+    async def connect(
+        self, shapes: Mapping[str, Any], n_vocab: int, lora_rank: int, *, leaves_out: bool = False
+    ) -> int | None:
+        """The least context of all instances, which must fit a policy; see `VllmEngine.connect`.
+
+        With `leaves_out` those that do not answer are out of use until they do; None where none does.
+        """
+        self._fit, contexts = (shapes, n_vocab, lora_rank), list[int]()
+        for replica in self.all:
+            try:
+                contexts.append(await self._fitting(replica.instance))
+            except InstanceDownError as error:
+                if not leaves_out:
+                    raise
+                replica.fault = f"{error.what}: {error.got}"
+        return min(contexts, default=None)
 
     def of(self, session: str) -> Replica:
         """Instance of a session, else the least busy one. Raises NoInstanceError where none is left."""

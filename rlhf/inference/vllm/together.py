@@ -28,7 +28,9 @@ class LeadingEngine(VllmEngine):
 
 
 class FollowingEngine(VllmEngine):
-    """An engine over servers that another process delivers to."""
+    """An engine over servers that another process delivers to. Those that are down join it once they answer."""
+
+    _may_be_down = True
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
