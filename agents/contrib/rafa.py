@@ -81,7 +81,11 @@ class ReasonForFuture:
     """Longest imagined observation; what goes beyond is cut."""
 
     def __post_init__(self) -> None:
-        """Refuse a memory that would not be asked."""
+        """Refuse a memory that would not be asked, and thoughts that are gone where proposals are read."""
+        if self.executor.think == "require":
+            raise ValueError(
+                "executor.think is require, expected off: proposals are read line by line, without thoughts"
+            )
         if not isinstance(self.executor.memory, FullHistory):
             raise ValueError("executor.memory is another than full, expected full: all that really happened is shown")
 

@@ -131,6 +131,11 @@ class Team:
             yield f"agent: a team may take {most} calls in its first turn, limits.max_calls is {allowed}"
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """Inputs of a demonstration besides actions: those of the actor."""
+        return tuple(Capabilities(self.actor).needs)
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """Roles that its calls can have; none where the actor does not say its own."""
         inner = tuple(Capabilities(self.actor).roles)

@@ -362,7 +362,7 @@ def counted_once(turns: Iterable[Sequence[Generation]]) -> list[Generation]:
     found: list[Generation] = []
     for turn in turns:
         for call in calls_of(turn):
-            new = [g for g in call if len(call) == 1 or id(g) not in seen]
+            new = [g for g in call if id(g) not in seen]
             seen.update(map(id, new))
             found += new
     return found

@@ -194,7 +194,7 @@ class _Run:
         shown = tuple(self._shown)
         history = History(self._task, self.opening, tuple(self.turns), now.admissible_actions, shown, seats)
         head = self._head if len(self.turns) == len(self._begun) else None
-        self._policy.begin_turn(len(self.turns), head, now.seat)
+        self._policy.begin_turn(len(self.turns), head, now.seat, self._n_given)
         self._watch.enter(EpisodeStatus.AGENT)
         try:
             action: Action = await self._lane.call(self._acted, history, timeout_s=None)
@@ -215,7 +215,7 @@ class _Run:
         if isinstance(error, ContextFull):
             if self._policy.generations:  # the turn has begun: what was sampled for it is the policy's doing
                 sampled = self._policy.recorded(self._policy.generations)
-                action = Action("", sampled, error=error.what)
+                action = Action("", sampled, error=error.what, notes={"seat": now.seat} if now.seat else {})
                 self._add(Turn(action, error.what, state_key=now.state_key, valid=False, duration_s=self._lap_s()), now)
             return Ended(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
         if isinstance(error, EngineError):

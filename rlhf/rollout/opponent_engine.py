@@ -23,7 +23,7 @@ class OpponentEngine:
 
 
 def turn_key(turn: int) -> str:
-    """Key of a turn, counted from 0, among the opponents of an attempt, whose other keys are names of seats."""
+    """Key of a turn among an attempt's opponents, whose other keys are seats; turns count from 0 after given ones."""
     return f"turn {turn}"
 
 

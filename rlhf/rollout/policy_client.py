@@ -90,10 +90,13 @@ class EpisodePolicy:
         """Text of each token alone."""
         return [self._renderer.decode((i,)) for i in ids]
 
-    def begin_turn(self, turn: int, head: SharedPrefix | None = None, seat: str = "") -> None:
-        """Forget the calls of the last turn; with a head, answer as it says first. All calls are those of a seat."""
+    def begin_turn(self, turn: int, head: SharedPrefix | None = None, seat: str = "", n_given: int = 0) -> None:
+        """Forget the calls of the last turn; with a head, answer as it says first. All calls are those of a seat.
+
+        Opponents of single turns count those after the `n_given` that the attempt began with.
+        """
         own = OpponentEngine("", self._engine)
-        self._player = self._players.get(seat) or self._players.get(turn_key(turn), own)
+        self._player = self._players.get(seat) or self._players.get(turn_key(turn - n_given), own)
         self._turn, self._n_calls, self.generations = turn, 0, []
         self._head, self._pieces = head, {}
 

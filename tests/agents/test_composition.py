@@ -14,6 +14,7 @@ from agents.check import check_agent
 from agents.contrib.critic import ACTOR, CRITIC, ActorCritic
 from agents.contrib.rafa import IMAGINE, PROPOSE, VALUE, ReasonForFuture
 from agents.contrib.self_play import SelfPlay
+from agents.contrib.team import Team
 from agents.memory.base import Shown
 from agents.memory.subgoals import Subgoals
 from agents.planner import PLAN, PlannerExecutor
@@ -87,7 +88,7 @@ def test_what_only_the_outermost_agent_can_be_is_refused(outer: Any, inner: Any)
 
 
 def test_two_voices_that_name_subgoals_and_what_cannot_be_shown_are_refused() -> None:
-    for inner in (PlannerExecutor(), ActorCritic(actor=PlannerExecutor())):
+    for inner in (PlannerExecutor(), ActorCritic(actor=PlannerExecutor()), Team(actor=PlannerExecutor())):
         with pytest.raises(ValueError, match="names subgoals too"):
             PlannerExecutor(executor=inner)
     with pytest.raises(ValueError, match="of kind subgoals"):

@@ -88,3 +88,8 @@ def test_it_keeps_the_contract_of_an_agent() -> None:
     assert report.ok, str(report)
     with pytest.raises(ValueError, match="another than full, expected full"):
         ReasonForFuture(executor=ChatAgent(memory=Window()))
+
+
+def test_thoughts_that_would_be_gone_are_not_required() -> None:
+    with pytest.raises(ValueError, match="think is require"):
+        ReasonForFuture(executor=ChatAgent(think="require"))

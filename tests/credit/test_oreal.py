@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.ktae import KTAE
 from rlhf.credit.contrib.oreal import OREAL, token_weights
 from rlhf.data import ScoredGroup, Values
 from rlhf.errors import DataError
-from tests.credit.credit_groups import group, per_token
+from tests.credit.credit_groups import call, group, group_of, per_token, turn, turn_of
 
 
 def two(lengths: tuple[int, int] = (2, 4)) -> ScoredGroup:
@@ -30,6 +32,15 @@ def test_worked_example() -> None:
     found = OREAL()(two())
     assert per_token(found) == [[3.0, 3.0], [-0.75] * 4]
     assert found.metrics["credit/n_groups"] == 1
+
+
+def test_tokens_of_opponents_are_not_counted() -> None:
+    right, wrong = turn(2), turn(4)
+    other = replace(call((5,) * 9), by="step 2")
+    made = group_of([[turn_of([*right.action.generations, other])], [wrong]], [[1.0], [0.0]])
+    assert [row[0] for row in per_token(OREAL()(made))] == [3.0, -0.75]
+    ktae = KTAE(correct_above=0)
+    assert ktae(made).tokens_GNT[0][0] == ktae(group_of([[right], [wrong]], [[1.0], [0.0]])).tokens_GNT[0][0]
 
 
 def test_worked_example_of_weights() -> None:

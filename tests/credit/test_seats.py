@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.grpo_lead import GRPOLead
 from rlhf.credit.contrib.hrpo import HRPO
+from rlhf.credit.contrib.ktae import KTAE
 from rlhf.credit.contrib.self_play import Seats, seat_of
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.gae import GAE
@@ -133,4 +135,8 @@ def test_what_one_seat_earns_the_other_pays(told: list[list[Told]]) -> None:
 def test_a_critic_inside_is_refused_and_the_group_needed_is_that_of_the_inner() -> None:
     with pytest.raises(ValueError, match="needs a critic"):
         Seats(inner=GAE())
+    for inner in (KTAE(), KTAE(correct_above=0, inner=GRPOLead())):
+        with pytest.raises(ValueError, match=r"correct_above of .* is null"):
+            Seats(inner=inner)
+    assert Seats(inner=KTAE(correct_above=0, inner=GRPOLead(correct_above=0))).min_group == 2
     assert Seats().min_group == Seats().inner.min_group and not Seats().needs_values

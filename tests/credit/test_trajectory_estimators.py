@@ -15,7 +15,8 @@ from rlhf.credit.contrib.loop import LOOP
 from rlhf.credit.contrib.stratified import Stratified
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.rloo import RLOO
-from tests.credit.credit_groups import group, group_of, outcome_group, per_trajectory, turn
+from rlhf.data.generation import piece_of
+from tests.credit.credit_groups import call, group, group_of, outcome_group, per_trajectory, turn, turn_of
 
 returns = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=8)
 
@@ -94,6 +95,11 @@ def test_lightning_counts_trajectories_and_for_comparison_calls():
     assert per_trajectory(Lightning()(made)) == pytest.approx([0.707107, -0.707107], abs=1e-5)
     assert per_trajectory(Lightning(statistics="call")(made)) == pytest.approx([1.095445, -0.730297], abs=1e-5)
     assert Lightning()(made) == GRPO()(made)
+    # A call that is recorded in two pieces is one call.
+    whole = call((3, 4, 5))
+    pieces = [piece_of(whole, 0, 2), piece_of(whole, 2, 3)]
+    made = group_of([[turn_of([whole])], [turn_of(pieces)]], [[1.0], [0.0]])
+    assert per_trajectory(Lightning(statistics="call")(made)) == pytest.approx([0.707107, -0.707107], abs=1e-5)
 
 
 def test_grpo_lead_worked_numbers():

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.contrib.archer import ArCHer
 from rlhf.credit.contrib.hrpo import HRPO
 from rlhf.credit.contrib.turn_rloo import TurnRLOO
 from rlhf.credit.contrib.two_level import PLAN, TwoLevel, options_of
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import credit_of, critic_of
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.turn_gae import TurnGAE
@@ -177,6 +178,13 @@ def test_every_token_gets_a_number_and_options_part_the_turns(told: list[list[To
         assert [t for o in own for t in o.turns] == list(range(len(trajectory.turns)))
         numbers = sorted(n for o in own for n in (*o.own, *o.plan))
         assert numbers == list(range(len(trajectory.generations)))
+
+
+def test_a_level_names_the_critic_of_both() -> None:
+    assert TwoLevel(low=ArCHer()).needs_critic == "archer" and TwoLevel().needs_critic is None
+    assert critic_of(TwoLevel(high=ArCHer(), low=None)) == "archer" and critic_of(TwoLevel(low=GAE())) is None
+    with pytest.raises(ValueError, match="different critics, archer and a value model"):
+        TwoLevel(high=ArCHer(), low=GAE())
 
 
 def test_something_has_to_be_trained() -> None:

@@ -207,7 +207,16 @@ def test_what_was_sampled_for_a_turn_that_ran_out_of_context_is_kept():
     got = play(agent=Planner(), limits=replace(FAST, max_context=60))
     assert got.outcome is Outcome.TOKEN_LIMIT
     assert len(got.turns) == len(got.generations) == 1
-    assert not got.turns[0].valid
+    assert not got.turns[0].valid and not got.turns[0].action.notes
+
+    class Seated(Corridor):
+        def start(self, task):
+            episode = super().start(task)
+            episode.opening = replace(episode.opening, seat="player 1")
+            return episode
+
+    got = play(Seated(), Planner(), limits=replace(FAST, max_context=60))
+    assert got.turns[0].action.notes == {"seat": "player 1"}
 
 
 @pytest.mark.parametrize("properties", [INLINE, THREADS, ONE_THREAD], ids=["inline", "threads", "one thread"])

@@ -23,6 +23,7 @@ from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.episode import Branch, run_episode
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
+from rlhf.rollout.opponent_engine import OpponentEngine, turn_key
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import Weighted, score_group
@@ -98,6 +99,12 @@ def test_an_episode_goes_on_from_where_its_task_begins():
         "<|im_start|>assistant\ngo north<|im_end|>\n<|im_start|>user\nRoom 2 of 0.<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompts[0].endswith(said) and prompts[0].count("go north") == 2
+
+
+def test_opponents_of_single_turns_are_counted_from_the_first_turn_of_its_own():
+    players = {turn_key(0): OpponentEngine("step 2", engine())}
+    got = play(TASK.started_after(walk(2)), Corridor(length=4), players=players)
+    assert [[g.by for g in t.generations] for t in got.turns] == [[], [], ["step 2"], [""]]
 
 
 def test_the_agent_sees_what_was_possible_in_given_turns():

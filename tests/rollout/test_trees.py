@@ -19,6 +19,7 @@ from rlhf.credit.contrib.tree import tree_of, trees
 from rlhf.credit.contrib.tree_grpo import TreeGRPO
 from rlhf.credit.contrib.treerl import TreeRL
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, Score, ScoredGroup, Trajectory, Turn
+from rlhf.data.generation import counted_once, piece_of
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.group_structure import Independent, Tree
 from rlhf.rollout.renderer import Renderer
@@ -213,3 +214,10 @@ def test_what_is_shared_is_counted_once():
     assert metrics["rollout/n_tokens"] == sum(len(g.token_ids) for g in distinct) < sum(t.n_tokens for t in attempts)
     assert metrics["rollout/n_replayed_turns"] == sum(t.n_shared for t in attempts) > 0
     assert metrics["rollout/n_turns_mean"] == sum(len(t.turns) for t in attempts) / 5
+
+
+def test_calls_before_the_one_that_attempts_part_in_are_counted_once():
+    first, parting = (Generation(Prompt(p), (5, 6, 7), (-0.5,) * 3, Finish.STOP, 0) for p in ((1,), (1, 2)))
+    head = piece_of(parting, 0, 1)
+    turns = [[first, head, piece_of(parting, 1, 3)], [first, head, piece_of(parting, 1, 2)]]
+    assert [g.n_tokens for g in counted_once(turns)] == [3, 1, 2, 1]

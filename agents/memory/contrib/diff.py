@@ -26,7 +26,7 @@ class DiffHistory(Plain):
     """Shows the first observation whole, and each later one as its differences from the one before.
 
     A later one is shown whole where its differences would be longer. Lists of possible actions are shown with the
-    newest observation only.
+    first and the newest observation.
     """
 
     asks: ClassVar[bool] = False

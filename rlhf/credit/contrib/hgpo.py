@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import Silenced
+from rlhf.checking import CheckContext, Problem, Silenced, unused
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.data import Credit, ScoredGroup, Values
@@ -34,10 +34,7 @@ class HGPO:
     Source: Hierarchy-of-Groups Policy Optimization, arXiv 2602.22817; langfengQ/verl-agent, `recipe/hgpo`.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (
-        Silenced("normalize", "mean", ("ddof", "eps")),
-        Silenced("history", 0, ("alpha",)),
-    )
+    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("normalize", "mean", ("ddof", "eps")),)
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 
@@ -57,6 +54,11 @@ class HGPO:
     """Of the turns compared in a state: 1 divides the sum of squares by n − 1, 0 by n. Episodes have n − 1 always."""
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the standard deviation."""
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse a weight where there is one term alone."""
+        if not self.history and not self.episode:
+            yield from unused(self, ("alpha",), context.path, "history is 0 and episode is false")
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

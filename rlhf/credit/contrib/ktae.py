@@ -64,7 +64,7 @@ class KTAE(Wrapper):
         right: list[list[int]] = []
         wrong: list[list[int]] = []
         for trajectory, is_right in zip(group.trajectories, correct(group, self.correct_above), strict=True):
-            (right if is_right else wrong).append([i for g in trajectory.generations for i in g.token_ids])
+            (right if is_right else wrong).append([i for g in trajectory.generations if not g.by for i in g.token_ids])
         kappa = self.kappa(right, wrong)
 
         def raised(row: Sequence[float], generation: Generation) -> tuple[float, ...]:

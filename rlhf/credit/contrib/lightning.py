@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.credit.groups import broadcast, call_numbers, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -43,6 +43,6 @@ class Lightning:
         returns = group_returns(group)
         population = returns
         if self.statistics == "call":
-            population = [r for r, t in zip(returns, group.trajectories, strict=True) for _ in t.generations]
+            population = [r for r, t in zip(returns, group.trajectories, strict=True) for _ in call_numbers(t)]
         advantages = normalise(returns, by_std=True, ddof=self.ddof, eps=self.eps, population=population)
         return Credit(broadcast(group, advantages), group_counters(returns))

@@ -24,7 +24,7 @@ class OREAL:
 
     a_i is the score less the mean of the others, above 0 for a right attempt. For scores of 0 and 1 that is the share
     of wrong ones times G / (G − 1): rare successes are cloned hardest, and failures of mostly solved tasks weigh most.
-    N⁺ and N⁻ are the tokens of right and wrong attempts that are used, N those of all attempts in groups that differ:
+    N⁺ and N⁻ are the policy's tokens of right and wrong attempts that are used, N those of all in groups that differ:
     with `reduction: {kind: token_mean}` the loss is (1/N⁺) Σ −a ω⁺ log π + (η/N⁻) Σ −a ω⁻ log π, one mean for each side
     however the step falls out. Right and wrong attempts of 2 and 4 tokens, scores 1 and 0 and η = .5: a = ±1, N = 6,
     tokens get 3 and −.75.
@@ -110,7 +110,7 @@ class OREAL:
         right, wrong, n_all = [0.0], [0.0], 0
         for group, advantages_G, shares_G in zip(groups, advantages, shares, strict=True):
             for t, a, share in zip(group.trajectories, advantages_G, shares_G, strict=True):
-                n = sum(g.n_tokens for g in t.generations)
+                n = t.n_policy_tokens
                 (right if a > 0 else wrong).append(share * n)
                 n_all += n * any(shares_G)
         n_right, n_wrong = math.fsum(right), math.fsum(wrong)

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.contrib.self_play import SelfPlay
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.estimator import AdvantageEstimator, EstimatorCapabilities, credit_of
 from rlhf.credit.groups import turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Turn, Values
@@ -69,15 +69,33 @@ class Seats:
     """Sign of a turn's reward for the other seats."""
 
     def __post_init__(self) -> None:
-        """Refuse an estimator that needs a critic, whose values are of the whole episode."""
+        """Refuse an estimator that needs a critic or the success of a seat: both are of the whole episode."""
         if self.inner.needs_values:
             raise ValueError(
                 f"inner is {type(self.inner).__name__}, which needs a critic; expected one that compares attempts, "
                 "such as grpo: a critic's values are not cut into seats"
             )
+        part: object = self.inner
+        while part is not None:
+            key = next((k for k in ("correct_above", "above") if getattr(part, k, 0.0) is None), "")
+            if key:
+                raise ValueError(
+                    f"{key} of {type(part).__name__} is null, and the success of a game is that of its first seat; "
+                    f"expected the score above which a seat has won, such as {key}: 0"
+                )
+            part = EstimatorCapabilities(part).inner
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a single-seat game, except with an agent of kind `self_play`, which measures its seats."""
+        opponents = context.stage.opponents
+        if opponents is not None and opponents.by == "turn":
+            yield Problem(
+                "a seat that an older version has for a turn gets no credit in the whole attempt",
+                where=context.at("kind"),
+                got="seats, with opponents: {by: turn}",
+                expected="opponents: {by: seat}, or another estimator",
+                do="use its inner estimator alone, or play whole seats",
+            )
         if not isinstance(context.recipe.agent, SelfPlay):
             yield from self.check_seats(context)
 

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.chat import ChatAgent
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, names_no_reward, without
+from rlhf.credit.estimator import AdvantageEstimator, credit_of, critic_of, names_no_reward, without
 from rlhf.credit.groups import call_numbers, per_turn, turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values, Verdict
@@ -98,9 +98,12 @@ class TwoLevel:
     """Name of the reward, a key of `rewards`, whose values per turn the low level is trained on; null is the score."""
 
     def __post_init__(self) -> None:
-        """Refuse to train nothing."""
+        """Refuse to train nothing, and levels that need different critics."""
         if self.high is None and self.low is None:
             raise ValueError("high and low are both null: nothing would be trained")
+        if len(kinds := self._critics) > 1:
+            needed = " and ".join(kind or "a value model" for kind in kinds)
+            raise ValueError(f"high and low need different critics, {needed}; expected one that serves both")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse the name of no reward, and an agent that names no subgoals."""
@@ -115,6 +118,16 @@ class TwoLevel:
     def needs_values(self) -> bool:
         """True if the estimator of a level needs a critic."""
         return any(e.needs_values for e in (self.high, self.low) if e is not None)
+
+    @property
+    def needs_critic(self) -> str | None:
+        """Kind of that critic; None for a value model."""
+        return next(iter(self._critics), None)
+
+    @property
+    def _critics(self) -> tuple[str | None, ...]:
+        levels = (e for e in (self.high, self.low) if e is not None and e.needs_values)
+        return tuple(dict.fromkeys(map(critic_of, levels)))
 
     @property
     def min_group(self) -> int:
