@@ -31,6 +31,7 @@ async def between(run: Run, parts: StageComponents) -> None:
     if success is not None:
         for hook in parts.hooks:
             hook.on_evaluation(run, success)
+    await take_in(run, waits=any(hook.is_saving for hook in parts.hooks))
     for hook in parts.hooks:
         await hook.between_steps(run, parts)
 

@@ -62,7 +62,8 @@ def prepare(
 
 def _wanted(stage: PolicyGradient) -> list[Figure]:
     """Figures needed of the policy before the first update, beside log-probs."""
-    compared = LossNeeds(stage.loss).needs_mean_logprobs and stage.epochs * stage.minibatches > 1
+    is_old = stage.epochs * stage.minibatches > 1 or stage.replay is not None
+    compared = LossNeeds(stage.loss).needs_mean_logprobs and is_old
     entropy: list[Figure] = ["entropy"] if stage.filters.high_entropy_share is not None else []
     return entropy + (["mean_logprobs"] if compared else [])
 

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -102,7 +103,7 @@ def adapted(model: Any, lora: Lora | None) -> tuple[Any, Callable[[], Any]]:
     if lora is None:
         return model, lambda: model
     wrapped = lora.wrap_scorer(model)
-    return wrapped.get_base_model(), wrapped.merge_and_unload
+    return wrapped.get_base_model(), partial(unadapted, wrapped)
 
 
 def asking_left(reward: Any, folder: Path) -> Any:

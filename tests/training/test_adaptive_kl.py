@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -55,3 +55,13 @@ def test_a_step_without_an_update_leaves_the_coefficient() -> None:
     step = Step(1, "step 2", now, np.random.default_rng(0))
     asyncio.run(hook.on_step_end(run, run, step))
     assert step.state == {"kl_coef": 0.3} and step.metrics == {"loss/kl_coef": 0.3}
+
+
+def test_replayed_and_logged_trajectories_count() -> None:
+    stage = PolicyGradient(loss=PPOClip(kl="k3", kl_coef=0.1, kl_target=0.2, kl_horizon=20))
+    hook, run = AdaptiveKL.of(stage.loss), cast(Any, SimpleNamespace())
+    step = Step(1, "step 2", stage, np.random.default_rng(0))  # whose own samples are none
+    step.values.update({"loss/kl_ref": 100.0, "batch/n_trained_trajectories": 12.0})
+    assert hook is not None
+    asyncio.run(hook.on_step_end(run, run, step))
+    assert step.state["kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 12 / 20))

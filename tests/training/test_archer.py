@@ -251,6 +251,17 @@ def test_the_copy_follows_by_tau(groups: list[ScoredGroup]) -> None:
     for name, p in critic.model.kept():
         torch.testing.assert_close(critic.copy[name], before[name] + 0.25 * (p.detach() - before[name]))
         assert not torch.equal(critic.copy[name], before[name])
+    # A step of τ towards weights three spacings of 16 bits away is less than half a spacing.
+    short = policy()
+    short.model.bfloat16()
+    critic = critic_of(short, ArcherCritic(updates_per_step=1, tau=0.1))
+    for _, p in critic.model.kept():
+        p.data.fill_(1.0)
+    for values in critic.copy.values():
+        values.fill_(1.0 - 3 / 128)
+    for _ in range(100):
+        critic._follow()
+    assert all(values.min() > 1 - 1e-5 for values in critic.copy.values())
     swift = critic_of(policy(), ArcherCritic(updates_per_step=1, tau=1.0))
     swift.predict(groups)
     assert all(torch.equal(swift.copy[name], p) for name, p in swift.model.kept())

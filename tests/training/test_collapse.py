@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -94,6 +95,7 @@ def test_what_is_no_trap(later: list[ScoredGroup]) -> None:
 def test_a_spike_of_the_gradient_is_told_and_is_not_the_usual_at_once() -> None:
     monitor = Monitor()
     norms = [1.0] * WINDOW + [5.0, 5.1, 1.0]
+    assert monitor.learn([], {"optimizer/grad_norm": math.inf}, "")[0].keys().isdisjoint({"collapse/grad_spike"})
     found = [monitor.learn([], {"optimizer/grad_norm": norm}, "step 6 of 0-policy_gradient") for norm in norms]
     assert [figures["collapse/grad_spike"] for figures, _ in found] == norms
     assert [bool(cautions) for _, cautions in found] == [False] * 6 + [True, False], "a spike is more than five times"

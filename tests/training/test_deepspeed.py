@@ -342,6 +342,7 @@ def test_bfloat16_learns_alike_and_resumes_exactly(
         curve, resumed, weights, again = found[f"bfloat16 zero{zero}"]
         assert resumed == curve
         assert all(torch.equal(again[key], value) for key, value in weights.items())
+        assert {value.dtype for value in weights.values()} == {torch.float32}, "the policy has its own format again"
         for got, wanted in zip(curve, expected, strict=True):
             # Eight bits of a log-prob of some nats.
             assert got["loss/entropy"] == pytest.approx(wanted["loss/entropy"], abs=0.05)

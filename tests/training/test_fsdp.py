@@ -300,6 +300,7 @@ def test_resume_is_exact(seen: list[dict[str, Any]], name: str) -> None:
         at_a_stretch, resumed, expected, weights = found[f"resumed {name}"]
         assert len(resumed) == 8 and resumed == at_a_stretch
         assert all(torch.equal(weights[key], value) for key, value in expected.items())
+        assert {value.dtype for value in weights.values()} == {torch.float32}, "the policy has its own format again"
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

@@ -30,6 +30,8 @@ from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.lora import Lora, merged, unadapted
 from rlhf.training.policy.model import Policy, Pretrained, restore
 from rlhf.training.publisher import Publisher, parameters
+from rlhf.training.stages.preference import Preference
+from rlhf.training.stages.trl_trainers import train_dpo
 from tests import recipe_parts
 from tests.training.tiny import collect, credit, policy
 
@@ -206,6 +208,14 @@ def test_a_quantised_base_is_near_the_base_and_learns(
     gap = float((logits(made.model).cpu() - exact).norm() / exact.norm())
     assert 0 < gap < most
     moved(made)
+    if find_spec("trl") is not None:
+        before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+        row = {"chosen_ids": [5, 6, 7], "chosen_mask": [0, 1, 1], "rejected_ids": [5, 6, 8], "rejected_mask": [0, 1, 1]}
+        rows = [{**row, "ref_chosen_logps": -3.0, "ref_rejected_logps": -3.0}] * 2
+        stage = Preference(batch_size=2, optimizer=AdamW(lr=1e-2))
+        train_dpo(made.model.get_base_model(), made.tokenizer, rows, stage, lambda update, logs: None, seed=0)
+        changed = {name for name, p in made.model.named_parameters() if not torch.equal(p, before[name])}
+        assert changed and all(".lora_" in name for name in changed)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +245,7 @@ CRITIC = "stages=[{kind: policy_gradient, advantage: {kind: gae}, critic: %s}]"
         ("{dora: true}", "engine={kind: vllm, lora: adapter}", "engine.lora", "vLLM cannot hold DoRA"),
         ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero", "whole base weights"),
         ("{quantization: 4bit}", VLLM, "policy.lora.quantization", "vLLM"),
+        ("{quantization: 4bit}", "asynchrony={staleness: 1}", "policy.lora.quantization", "a copy"),
         ("{quantization: 4bit}", DEEPSPEED, "policy.lora.quantization", "deepspeed"),
         ("{quantization: 4bit}", CRITIC % "{}", "policy.lora.quantization", "a copy of that base"),
         ("{}", CRITIC % "{lora: {quantization: 4bit}}", "stages[0].critic.lora.quantization", "a critic"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora.layer import LoraLayer
 
 from rewards.check import check_reward
 from rewards.models.reward_model import RewardModelScore
@@ -20,8 +21,8 @@ from rlhf.losses.preference import bradley_terry
 from rlhf.recipe import load
 from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.policy.model import Lora
-from rlhf.training.reward_model_training import save, scoring_model, split_by_task
+from rlhf.training.policy.lora import Lora, merged
+from rlhf.training.reward_model_training import adapted, save, scoring_model, split_by_task
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.reward_model import RewardModel
 from rlhf.training.stages.reward_model_pairwise import scores
@@ -240,6 +241,21 @@ def test_a_quantised_base_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="a quantised base is not supported") as caught:
         load(runs.write(tmp_path, [STAGE], policy=policy))
     assert "a reward model" in caught.value.got
+
+
+def test_adapters_are_merged_as_those_of_a_policy_are() -> None:
+    short = tiny.policy()
+    short.model.bfloat16()
+    inside, merge = adapted(scoring_model(short), Lora(rank=2))
+    layers = {name: module for name, module in inside.named_modules() if isinstance(module, LoraLayer)}
+    for layer in layers.values():
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=1e-3)
+    inside.score.modules_to_save["default"].weight.data.fill_(0.5)
+    expected = {name: merged(layer, layer.get_base_layer().weight.detach().clone()) for name, layer in layers.items()}
+    plain = merge()
+    assert len(expected) > 4 and bool((plain.score.weight == 0.5).all())
+    found = dict(plain.named_modules())
+    assert all(torch.equal(found[name].weight, weight) for name, weight in expected.items())
 
 
 def test_adapters_that_do_not_fit_are_refused() -> None:

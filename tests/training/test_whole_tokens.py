@@ -25,6 +25,7 @@ from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
+from rlhf.training.hooks.replay import Replay
 from rlhf.training.old_logprobs import prepare
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -132,6 +133,8 @@ def test_the_means_of_the_old_policy_are_those_before_the_first_update(rows: lis
     trainer = TorchTrainer(policy(), SETTINGS, 9)
     once, _, _ = prepare(PolicyGradient(loss=ROVER()), trainer, rows, shares_policy=True)
     assert all(s.old_mean_logprobs is None for s in once)
+    replayed, _, _ = prepare(PolicyGradient(loss=ROVER(), replay=Replay()), trainer, rows, shares_policy=True)
+    assert all(s.old_mean_logprobs is not None for s in replayed), "what is replayed later is old then"
     several = PolicyGradient(loss=ROVER(), epochs=2, temperature=0.7)
     kept, _, _ = prepare(several, trainer, rows, shares_policy=True)
     batch = collate(rows, np.ones(len(rows)))

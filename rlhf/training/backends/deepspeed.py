@@ -52,6 +52,7 @@ class DeepSpeedTrainer(DistributedTrainer):
     def __post_init__(self) -> None:
         deepspeed = _library()
         super().__post_init__()
+        self._own_format = self.policy.model.dtype
         precision = self.kind.precision or _format_of(self.policy.model)
         if self.kind.zero == 0 and precision != "float32":
             raise TrainingError(
@@ -104,7 +105,7 @@ class DeepSpeedTrainer(DistributedTrainer):
         return _Live(self._engine)
 
     def close(self) -> None:
-        """Restore an ordinary module, whole in every process; one loaded in shards stays sharded."""
+        """Restore an ordinary module, whole in every process and in its own number format; shards stay such."""
         module = self._engine.module
         _destroy(self._engine)
         with current().comm_errors("the end of a stage"):
@@ -115,6 +116,8 @@ class DeepSpeedTrainer(DistributedTrainer):
         for parameter in module.parameters():
             for name in [n for n in vars(parameter) if n in ("_hp_mapping", "_dp_group") or n.endswith("_hp_param")]:
                 delattr(parameter, name)
+        if self.policy.load is None:
+            cast_parameters(module, self._own_format)
         super().close()
 
     @contextmanager

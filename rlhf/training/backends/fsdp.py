@@ -136,6 +136,7 @@ class FsdpTrainer(DistributedTrainer):
                 expected=" or ".join(self.kind.formats),
             )
         join(self.kind.timeout_s)
+        self._own_format = model.dtype
         if self.policy.load is None:
             cast_parameters(model, self._format)
             for parameter in model.parameters():
@@ -150,7 +151,7 @@ class FsdpTrainer(DistributedTrainer):
         return self.settings.build(self.policy.model.parameters(), kind=ShardedAdamW)
 
     def close(self) -> None:
-        """Restore an ordinary module, whole in every process; one loaded in shards stays sharded."""
+        """Restore an ordinary module, whole in every process and in its own number format; shards stay such."""
         if self.policy.load is not None:
             _round(self.policy.model)
             super().close()
@@ -162,6 +163,7 @@ class FsdpTrainer(DistributedTrainer):
         names = [name for name, _ in self._empty.named_parameters(remove_duplicate=False)]
         self._empty.load_state_dict({name: made[id(found[name])] for name in names}, assign=True, strict=False)
         self.policy.model = self._empty.to(device)
+        cast_parameters(self.policy.model, self._own_format)
         super().close()
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:

@@ -284,7 +284,8 @@ class TorchTrainer:
     ) -> dict[str, float]:
         """Imitation update: loss Σ w · A · (−log π − c · entropy) over demonstrated tokens.
 
-        Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of actions, in nats.
+        Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of those that weigh
+        1, in nats: of actions, and of observations too where they weigh as much.
         With `off_schedule` the update is no part of the learning rate's schedule, and has the rate of the last one.
         """
         wanted: set[Figure] = {"entropy"} if entropy_coef else set()

@@ -55,7 +55,7 @@ class Logged:
         stage = context.stage
         yield from refuse_without_ratio(context, "logged", "what others sampled would count as if the policy had")
         needs = LossNeeds(stage.loss)
-        if needs.teacher is not None or (needs.needs_mean_logprobs and stage.epochs * stage.minibatches > 1):
+        if needs.teacher is not None or needs.needs_mean_logprobs:
             yield Problem(
                 "this loss reads figures that nobody computes for the attempts of other runs",
                 where=context.path,

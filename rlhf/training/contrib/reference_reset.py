@@ -92,6 +92,11 @@ class ResetClock(StageHook):
         """See `learn`."""
         step.metrics |= self.learn(step.values)
 
+    @property
+    def is_saving(self) -> bool:
+        """True if the present policy becomes the reference."""
+        return self.is_due
+
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
         """Make the present policy the reference where that is due, unless the stage ends here.
 

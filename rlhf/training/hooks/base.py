@@ -71,6 +71,11 @@ class StageHook:
     is_incomplete: bool = False
 
     @property
+    def is_saving(self) -> bool:
+        """True if `between_steps` will save a checkpoint."""
+        return False
+
+    @property
     def n_critic_updates(self) -> int:
         """Updates of a critic that it has made in this stage."""
         return 0

@@ -7,6 +7,7 @@ paper says it in words and curves; the rule and its constants here are our own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
@@ -120,7 +121,7 @@ class Monitor(StageHook):
         figures = collapse_metrics(groups)
         cautions = {}
         norm = values.get("optimizer/grad_norm")
-        if norm is not None:
+        if norm is not None and math.isfinite(norm):  # else the update was left out
             usual = median(self.norms) if len(self.norms) >= WINDOW else norm
             figures["collapse/grad_spike"] = norm / usual if usual > 0 else 1.0
             if figures["collapse/grad_spike"] > SPIKE:

@@ -32,6 +32,6 @@ class AdaptiveKL(StageHook):
         loss, divergence = step.stage.loss, step.values.get("loss/kl_ref")
         if not isinstance(loss, Regularized):
             return
-        n_trajectories = len({s.sequence for s in step.samples})
-        coef = loss.kl_coef if divergence is None else loss.next_kl_coef(divergence, n_trajectories)
+        n_trained = int(step.values.get("batch/n_trained_trajectories", 0.0))
+        coef = loss.kl_coef if divergence is None else loss.next_kl_coef(divergence, n_trained)
         step.metrics["loss/kl_coef"] = step.state["kl_coef"] = coef

@@ -118,6 +118,8 @@ class Lora:
             yield no_base(where, said, "a policy made from scratch", "policy: {kind: pretrained}")
         if isinstance(recipe.engine, VllmSettings):
             yield no_base(where, said, "vLLM, whose base would be another", "engine: {kind: transformers}")
+        elif recipe.asynchrony.is_on:
+            yield no_base(where, said, "asynchrony, whose engine merges adapters into a copy", "synchronous training")
 
     def _of_roles(self, context: CheckContext) -> Iterator[Problem]:
         """Yield problems of adapters of roles."""

@@ -51,7 +51,12 @@ def load_trl(where: str = "stages") -> Any:
 
 @contextmanager
 def borrowed(model: Any) -> Iterator[None]:
-    """Context that restores configuration, dropout and forward of `model` after a TRL trainer, not its weights."""
+    """Context that restores configuration, dropout and forward of `model` after a TRL trainer, not its weights.
+
+    A quantised base passes for a model with adapters, which it has inside: transformers' trainer looks at this alone.
+    """
+    has_adapters = getattr(model, "_hf_peft_config_loaded", False)
+    model._hf_peft_config_loaded = has_adapters or any(p.requires_grad for p in model.parameters())
     dropouts = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
     configs = [c for c in (model.config, getattr(model, "generation_config", None)) if c is not None]
     before = [
@@ -61,6 +66,7 @@ def borrowed(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        model._hf_peft_config_loaded = has_adapters
         for module, p in dropouts:
             module.p = p
         for config, name, value in before:

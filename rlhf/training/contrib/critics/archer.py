@@ -172,7 +172,8 @@ class ArcherTrainer(CriticTrainerBase[ArcherCritic, TurnModel]):
     def __init__(self, settings: ArcherCritic, model: TurnModel, stage: StageKeys, seed: int) -> None:
         super().__init__(settings, model, optimizer_of(settings, model), stage.steps * settings.updates_per_step)
         self._stage, self._seed = stage, seed
-        self.copy = {name: p.detach().clone() for name, p in model.kept()}
+        # In float32: 16 bits round a step of τ towards weights that are a few spacings away to none.
+        self.copy = {name: p.detach().float().clone() for name, p in model.kept()}
         self.buffer = TurnBuffer(settings.capacity)
         self._n_tried = 0
 
@@ -299,7 +300,7 @@ class ArcherTrainer(CriticTrainerBase[ArcherCritic, TurnModel]):
     @torch.no_grad()
     def _follow(self) -> None:
         for name, parameter in self.model.kept():
-            self.copy[name].lerp_(parameter, self.settings.tau)
+            self.copy[name].lerp_(parameter.float(), self.settings.tau)
 
     # --- checkpoints ---
 
