@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
+from rlhf.batching.samples import Sample
+from rlhf.data import Values
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.critics.value_model import (
     BackboneModel,
@@ -18,9 +23,27 @@ from rlhf.training.critics.value_model import (
 S = TypeVar("S", bound=CriticModelSettings)
 M = TypeVar("M", bound=PartialCheckpointModule)
 
+#: Metrics of updates, each made when it is asked for.
+Updates = Iterator[Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPredictions:
+    """Predictions of a critic for a step before it learnt from it.
+
+    Attributes:
+        values: of each group.
+        figures: metrics that are known by then.
+        time_s: spent on them.
+    """
+
+    values: list[Values]
+    figures: Mapping[str, float] = field(default_factory=dict)
+    time_s: float = 0.0
+
 
 class CriticTrainerBase(Generic[S, M]):
-    """Base of critic trainers: an optimizer of its own, schedule, warm-up and checkpoint.
+    """Base of critic trainers: an optimizer of its own, schedule, warm-up, checkpoint, and the metrics of a step.
 
     Args:
         settings: the recipe keys.
@@ -46,6 +69,26 @@ class CriticTrainerBase(Generic[S, M]):
         """True in warm-up steps, counted from 0, in which the critic learns alone."""
         return step < self.settings.warmup_steps
 
+    def learn(self, seen: Any, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
+        """Updates of a step, see `LiveCritic.learn`. Raises TrainingError where many gradients are not finite."""
+        begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
+        return {
+            **means(self.updates(seen, samples, rng, step)),
+            **self.compare(seen, samples),
+            "critic/n_updates": float(self.n_updates),
+            "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),
+            "time/critic_s": seen.time_s + time.perf_counter() - begun,
+        }
+
+    def updates(self, seen: Any, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> Updates:
+        """Make the updates of a step one by one."""
+        raise NotImplementedError
+
+    def compare(self, seen: Any, samples: Sequence[Sample]) -> Mapping[str, float]:
+        """Metrics of the predictions of a step against what it earned."""
+        figures: Mapping[str, float] = seen.figures
+        return figures
+
     def state_dict(self) -> dict[str, Any]:
         """State changed by its updates, without the policy's weights, which are saved with the policy."""
         return {
@@ -59,6 +102,19 @@ class CriticTrainerBase(Generic[S, M]):
         self.model.restore(state["model"])
         self._stepper.optimizer.load_state_dict(state["optimizer"])
         self._stepper.n_updates = int(state["n_updates"])
+
+
+def means(updates: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each metric over the updates of a step; none without updates.
+
+    >>> means([{"critic/loss": 1.0}, {"critic/loss": 4.0}])
+    {'critic/loss': 2.5}
+    """
+    logged: dict[str, list[float]] = {}
+    for figures in updates:
+        for name, value in figures.items():
+            logged.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in logged.items()}
 
 
 def optimizer_of(settings: ValueHeadSettings, model: BackboneModel) -> torch.optim.Optimizer:

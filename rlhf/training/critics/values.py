@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -34,7 +35,7 @@ from rlhf.processes import current, in_turn
 from rlhf.settings import STRICT
 from rlhf.training.backends.replicated import add_gradients
 from rlhf.training.context import StageKeys
-from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates, optimizer_of
 from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.policy.model import Policy
 
@@ -72,21 +73,17 @@ class Critic(ValueHeadSettings):
         return self.value_model(policy, start, seed)
 
 
-@plain_dataclass(frozen=True)
-class ValuePredictions:
-    """Predictions of a critic for a step before it learnt from it.
+@plain_dataclass(frozen=True, kw_only=True)
+class ValuePredictions(StepPredictions):
+    """Predictions of state values.
 
     Attributes:
         rows: its own rows, with `Sample.values`; see `value_rows`.
         sampled: which places of each row are sampled tokens.
-        values: of each group.
-        time_s: spent on them.
     """
 
     rows: list[Sample]
     sampled: list[Bools]
-    values: list[Values]
-    time_s: float = 0.0
 
 
 def value_rows(groups: Sequence[ScoredGroup], layout: Layout) -> tuple[list[Sample], list[Bools]]:
@@ -143,8 +140,8 @@ class CriticTrainer(CriticTrainerBase[Critic, ValueModel]):
             ends = np.cumsum([rows[i].n_policy_tokens for i in members])[:-1]
             for i, part in zip(members, np.split(flat, ends), strict=True):
                 found[i] = replace(rows[i], values=placed(part, rows[i].mask))
-        values = _values_of(found, sampled, groups, bootstrap=self.settings.bootstrap)
-        return ValuePredictions(found, sampled, list(values), time.perf_counter() - begun)
+        values = list(_values_of(found, sampled, groups, bootstrap=self.settings.bootstrap))
+        return ValuePredictions(rows=found, sampled=sampled, values=values, time_s=time.perf_counter() - begun)
 
     def _values(self, batch: PackedBatch) -> torch.Tensor:
         device = self.model.head.weight.device
@@ -154,24 +151,9 @@ class CriticTrainer(CriticTrainerBase[Critic, ValueModel]):
 
     # --- after ---
 
-    def learn(
-        self, seen: ValuePredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
-    ) -> dict[str, float]:
-        """Critic updates of a step: as many passes and minibatches as the policy's, over all rows.
-
-        Args:
-            seen: of this step.
-            samples: all rows of the step with the returns of the credit, as `make_samples` gave them.
-            rng: shuffles trajectories over the minibatches.
-            step: counted from 0.
-
-        Returns:
-            What is logged.
-
-        Raises:
-            TrainingError: the estimator gave no returns, or many gradients in a row are not finite.
-        """
-        begun, stage = time.perf_counter(), self._stage
+    def updates(self, seen: ValuePredictions, samples: Sequence[Sample], rng: Generator, step: int) -> Updates:
+        """Make as many passes and minibatches as the policy's, over all rows. Raises TrainingError without returns."""
+        stage = self._stage
         if any(s.returns is None for s in samples):
             raise TrainingError(
                 "there is nothing to train the critic on",
@@ -182,19 +164,23 @@ class CriticTrainer(CriticTrainerBase[Critic, ValueModel]):
             )
         self.model.holds_backbone = self.model.shared and self.is_warming(step)
         budget, n_least = stage.max_tokens_per_microbatch, current().n
-        rows, n_skipped = _with_returns(seen, samples, bootstrap=self.settings.bootstrap), self._stepper.n_skipped
-        logged: dict[str, list[float]] = {}
+        rows = _with_returns(seen, samples, bootstrap=self.settings.bootstrap)
         for _ in range(stage.epochs if rows else 0):
             for batches in pack_minibatches(rows, stage.minibatches, _MEAN, budget, rng, n_least=n_least):
-                for name, value in self._update(batches).items():
-                    logged.setdefault(name, []).append(value)
-        means = {name: sum(values) / len(values) for name, values in logged.items()}
+                yield self._update(batches)
+
+    def compare(self, seen: ValuePredictions, samples: Sequence[Sample]) -> dict[str, float]:
+        """Metrics of values against returns over all sampled tokens."""
+        own = [s.mask & ~_demonstrated(s)[:-1] for s in samples]
+        values = [row.values[:-1][m] for row, m in zip(seen.rows, own, strict=True) if row.values is not None]
+        returns = [s.returns[m] for s, m in zip(samples, own, strict=True) if s.returns is not None]
+        if not any(map(len, values)):
+            return {}
+        v, g = (torch.from_numpy(np.concatenate(arrays)) for arrays in (values, returns))
         return {
-            **means,
-            **_figures(seen, samples),
-            "critic/n_updates": float(self.n_updates),
-            "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),
-            "time/critic_s": seen.time_s + time.perf_counter() - begun,
+            "critic/explained_variance": explained_variance(v, g),
+            "critic/value_mean": float(v.mean()),
+            "critic/return_mean": float(g.mean()),
         }
 
     def _update(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
@@ -278,18 +264,3 @@ def _demonstrated(sample: Sample) -> Bools:
         off[:-1] |= sample.off_policy
         off[1:] |= sample.off_policy
     return off
-
-
-def _figures(seen: ValuePredictions, samples: Sequence[Sample]) -> dict[str, float]:
-    """Metrics of values against returns over all sampled tokens."""
-    own = [s.mask & ~_demonstrated(s)[:-1] for s in samples]
-    values = [row.values[:-1][m] for row, m in zip(seen.rows, own, strict=True) if row.values is not None]
-    returns = [s.returns[m] for s, m in zip(samples, own, strict=True) if s.returns is not None]
-    if not any(map(len, values)):
-        return {}
-    v, g = (torch.from_numpy(np.concatenate(arrays)) for arrays in (values, returns))
-    return {
-        "critic/explained_variance": explained_variance(v, g),
-        "critic/value_mean": float(v.mean()),
-        "critic/return_mean": float(g.mean()),
-    }

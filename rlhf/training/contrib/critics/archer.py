@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +30,7 @@ from rlhf.settings import STRICT
 from rlhf.training.context import StageKeys
 from rlhf.training.contrib.critics.archer_model import Judged, TurnModel
 from rlhf.training.contrib.critics.turn_buffer import Episode, TurnBuffer, episodes_of, packed
-from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, means, optimizer_of
 from rlhf.training.critics.value_model import ValueHeadSettings
 from rlhf.training.policy.model import Policy
 
@@ -93,21 +92,6 @@ class ArcherCritic(ValueHeadSettings):
             torch.manual_seed(seed)
             model = TurnModel(backbone, shared=self.backbone == "policy", trains_backbone=self.trains_backbone)
         return model.to(next(policy.model.parameters()).device)
-
-
-@plain_dataclass(frozen=True)
-class TurnValuePredictions:
-    """Predictions of the critic for a step, and its own updates in it.
-
-    Attributes:
-        values: of each group, with those of actions.
-        figures: to be logged.
-        time_s: spent on both.
-    """
-
-    values: list[Values]
-    figures: Mapping[str, float] = field(default_factory=dict)
-    time_s: float = 0.0
 
 
 @plain_dataclass(frozen=True)
@@ -182,20 +166,21 @@ class ArcherTrainer(CriticTrainerBase[ArcherCritic, TurnModel]):
         """Updates made or tried so far, of the stage."""
         return self._n_tried
 
-    def predict(self, groups: Sequence[ScoredGroup]) -> TurnValuePredictions:
+    def predict(self, groups: Sequence[ScoredGroup]) -> StepPredictions:
         """Add a step's turns to the buffer, update the critic, and return its values of them."""
         begun = time.perf_counter()
         of_each = episodes_of(groups, bootstrap=self.settings.bootstrap)
         fresh = [e for e in of_each if e is not None]
         if not fresh:
-            return TurnValuePredictions(_values_of(groups, of_each, np.zeros((3, 0))), {}, time.perf_counter() - begun)
+            values = _values_of(groups, of_each, np.zeros((3, 0)))
+            return StepPredictions(values=values, time_s=time.perf_counter() - begun)
         figures = self._surprise(fresh)
         figures |= self._learn(fresh)
         values = _values_of(groups, of_each, self._lower(fresh))
-        return TurnValuePredictions(values, figures, time.perf_counter() - begun)
+        return StepPredictions(values=values, figures=figures, time_s=time.perf_counter() - begun)
 
     def learn(
-        self, seen: TurnValuePredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
+        self, seen: StepPredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
     ) -> dict[str, float]:
         """Return what is logged of the step; the updates are made by now."""
         return {**seen.figures, "time/critic_s": seen.time_s}
@@ -234,12 +219,8 @@ class ArcherTrainer(CriticTrainerBase[ArcherCritic, TurnModel]):
         torch.manual_seed(int(rng.integers(2**62)))  # dropout; the loop sets it anew before the policy's updates
         self.buffer.add(fresh)
         n_skipped = self._stepper.n_skipped
-        logged: dict[str, list[float]] = {}
-        for _ in range(self.settings.updates_per_step):
-            for name, value in self._update(self._drawn(fresh, rng)).items():
-                logged.setdefault(name, []).append(value)
         return {
-            **{name: sum(values) / len(values) for name, values in logged.items()},
+            **means(self._update(self._drawn(fresh, rng)) for _ in range(self.settings.updates_per_step)),
             "critic/n_stored": float(self.buffer.n_turns),
             "critic/n_updates": float(self._stepper.n_updates),
             "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),

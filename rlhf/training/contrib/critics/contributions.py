@@ -8,18 +8,25 @@ from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from rlhf.batching.samples import Sample
-from rlhf.data import ScoredGroup, Values
+from rlhf.data import ScoredGroup
 from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
-from rlhf.training.contrib.critics.turn_buffer import Episode, episodes_of, outputs_at, packed, values_of_turns
-from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.contrib.critics.turn_buffer import (
+    Episode,
+    episodes_of,
+    outputs_at,
+    packed,
+    shuffled,
+    values_of_turns,
+)
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates, optimizer_of
 from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.policy.model import Policy
 
@@ -61,23 +68,17 @@ class Contributions(ValueHeadSettings):
         return self.value_model(policy, start, seed)
 
 
-@plain_dataclass(frozen=True)
-class ContributionPredictions:
-    """Predictions of a critic for a step before it learnt from it.
+@plain_dataclass(frozen=True, kw_only=True)
+class ContributionPredictions(StepPredictions):
+    """Predictions of contributions, in the place of the values of actions; those of states are 0.
 
     Attributes:
-        values: of each group; those of actions are contributions, those of states 0.
         episodes: trajectories in which something was sampled.
         totals: the score of each.
-        sums: of the contributions of each.
-        time_s: spent on them.
     """
 
-    values: list[Values]
     episodes: Sequence[Episode]
     totals: Sequence[float]
-    sums: Sequence[float]
-    time_s: float = 0.0
 
 
 def sum_loss(contributions_K: Tensor, turns_E: Sequence[int], totals_E: Tensor) -> Tensor:
@@ -109,38 +110,23 @@ class ContributionTrainer(CriticTrainerBase[Contributions, ValueModel]):
         ]
         found = torch.cat([*parts, torch.zeros(0, dtype=torch.float64)])
         sums = [float(part.sum()) for part in torch.split(found, [e.n_turns for e in episodes])] if episodes else []
-        values = values_of_turns(groups, found.numpy())
-        return ContributionPredictions(values, episodes, totals, sums, time.perf_counter() - begun)
+        return ContributionPredictions(
+            values=values_of_turns(groups, found.numpy()),
+            episodes=episodes,
+            totals=totals,
+            figures=_figures(sums, totals) if episodes else {},
+            time_s=time.perf_counter() - begun,
+        )
 
     def _contributions(self, episodes: Sequence[Episode]) -> Tensor:
         return outputs_at(self.model, episodes, [e.ends for e in episodes])[:, 0]
 
-    def learn(
-        self, seen: ContributionPredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
-    ) -> dict[str, float]:
-        """Update on a step, in its warm-up or unless frozen; returns metrics."""
-        begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
-        learns = self.is_warming(step) or not self.settings.frozen
+    def updates(self, seen: ContributionPredictions, samples: Sequence[Sample], rng: Generator, step: int) -> Updates:
+        """Update on a step, in its warm-up or unless frozen."""
         self.model.holds_backbone = self.model.shared and self.is_warming(step)
-        logged: dict[str, list[float]] = {}
-        for _ in range(self.settings.epochs if learns else 0):
-            order = rng.permutation(len(seen.episodes)).tolist()
-            for at in range(0, len(order), self.settings.batch_size):
-                for name, value in self._update(seen, order[at : at + self.settings.batch_size]).items():
-                    logged.setdefault(name, []).append(value)
-        sums, totals = (torch.tensor(x, dtype=torch.float64) for x in (seen.sums, seen.totals))
-        told = {
-            "critic/explained_variance": explained_variance(sums, totals),
-            "critic/value_mean": float(sums.mean()),
-            "critic/return_mean": float(totals.mean()),
-        }
-        return {
-            **{name: sum(values) / len(values) for name, values in logged.items()},
-            **(told if seen.episodes else {}),
-            "critic/n_updates": float(self.n_updates),
-            "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),
-            "time/critic_s": seen.time_s + time.perf_counter() - begun,
-        }
+        if self.is_warming(step) or not self.settings.frozen:
+            for chosen in shuffled(range(len(seen.episodes)), self.settings.epochs, self.settings.batch_size, rng):
+                yield self._update(seen, chosen)
 
     def _update(self, seen: ContributionPredictions, chosen: Sequence[int]) -> dict[str, float]:
         self.model.train()
@@ -155,3 +141,13 @@ class ContributionTrainer(CriticTrainerBase[Contributions, ValueModel]):
         norm = self._stepper.step()
         self.model.eval()
         return {"critic/sum_loss": loss, "critic/grad_norm": norm, "critic/lr": self._stepper.lr}
+
+
+def _figures(sums: Sequence[float], totals: Sequence[float]) -> dict[str, float]:
+    """Metrics of summed contributions of trajectories against their scores."""
+    v, g = (torch.tensor(x, dtype=torch.float64) for x in (sums, totals))
+    return {
+        "critic/explained_variance": explained_variance(v, g),
+        "critic/value_mean": float(v.mean()),
+        "critic/return_mean": float(g.mean()),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
@@ -23,14 +24,14 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import without_given
 from rlhf.credit.flat_tokens import TokenLine
 from rlhf.credit.groups import is_constant
-from rlhf.data import ScoredGroup, Task, Values
+from rlhf.data import ScoredGroup, Task
 from rlhf.errors import TrainingError
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.preference import bradley_terry, sequence_sums, turn_means
 from rlhf.settings import STRICT
 from rlhf.training.backends.token_stats import read
-from rlhf.training.contrib.critics.turn_buffer import packed, values_of_turns
-from rlhf.training.critics.base import CriticTrainerBase
+from rlhf.training.contrib.critics.turn_buffer import packed, shuffled, values_of_turns
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates
 from rlhf.training.critics.value_model import CriticModelSettings, PartialCheckpointModule
 from rlhf.training.critics.values import bare_rows
 from rlhf.training.policy.model import Policy
@@ -157,21 +158,15 @@ class Attempt:
         return sum(map(len, self.rows))
 
 
-@plain_dataclass(frozen=True)
-class Compared:
-    """Predictions of a critic for a step before it learnt from it.
+@plain_dataclass(frozen=True, kw_only=True)
+class Compared(StepPredictions):
+    """Predictions of advantages, in the place of the values of actions; those of states are 0.
 
     Attributes:
-        values: of each group; those of actions are advantages, those of states 0.
         attempts: those of each task in which something was sampled, where scores differ.
-        figures: to be logged.
-        time_s: spent on them.
     """
 
-    values: list[Values]
     attempts: Sequence[Sequence[Attempt]]
-    figures: Mapping[str, float]
-    time_s: float = 0.0
 
 
 def pair_loss(scores_A: Tensor, earned_A: Sequence[float], beta: float) -> Tensor:
@@ -281,7 +276,7 @@ class SweetTrainer(CriticTrainerBase[SweetCritic, RatioModel]):
         of_pairs = [own for own in by_task if own and not is_constant([attempts[i].score for i in own])]
         figures = _figures([([scores[i] for i in own], [attempts[i].score for i in own]) for own in of_pairs])
         compared = [[attempts[i] for i in own] for own in of_pairs]
-        return Compared(values, compared, figures, time.perf_counter() - begun)
+        return Compared(values=values, attempts=compared, figures=figures, time_s=time.perf_counter() - begun)
 
     def _each(self, attempts: Sequence[Attempt], model: nn.Module) -> list[Tensor]:
         """Return the log-probs of each attempt under `model`, `[N]` each."""
@@ -313,24 +308,10 @@ class SweetTrainer(CriticTrainerBase[SweetCritic, RatioModel]):
 
     # --- after ---
 
-    def learn(self, seen: Compared, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
-        """Update on a step, in its warm-up or unless frozen; returns metrics."""
-        begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
-        learns = self.is_warming(step) or not self.settings.frozen
-        logged: dict[str, list[float]] = {}
-        for _ in range(self.settings.epochs if learns else 0):
-            order = rng.permutation(len(seen.attempts)).tolist()
-            for at in range(0, len(order), self.settings.batch_size):
-                chosen = [seen.attempts[i] for i in order[at : at + self.settings.batch_size]]
-                for name, value in self._update(chosen).items():
-                    logged.setdefault(name, []).append(value)
-        return {
-            **{name: sum(values) / len(values) for name, values in logged.items()},
-            **seen.figures,
-            "critic/n_updates": float(self.n_updates),
-            "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),
-            "time/critic_s": seen.time_s + time.perf_counter() - begun,
-        }
+    def updates(self, seen: Compared, samples: Sequence[Sample], rng: Generator, step: int) -> Updates:
+        """Update on a step, in its warm-up or unless frozen."""
+        if self.is_warming(step) or not self.settings.frozen:
+            yield from map(self._update, shuffled(seen.attempts, self.settings.epochs, self.settings.batch_size, rng))
 
     def _update(self, tasks: Sequence[Sequence[Attempt]]) -> dict[str, float]:
         """Make one update from the pairs of some tasks.

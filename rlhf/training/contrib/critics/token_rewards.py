@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -19,8 +20,8 @@ from rlhf.batching.samples import Sample
 from rlhf.credit.flat_tokens import nested, shape_of
 from rlhf.data import ScoredGroup, Values
 from rlhf.settings import STRICT
-from rlhf.training.contrib.critics.turn_buffer import Ints, Rows, outputs_at, packed
-from rlhf.training.critics.base import CriticTrainerBase, optimizer_of
+from rlhf.training.contrib.critics.turn_buffer import Ints, Rows, outputs_at, packed, shuffled
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates, optimizer_of
 from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.critics.values import bare_rows
 from rlhf.training.policy.model import Policy
@@ -88,21 +89,15 @@ def outcome_loss(rewards_N: Tensor, tokens_S: Sequence[int], right_S: Tensor) ->
     return binary_cross_entropy_with_logits(means, right_S, reduction="sum")
 
 
-@plain_dataclass(frozen=True)
-class TokenRewardPredictions:
-    """Token rewards of a step before the critic learnt from it.
+@plain_dataclass(frozen=True, kw_only=True)
+class TokenRewardPredictions(StepPredictions):
+    """Token rewards of a step, in the place of state values.
 
     Attributes:
-        values: of each group: w of each token in the place of state values.
         attempts: those with tokens.
-        means: of the rewards of each.
-        time_s: spent on them.
     """
 
-    values: list[Values]
     attempts: Sequence[Attempt]
-    means: Sequence[float]
-    time_s: float = 0.0
 
 
 class TokenRewardTrainer(CriticTrainerBase[TokenRewards, ValueModel]):
@@ -121,38 +116,23 @@ class TokenRewardTrainer(CriticTrainerBase[TokenRewards, ValueModel]):
         attempts = attempts_of(groups)
         parts = [self._rewards(part).double().cpu() for part in packed(attempts, self._stage.max_tokens_per_microbatch)]
         found = torch.cat([*parts, torch.zeros(0, dtype=torch.float64)])
-        means = (
-            [float(part.mean()) for part in torch.split(found, [len(a.places) for a in attempts])] if attempts else []
-        )
+        of_each = torch.split(found, [len(a.places) for a in attempts]) if attempts else ()
+        agrees = [(float(w.mean()) > 0) == bool(a.right) for w, a in zip(of_each, attempts, strict=True)]
+        figures = {"critic/outcome_accuracy": sum(agrees) / len(agrees)} if agrees else {}
         rewards = nested([shape_of(group) for group in groups], found.numpy())
         values = [Values(w, (0.0,) * len(group.trajectories)) for group, w in zip(groups, rewards, strict=True)]
-        return TokenRewardPredictions(values, attempts, means, time.perf_counter() - begun)
+        spent_s = time.perf_counter() - begun
+        return TokenRewardPredictions(values=values, attempts=attempts, figures=figures, time_s=spent_s)
 
     def _rewards(self, attempts: Sequence[Attempt]) -> Tensor:
         return outputs_at(self.model, attempts, [a.places for a in attempts])[:, 0]
 
-    def learn(
-        self, seen: TokenRewardPredictions, samples: Sequence[Sample], rng: np.random.Generator, step: int
-    ) -> dict[str, float]:
-        """Update on the outcomes of a step; returns metrics."""
-        begun, n_skipped = time.perf_counter(), self._stepper.n_skipped
+    def updates(self, seen: TokenRewardPredictions, samples: Sequence[Sample], rng: Generator, step: int) -> Updates:
+        """Update on the outcomes of a step."""
         self.model.holds_backbone = self.model.shared and self.is_warming(step)
-        logged: dict[str, list[float]] = {}
-        for _ in range(self.settings.epochs):
-            order = rng.permutation(len(seen.attempts)).tolist()
-            for at in range(0, len(order), self.settings.batch_size):
-                for name, value in self._update([seen.attempts[i] for i in order[at : at + self.settings.batch_size]]):
-                    logged.setdefault(name, []).append(value)
-        agrees = [(mean > 0) == bool(a.right) for a, mean in zip(seen.attempts, seen.means, strict=True)]
-        return {
-            **{name: sum(values) / len(values) for name, values in logged.items()},
-            **({"critic/outcome_accuracy": sum(agrees) / len(agrees)} if agrees else {}),
-            "critic/n_updates": float(self.n_updates),
-            "critic/n_skipped": float(self._stepper.n_skipped - n_skipped),
-            "time/critic_s": seen.time_s + time.perf_counter() - begun,
-        }
+        return map(self._update, shuffled(seen.attempts, self.settings.epochs, self.settings.batch_size, rng))
 
-    def _update(self, attempts: Sequence[Attempt]) -> list[tuple[str, float]]:
+    def _update(self, attempts: Sequence[Attempt]) -> dict[str, float]:
         self.model.train()
         self._stepper.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
@@ -163,4 +143,4 @@ class TokenRewardTrainer(CriticTrainerBase[TokenRewards, ValueModel]):
             loss += float(share.detach())
         norm = self._stepper.step()
         self.model.eval()
-        return [("critic/outcome_loss", loss), ("critic/grad_norm", norm), ("critic/lr", self._stepper.lr)]
+        return {"critic/outcome_loss": loss, "critic/grad_norm": norm, "critic/lr": self._stepper.lr}

@@ -28,6 +28,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
 _Long = TypeVar("_Long", bound=Sized)
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,14 @@ def packed(episodes: Sequence[_Long], max_tokens: int) -> Iterator[list[_Long]]:
         part.append(episode)
     if part:
         yield part
+
+
+def shuffled(items: Sequence[_Item], epochs: int, size: int, rng: np.random.Generator) -> Iterator[list[_Item]]:
+    """Minibatches of passes over `items`, each pass in an order of its own; the last of a pass may be smaller."""
+    for _ in range(epochs):
+        order = rng.permutation(len(items)).tolist()
+        for at in range(0, len(order), size):
+            yield [items[i] for i in order[at : at + size]]
 
 
 def outputs_at(model: BackboneModel, parts: Sequence[Rows], *places: Sequence[Ints]) -> Tensor:
