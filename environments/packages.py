@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.metadata
 import os
 import shutil
@@ -18,21 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import EnvError, MissingPackageError
+from rlhf.errors import EnvError
+from rlhf.extras import import_optional, missing
 
 #: The environment variable that says where generated games and plans are kept.
 CACHE_VARIABLE = "RLHF_CACHE"
-
-#: Extras that pip cannot make: what they need names other versions of packages that are needed here.
-_BY_HAND = {
-    "bfcl": "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath",
-    "minihack": "pip install --no-deps nle==1.3.0 minihack==1.0.2 && pip install 'rlhf-agents[minihack]'",
-}
-
-
-def how_to_install(extra: str) -> str:
-    """The command that brings what an extra stands for."""
-    return _BY_HAND.get(extra, f"pip install 'rlhf-agents[{extra}]'")
 
 
 @cache
@@ -41,7 +30,7 @@ def version_of(distribution: str, extra: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError as error:
-        raise _missing(distribution, extra, error) from error
+        raise missing(extra, f"the package {distribution} is missing", distribution, error) from error
 
 
 @cache
@@ -71,10 +60,7 @@ def content_hash(distribution: str, extra: str, *prefixes: str) -> str:
 
 def import_from(module: str, distribution: str, extra: str) -> Any:
     """Import a module of an optional distribution. Raises MissingPackageError, naming the extra that brings it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise _missing(distribution, extra, error) from error
+    return import_optional(module, extra, f"the package {distribution} is missing", distribution)
 
 
 def cache_folder(name: str) -> Path:
@@ -111,12 +97,3 @@ def made_at_once(target: Path) -> Iterator[Path]:
             folder.rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _missing(distribution: str, extra: str, error: Exception) -> MissingPackageError:
-    return MissingPackageError(
-        f"the package {distribution} is missing",
-        where=distribution,
-        got=str(error),
-        hint=how_to_install(extra),
-    )

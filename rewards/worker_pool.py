@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from rlhf.child_process import Child, python_command, python_environment
-from rlhf.errors import MissingPackageError, RewardError
+from rlhf.errors import RewardError
+from rlhf.extras import missing
 
 #: A process may take so long to be ready, and so much longer on the clock than on the processor.
 _START_LIMIT_S = 120.0
@@ -71,13 +72,7 @@ class Pool:
             raise
         self._idle.put(process)
         if kind == "missing":
-            raise MissingPackageError(
-                "a package is not installed",
-                where=self.target,
-                got=f"no module named {value}",
-                expected="the extra 'rewards'",
-                hint="pip install 'rlhf-agents[rewards]'",
-            )
+            raise missing("rewards", "a package is not installed", self.target, f"no module named {value}")
         if kind == "raised":
             raise RaisedError("raised an exception", where=self.target, got=value)
         return value

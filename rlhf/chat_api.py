@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from rlhf.errors import ContextFull, EngineError, MissingPackageError
+from rlhf.errors import ContextFull, EngineError
+from rlhf.extras import import_optional
 
 #: Variable of the environment that holds the key, if the address wants one.
 KEY = "OPENAI_API_KEY"
@@ -206,14 +207,4 @@ def _seconds(text: str | None) -> float:
 
 def load_aiohttp(where: str) -> Any:
     """Return the library. Raises MissingPackageError where it is not installed."""
-    try:
-        import aiohttp
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "an endpoint needs a package that is not installed",
-            where=where,
-            got="no module named aiohttp",
-            expected="the extra 'servers'",
-            hint="pip install 'rlhf-agents[servers]'",
-        ) from error
-    return aiohttp
+    return import_optional("aiohttp", "servers", "an endpoint needs a package that is not installed", where)

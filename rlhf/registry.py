@@ -25,11 +25,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from environments.packages import how_to_install
 from rewards.base import GroupReward
 from rlhf import given_parts, plugins
 from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA
 from rlhf.errors import MissingPackageError, RecipeError, UsageError, boundary, nearest
+from rlhf.extras import missing
 from rlhf.sections import REQUIRED_MEMBERS, SECTION_OF_TYPE
 
 
@@ -109,13 +109,8 @@ def _from_table(section: str, kind: str, where: str) -> Any:
     entry = table[kind]
     for package in PACKAGES_OF_EXTRA.get(entry.extra or "", ()):
         if importlib.util.find_spec(package) is None:
-            raise MissingPackageError(
-                f"'{kind}' needs a package that is not installed",
-                where=where,
-                got=f"no module named {package}",
-                expected=f"the extra '{entry.extra}'",
-                hint=how_to_install(entry.extra or ""),
-            )
+            what = f"'{kind}' needs a package that is not installed"
+            raise missing(entry.extra or "", what, where, f"no module named {package}")
     module, _, name = entry.target.partition(":")
     return getattr(_imported(module, where), name)
 

@@ -6,13 +6,12 @@ search gives one list in any process.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf.errors import MissingPackageError
+from rlhf.extras import import_optional
 
 _WORD = re.compile(r"\w+")
 
@@ -41,7 +40,8 @@ class Index:
     def require(self) -> Index:
         """Load the library now. Raises MissingPackageError where it is not installed."""
         if self._scores is None:
-            self._scores = _bm25s().BM25(method="lucene", k1=1.2, b=0.75)
+            bm25s = import_optional("bm25s", "search", "a package is not installed", "rlhf.text_search")
+            self._scores = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
             if self._known:
                 self._scores.index(self._found, show_progress=False)
             self._found = []
@@ -66,16 +66,3 @@ class Index:
     def best(self, query: str, n: int | None = None) -> list[int]:
         """Numbers of the texts of `scored`."""
         return [i for i, _ in self.scored(query, n)]
-
-
-def _bm25s() -> Any:
-    try:
-        return importlib.import_module("bm25s")
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "a package is not installed",
-            where="rlhf.text_search",
-            got=f"no module named {error.name}",
-            expected="the extra 'search'",
-            hint="pip install 'rlhf-agents[search]'",
-        ) from error

@@ -14,6 +14,7 @@ from rewards.answers.extract import after_thinking
 from rewards.answers.text import last_action, last_reply
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import MissingPackageError
+from rlhf.extras import import_optional
 from rlhf.settings import STRICT
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -83,17 +84,8 @@ def _as_text(schema: Mapping[str, Any]) -> str:
 @cache
 def validator_of(schema: str) -> Any:
     """Return what checks values against a schema. Raises jsonschema's SchemaError, and MissingPackageError."""
-    try:
-        from jsonschema import Draft202012Validator
-        from jsonschema.validators import validator_for
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "'json_schema' needs a package that is not installed",
-            got=f"no module named {error.name}",
-            expected="the extra 'rewards'",
-            hint="pip install 'rlhf-agents[rewards]'",
-        ) from error
+    library = import_optional("jsonschema", "rewards", "'json_schema' needs a package that is not installed", "")
     values = json.loads(schema)
-    kind = validator_for(values, default=Draft202012Validator)
+    kind = library.validators.validator_for(values, default=library.Draft202012Validator)
     kind.check_schema(values)
     return kind(values)

@@ -22,7 +22,8 @@ from rlhf.asynchrony.remote import actor_errors
 from rlhf.build import stopping
 from rlhf.build.processes import STOP_REQUEST, StopRequest
 from rlhf.build.rollout_workers import learner_log
-from rlhf.errors import EngineError, MissingPackageError, RecipeError, TrainingError
+from rlhf.errors import EngineError, RecipeError, TrainingError
+from rlhf.extras import import_optional
 from rlhf.inference.settings import EngineCapabilities
 from rlhf.inference.vllm.instance import NoInstanceError
 from rlhf.processes import ProcessError
@@ -252,13 +253,9 @@ def _gpus(ray: Any) -> int:
 @contextmanager
 def _ray(recipe: Recipe, console: CleanConsole) -> Iterator[Any]:
     """Context of a connection to Ray, which is shut down afterwards if it was started here."""
-    try:
-        import ray
-        import ray.util.scheduling_strategies
-    except ImportError as error:
-        raise MissingPackageError(
-            "Ray is not installed", where="cluster", hint="pip install 'rlhf-agents[ray]'"
-        ) from error
+    import_optional("ray.util.scheduling_strategies", "ray", "Ray is not installed", "cluster")
+    import ray
+
     if ray.is_initialized():
         yield ray
         return

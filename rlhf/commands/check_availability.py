@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf.errors import EngineError, MissingPackageError, ModelError
+from rlhf.errors import EngineError, ModelError
+from rlhf.extras import missing
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -32,9 +33,9 @@ def refuse_absent_engine(recipe: Recipe) -> None:
     if not isinstance(recipe.engine, VllmSettings):
         return
     if not recipe.engine.servers:
-        _need("vllm", "vLLM is not installed", "engine.kind", "vllm", "make install-vllm")
+        _need("vllm", "vllm", "vLLM is not installed", "engine.kind")
         return
-    _need("aiohttp", "aiohttp is not installed", "engine.servers", "servers", "pip install 'rlhf-agents[servers]'")
+    _need("aiohttp", "servers", "aiohttp is not installed", "engine.servers")
     _reach(recipe.engine.servers)
 
 
@@ -44,8 +45,8 @@ def refuse_absent_trackers(recipe: Recipe) -> None:
 
     for i, tracker in enumerate(recipe.trackers):
         if package := TrackerCapabilities(tracker).package:
-            where, extra = f"trackers[{i}].kind", package.partition(".")[0]
-            _need(package, f"{extra} is not installed", where, extra, f"pip install 'rlhf-agents[{extra}]'")
+            extra = package.partition(".")[0]
+            _need(package, extra, f"{extra} is not installed", f"trackers[{i}].kind")
 
 
 def refuse_absent_hub(recipe: Recipe) -> None:
@@ -137,12 +138,10 @@ def _is_of_model(part: object) -> bool:
     return isinstance(part, AsksModel | ModelReward | CriticModelSettings | Pretrained) and stage_of(part) is None
 
 
-def _need(package: str, what: str, where: str, extra: str, hint: str) -> None:
+def _need(package: str, extra: str, what: str, where: str) -> None:
     parent = package.partition(".")[0]
     if find_spec(parent) is None or find_spec(package) is None:
-        raise MissingPackageError(
-            what, where=where, got=f"no module named {package}", expected=f"the extra '{extra}'", hint=hint
-        )
+        raise missing(extra, what, where, f"no module named {package}")
 
 
 def _reach(servers: Sequence[str]) -> None:

@@ -50,8 +50,8 @@ def glance(kind: str) -> dict[str, Any]:
         each split, max_steps, what random actions and the oracle solve as `[solved, episodes]`, steps_per_s, startup_s,
         memory_mb.
     """
-    from environments.packages import how_to_install
     from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA
+    from rlhf.extras import how_to_install
 
     entry, cells = CATALOG["environment"][kind], kept().get(kind, {})
     absent = [name for name in PACKAGES_OF_EXTRA.get(entry.extra or "", ()) if find_spec(name) is None]

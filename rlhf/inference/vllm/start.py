@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from rlhf.errors import EngineError, MissingPackageError, ModelError
+from rlhf.extras import missing
 
 #: The worker methods of `rlhf.inference.vllm.worker`, by the name vLLM takes them under.
 WORKER = "rlhf.inference.vllm.worker.Worker"
@@ -172,12 +173,8 @@ def engine_environment(*, compile: bool = False) -> dict[str, str]:
 
 def missing_vllm(error: ImportError) -> MissingPackageError:
     """Error of a missing vLLM, with the package to install."""
-    return MissingPackageError(
-        "vLLM is not installed" if error.name == "vllm" else "vLLM cannot be imported",
-        where="engine.kind vllm",
-        got=str(error),
-        hint="make install-vllm; or, on a machine with a GPU, pip install 'rlhf-agents[vllm]'",
-    )
+    what = "vLLM is not installed" if error.name == "vllm" else "vLLM cannot be imported"
+    return missing("vllm", what, "engine.kind vllm", error)
 
 
 def start_error(text: str, options: StartOptions, log: Path | None) -> EngineError | ModelError:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from rlhf.errors import TrainingError, boundary
+from rlhf.extras import import_optional
 from rlhf.processes import current, join
 from rlhf.settings import Precision
 from rlhf.training.backends.distributed import DistributedTrainer
@@ -245,20 +246,10 @@ def _library() -> Any:
     """DeepSpeed, told where it is and not to talk."""
     import os
 
-    from rlhf.errors import MissingPackageError
-
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise MissingPackageError(
-            "the trainer needs a package that is not installed",
-            where="trainer.kind",
-            got=str(error),
-            expected="the extra 'deepspeed'",
-            hint="pip install 'rlhf-agents[deepspeed]'",
-        ) from error
+    what = "the trainer needs a package that is not installed"
+    deepspeed = import_optional("deepspeed", "deepspeed", what, "trainer.kind")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if not torch.cuda.is_available():
         # DeepSpeed would compile a faster all-reduce for processes of one machine, which takes minutes the first time.

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf.errors import MissingPackageError, ModelError, TrainingError, boundary
+from rlhf.errors import ModelError, TrainingError, boundary
+from rlhf.extras import import_optional
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.sharded import device_of
 
@@ -35,16 +36,7 @@ def load_trl(where: str = "stages") -> Any:
     """Return the library. Raises MissingPackageError where it is not installed."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # where DeepSpeed is there, it would say that it looked for one
-    try:
-        import trl
-    except ImportError as error:
-        raise MissingPackageError(
-            "the stage needs a package that is not installed",
-            where=where,
-            got=str(error),
-            expected="the extra 'trl'",
-            hint="pip install 'rlhf-agents[trl]'",
-        ) from error
+    trl = import_optional("trl", "trl", "the stage needs a package that is not installed", where)
     logging.getLogger("trl").setLevel(logging.ERROR)
     return trl
 
