@@ -26,7 +26,7 @@ from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -35,6 +35,7 @@ from environments.base import Properties
 from environments.core.normalise import NAMES, words
 from environments.core.procedural import Attempt, belongs_to, digest, draw_for
 from environments.core.seed_splits import FIRST_SEED, Seeded, refuse_two_splits, refuse_unknown
+from environments.tasks.dataset_files import Row, json_lines
 from rewards.answers.qa import exact, f1, references
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -246,28 +247,16 @@ def _world(seed: int, hops: int, n_documents: int) -> tuple[Question, Library]:
     return question, draw_library(random.Random(f"search_qa/library/{seed}"), question, n_documents)
 
 
-def _lines_of(path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
+def _lines_of(path: Path, needed: Sequence[str]) -> list[Row]:
     """Read JSON lines. Raises EnvError where one is no object, or lacks a key."""
-    found = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            lines = list(file)  # `splitlines` would also part at U+2028 and the like, which may stand within a text
-    except OSError as error:
-        raise EnvError("the file cannot be read", where=str(path), got=error.strerror or str(error)) from error
-    for i, line in enumerate(lines, 1):
-        try:
-            own = json.loads(line) if line.strip() else None
-        except ValueError:
-            own = line
-        if own is not None and not (
-            isinstance(own, dict) and all(own.get(key) not in (None, "", []) for key in needed)
-        ):
+    found = list(json_lines(path))
+    for number, own in found:
+        if any(own.get(key) in (None, "", []) for key in needed):
             expected = f"a JSON object with {' and '.join(needed)}"
-            raise EnvError("a line cannot be used", where=f"{path}:{i}", got=line[:80], expected=expected)
-        found += [own] if own is not None else []
+            raise EnvError("a line cannot be used", where=f"{path}:{number}", got=str(own)[:80], expected=expected)
     if not found:
         raise EnvError("the file is empty", where=str(path), expected="one JSON object per line")
-    return found
+    return [own for _, own in found]
 
 
 @lru_cache(maxsize=8)

@@ -63,7 +63,7 @@ def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
         hint = nearest(path.name, beside) or "give its path, from here or beside the recipe"
         raise EnvError("no such file", where=where, got=str(path), expected=_KINDS, hint=hint)
     readers = {
-        ".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
+        ".jsonl": json_lines, ".ndjson": json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
     }  # fmt: skip
     if (reader := readers.get(path.suffix.lower())) is None:
         raise EnvError("no known kind of file", where=where, got=path.name, expected=_KINDS, hint="convert it")
@@ -74,7 +74,8 @@ def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
         raise EnvError("no UTF-8", where=str(path), got=got, hint="iconv -f latin1 -t utf8") from error
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+def json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield line number and object of each line that is not blank. Raises EnvError, naming the line."""
     with _opened(path, newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():

@@ -27,6 +27,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
 from environments.core.seed_splits import refuse_two_splits, refuse_unknown
+from environments.tasks.dataset_files import json_lines
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -313,16 +314,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     seen: set[tuple[str, str]] = set()
     places: dict[str, str] = {}
-    # Not `splitlines`: a text in JSON may hold other ends of lines than this one.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            given = json.loads(line)
-        except ValueError as error:
-            raise EnvError("no JSON", where=f"{path}:{number}", got=line[:80]) from error
-        if not isinstance(given, dict) or not isinstance(given.get("question"), str):
-            raise EnvError("no question", where=f"{path}:{number}", got=line[:80], expected='{"question": "..."}')
+    for number, given in json_lines(path):
+        if not isinstance(given.get("question"), str):
+            raise EnvError("no question", where=f"{path}:{number}", got=str(given)[:80], expected='{"question": "..."}')
         place = len(rows) % 10
         split = given.get("split", "dev" if place == 8 else "test" if place == 9 else "train")
         refuse_unknown(split, _SPLITS, f"{path}:{number}")
