@@ -20,6 +20,8 @@ from rlhf.extras import import_optional
 
 #: Variable of the environment that holds the key, if the address wants one.
 KEY = "OPENAI_API_KEY"
+#: Seconds that a server has to take a first connection.
+_REACH_S = 5.0
 _TOO_LONG = ("context_length", "context length", "maximum context", "too many tokens")
 Read = TypeVar("Read")
 
@@ -113,12 +115,12 @@ class ChatServer:
             hint="look whether the server runs and how many requests it takes at a time",
         )
 
-    async def reach(self, limit_s: float = 5.0) -> None:
-        """Wait until something takes connections at the address. Raises EngineError after `limit_s`."""
+    async def reach(self) -> None:
+        """Wait until something takes connections at the address. Raises EngineError after 5 s."""
         address = urlsplit(self.url)
         port, problem = address.port or (443 if address.scheme == "https" else 80), "no answer"
         loop = asyncio.get_running_loop()
-        end = loop.time() + limit_s
+        end = loop.time() + _REACH_S
         while True:
             try:
                 async with asyncio.timeout(max(0.1, end - loop.time())):
@@ -133,7 +135,7 @@ class ChatServer:
         raise EngineError(
             "nothing takes connections at this address",
             where=self.where,
-            got=f"{address.scheme}://{address.hostname}:{port}: {problem}, for {limit_s:g} s",
+            got=f"{address.scheme}://{address.hostname}:{port}: {problem}, for {_REACH_S:g} s",
             expected="a server of an OpenAI-compatible interface",
             hint="start the server, or correct host and port",
         )

@@ -47,12 +47,12 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
-def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
-    """True if a server of this machine answers at `url`/health; proxies of the environment are not asked."""
+def is_healthy(url: str) -> bool:
+    """True if a server of this machine answers at `url`/health in 5 s; proxies of the environment are not asked."""
     from urllib.request import ProxyHandler, build_opener  # slow to import, and few processes ask
 
     try:
-        with build_opener(ProxyHandler({})).open(f"{url}/health", timeout=timeout_s) as response:
+        with build_opener(ProxyHandler({})).open(f"{url}/health", timeout=5.0) as response:
             return bool(response.status == 200)
     except OSError:  # URLError is one
         return False

@@ -169,10 +169,10 @@ class Controller:
 
     # --- groups ---
 
-    async def offer(self, tasks: Mapping[int, Sequence[Task]], *, is_held: bool = False) -> None:
+    async def offer(self, tasks: Mapping[int, Sequence[Task]]) -> None:
         """Learn the tasks of steps, and begin what may begin."""
         self._tasks.update(tasks)
-        self.pipeline.is_held = is_held
+        self.pipeline.is_held = False
         self._begin_all()
 
     async def hold(self) -> None:

@@ -236,9 +236,9 @@ class RemoteController:
         await self._answer("tell", self.actor.tell.remote(self.delivered()))
         await self._call("open", version)
 
-    async def offer(self, tasks: Mapping[int, Sequence[Task]], *, is_held: bool = False) -> None:
+    async def offer(self, tasks: Mapping[int, Sequence[Task]]) -> None:
         """See `Controller.offer`."""
-        await self._call("offer", tasks, is_held=is_held)
+        await self._call("offer", tasks)
 
     async def hold(self) -> None:
         """See `Controller.hold`."""

@@ -96,9 +96,9 @@ def n_bytes(plain: str) -> int:
     return len(plain.encode("utf-8", "surrogatepass"))
 
 
-def is_large(plain: str, max_bytes: int = MAX_TEXT_BYTES) -> bool:
+def is_large(plain: str) -> bool:
     """True if a text has more bytes than it may."""
-    return 4 * len(plain) > max_bytes and n_bytes(plain) > max_bytes
+    return 4 * len(plain) > MAX_TEXT_BYTES and n_bytes(plain) > MAX_TEXT_BYTES
 
 
 def type_of(value: object) -> str:

@@ -145,10 +145,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def n_tasks_needed(deviation: float, difference: float, *, level: float = 0.05, power: float = 0.8) -> int:
-    """Give the number of tasks with which a paired test sees a true `difference` with probability `power`.
+def n_tasks_needed(deviation: float, difference: float) -> int:
+    """Give the number of tasks with which a paired test at the level .05 sees a true `difference` with probability .8.
 
-    ⌈((z_{1−level/2} + z_{power}) s / d)²⌉, with s the standard deviation of the tasks' differences.
+    ⌈((z_{.975} + z_{.8}) s / d)²⌉, with s the standard deviation of the tasks' differences.
 
     Raises:
         DataError: a difference of 0, which no number of tasks shows, or a deviation that is no finite number.
@@ -159,5 +159,5 @@ def n_tasks_needed(deviation: float, difference: float, *, level: float = 0.05, 
             where="n_tasks_needed",
             got=f"difference {difference}, deviation {deviation}",
         )
-    z = NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(power)
+    z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
     return max(2, math.ceil((z * deviation / difference) ** 2))

@@ -40,35 +40,31 @@ def pass_all_k(n: int, n_solved: int, k: int) -> float:
     return math.comb(n_solved, k) / math.comb(n, k)
 
 
-def pass_estimates(
-    solved: Mapping[str, Sequence[bool]], k: int, *, confidence: float = 0.95
-) -> tuple[Estimate, Estimate]:
+def pass_estimates(solved: Mapping[str, Sequence[bool]], k: int) -> tuple[Estimate, Estimate]:
     """Estimate pass@k and pass^k over tasks.
 
     Args:
         solved: task -> whether each of its attempts was solved, failures of parts left out. Tasks with fewer than k
             attempts are left out.
         k: attempts.
-        confidence: of the intervals.
 
     Returns:
         Both, with `n` tasks. For the intervals see `share_of_tasks`.
     """
     counts = [(len(found), sum(found)) for found in solved.values() if len(found) >= k]
     n_attempts = sum(n for n, _ in counts)
-    at = share_of_tasks([pass_at_k(n, c, k) for n, c in counts], n_attempts, confidence=confidence)
-    return at, share_of_tasks([pass_all_k(n, c, k) for n, c in counts], n_attempts, confidence=confidence)
+    at = share_of_tasks([pass_at_k(n, c, k) for n, c in counts], n_attempts)
+    return at, share_of_tasks([pass_all_k(n, c, k) for n, c in counts], n_attempts)
 
 
-def share_of_tasks(values: Sequence[float], n_attempts: int, *, confidence: float = 0.95) -> Estimate:
-    """Mean of one value in [0, 1] per task, with the interval of a share of effective tasks.
+def share_of_tasks(values: Sequence[float], n_attempts: int) -> Estimate:
+    """Mean of one value in [0, 1] per task, with the 95% interval of a share of effective tasks.
 
     Their number is that of `effective_n`, of the variance v̄(1−v̄) that ones and zeros would have and the error s/√m.
 
     Args:
         values: `[m]`, one per task.
         n_attempts: at all tasks together.
-        confidence: of the interval.
     """
     m = len(values)
     if not m:
@@ -76,10 +72,8 @@ def share_of_tasks(values: Sequence[float], n_attempts: int, *, confidence: floa
     x = np.asarray(values, dtype=np.float64)
     mean = min(1.0, max(0.0, float(x.mean())))
     error = float(x.std(ddof=1)) / math.sqrt(m) if m > 1 else math.inf
-    effective = (
-        effective_n(mean * (1 - mean), error, n_attempts, m, confidence=confidence) if n_attempts > m else float(m)
-    )
-    low, high = share_interval(mean * effective, effective, confidence)
+    effective = effective_n(mean * (1 - mean), error, n_attempts, m) if n_attempts > m else float(m)
+    low, high = share_interval(mean * effective, effective)
     return Estimate(mean, low, high, m)
 
 

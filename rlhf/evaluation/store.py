@@ -206,11 +206,11 @@ def read_trajectories(
             left = None if left is None else left - len(rows)
 
 
-def read_successes(folder: Path, *, stage: str | None = None, phase: Phase = "eval") -> dict[str, list[bool]]:
-    """Read whether each attempt of each task was solved, failures of parts left out; what `paired.compare` takes."""
+def read_successes(folder: Path, *, stage: str | None = None) -> dict[str, list[bool]]:
+    """Read whether each attempt of evaluations was solved, by task, without failures of parts; for `paired.compare`."""
     found: dict[str, list[bool]] = {}
     for stored in list_steps(folder):
-        if stage in (None, stored.stage) and stored.phase == phase:
+        if stage in (None, stored.stage) and stored.phase == "eval":
             table = _read_file(stored.path, ["task_id", "outcome", "solved"])
             for task_id, outcome, solved in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
                 if not Outcome(outcome).is_failure_of_a_part:

@@ -214,10 +214,10 @@ def _whole(root: _Node) -> Iterator[tuple[_Node, ...]]:
         ways += [(*path, child) for child in reversed(path[-1].after)]
 
 
-def _deepest(node: _Node, keys: Sequence[tuple[object, ...]], at: int = 0) -> tuple[_Node, ...]:
-    """The longest path below `node` whose messages are those from `at` on; of equal ones that recorded last."""
+def _deepest(node: _Node, keys: Sequence[tuple[object, ...]]) -> tuple[_Node, ...]:
+    """The longest path below `node` whose messages are the first of `keys`; of equal ones that recorded last."""
     best: list[_Node] = []
-    ways: list[tuple[_Node, int, list[_Node]]] = [(node, at, [])]
+    ways: list[tuple[_Node, int, list[_Node]]] = [(node, 0, [])]
     while ways:
         node, i, path = ways.pop()
         found = [child for child in node.after if not child.was_cut and child.key == keys[i]] if i < len(keys) else []

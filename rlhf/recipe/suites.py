@@ -283,7 +283,7 @@ def list_suites() -> list[Listed]:
     return listed_in("suites")
 
 
-def load_suite(path_or_name: str, overrides: Sequence[str] = ()) -> Suite:
+def load_suite(path_or_name: str) -> Suite:
     """Load a suite: a YAML file, or a name of `list_suites`.
 
     Raises:
@@ -303,7 +303,7 @@ def load_suite(path_or_name: str, overrides: Sequence[str] = ()) -> Suite:
                 or "give the path of a suite, or write one: suites/ has examples",
             )
         path = listed[path_or_name]
-    return suite_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
+    return suite_of(read(path, ()), name=path.stem, base=path.resolve().parent)
 
 
 def _nearest_suite(name: str, listed: Iterable[str]) -> str:
