@@ -14,7 +14,7 @@ exactly, by induction from the last step. Blackjack is played by the package.
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
@@ -24,9 +24,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult, after_end
+from environments.base import Properties
 from environments.core.normalise import plain_words
-from environments.core.procedural import Drawn, digest
+from environments.core.procedural import Attempt, Drawn, digest
 from environments.packages import import_from, version_of
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -130,16 +130,14 @@ class ToyText(Drawn):
         it tries out when to stick.
         """
         episode = self.start(task)
-        for text in taken[: self.max_steps]:
-            if not episode.over:
-                episode.do(text)
+        episode.after(taken)
         if isinstance(episode, BlackjackEpisode):
             return self._plan_blackjack(task, list(taken))
         best = best_actions(self.table(self.instance(task)), self.max_steps)
         path: list[str] = []
         while not episode.over:
-            path.append(ACTIONS[self.game][best[episode.n_steps][episode.state]])
-            episode.do(path[-1])
+            path.append(ACTIONS[self.game][best[episode.n_steps][episode.at]])
+            episode.act(path[-1])
         return tuple(path) if episode.solved else None
 
     def table(self, instance: Start) -> Table:
@@ -150,115 +148,90 @@ class ToyText(Drawn):
         for n in range(_MOST_HITS):
             path = [*["hit"] * n, "stick"]
             episode = self.start(task)
-            for text in [*taken, *path]:
-                if not episode.over:
-                    episode.do(text)
+            episode.after([*taken, *path])
             if episode.solved:
                 return () if len(taken) == episode.n_steps else tuple(path[: episode.n_steps - len(taken)])
         return None
 
 
-class _Played(ABC):
-    """Base of both kinds of episodes: reads actions, counts steps and makes results."""
-
-    n_steps = 0
-    solved = False
-    opening: StepResult
+class _Played(Attempt):
+    """Base of both kinds of episodes: reads actions, and gives the package's rewards."""
 
     def __init__(self, settings: ToyText) -> None:
-        self._settings, self._ended = settings, False
+        super().__init__(settings.max_steps)
+        self._settings, self._reward = settings, 0.0
         self._actions = tuple(sorted(ACTIONS[settings.game]))
         rules = _RULES[settings.game] + (_SLIPS.get(settings.game, "") if settings.slippery else "")
-        self.opening = StepResult(
-            f"{rules}\nActions: {', '.join(self._actions)}.\n{self.sees()}",
-            state_key=self.state_key(),
-            admissible_actions=self._actions,
-        )
+        self.opening = self.opened(f"{rules}\nActions: {', '.join(self._actions)}.\n{self.sees()}")
 
     @property
-    def over(self) -> bool:
-        """True if the episode has ended."""
-        return self._ended or self.n_steps == self._settings.max_steps
+    def n_steps(self) -> int:
+        """Actions so far."""
+        return self._settings.max_steps - self.steps_left
 
-    async def step(self, action: str) -> StepResult:
+    def do(self, action: str) -> tuple[str, bool]:
         """Do one action. What is not understood costs a step and changes nothing else."""
-        if self.over:
-            raise after_end("ToyText step", action)
-        reward = self.do(action)
-        unknown = "" if reward is not None else f"Unknown action. Actions: {', '.join(self._actions)}.\n"
-        return StepResult(
-            f"{unknown}{self.sees()}",
-            reward=reward or 0.0,
-            terminated=self._ended,
-            truncated=self.over and not self._ended,
-            state_key=self.state_key(),
-            success=self.solved if self.over else None,
-            valid=reward is not None,
-            admissible_actions=() if self.over else self._actions,
-        )
-
-    async def close(self) -> None:  # noqa: B027  it may be overridden, and need not be
-        """Nothing is held open."""
-
-    def do(self, action: str) -> float | None:
-        """Do an action without waiting; returns its reward, None for one not understood."""
-        self.n_steps += 1
         words = plain_words(action).removeprefix("go ").removeprefix("move ").replace("pickup", "pick up")
         words = words.replace("dropoff", "drop off").replace("stand", "stick")
-        if words not in self._actions:
-            return None
-        return self.act(ACTIONS[self._settings.game].index(words))
+        is_known = words in self._actions
+        self._reward = self.play(ACTIONS[self._settings.game].index(words)) if is_known else 0.0
+        unknown = "" if is_known else f"Unknown action. Actions: {', '.join(self._actions)}.\n"
+        return f"{unknown}{self.sees()}", is_known
+
+    def earned(self, before: float) -> float:
+        """Return the package's reward."""
+        return self._reward
+
+    def possible(self) -> tuple[str, ...]:
+        """Return all actions of the game."""
+        return self._actions
 
     @abstractmethod
-    def act(self, number: int) -> float:
+    def play(self, number: int) -> float:
         """Do the action of this number; returns its reward."""
 
     @abstractmethod
     def sees(self) -> str:
         """Observation of the agent."""
 
-    @abstractmethod
-    def state_key(self) -> str:
-        """The key of the present state."""
-
 
 class ToyTextEpisode(_Played):
     """Attempt at a table; the key of a state tells the lake and the number of the state."""
 
     def __init__(self, settings: ToyText, start: Start) -> None:
-        self._start, self.state = start, start.state
+        self._start, self.at = start, start.state
         self._table = settings.table(start)
         self._name = f"{settings.game}/{digest(repr(start.rows))}"
         self._game = settings.game
         super().__init__(settings)
 
-    def act(self, number: int) -> float:
+    def play(self, number: int) -> float:
         """Draw what follows, from the table."""
-        outcomes = self._table[self.state][number]
+        outcomes = self._table[self.at][number]
         rng = random.Random(f"{self._start.chance}/{self.n_steps}")
         [outcome] = rng.choices(outcomes, [probability for probability, *_ in outcomes])
-        _, self.state, reward, self._ended = outcome
-        self.solved = self._ended and reward > (-100 if self._game == "cliff_walking" else 0)
+        _, self.at, reward, self.done = outcome
+        self.solved = self.done and reward > (-100 if self._game == "cliff_walking" else 0)
         return reward
 
     def sees(self) -> str:
         """The state in characters, or in words."""
         if self._game == "taxi":
-            rest, goal = divmod(self.state, 4)
+            rest, goal = divmod(self.at, 4)
             rest, passenger = divmod(rest, 5)
             row, column = divmod(rest, 5)
             places = f"Passenger: {_PLACES[passenger]}. Goal: {_PLACES[goal].removeprefix('at ')}."
             return f"{_taxi_map()}\nTaxi at row {row}, column {column} (from 0). {places}"
         rows = self._start.rows or ("F" * 12,) * 3 + ("S" + "C" * 10 + "G",)
-        row, column = divmod(self.state, len(rows[0]))
+        row, column = divmod(self.at, len(rows[0]))
         shown = [list(line) for line in rows]
         shown[row][column] = "P"
-        end = "" if not self._ended else "\nThe goal!" if self.solved else "\nYou fell into a hole."
+        end = "" if not self.done else "\nThe goal!" if self.solved else "\nYou fell into a hole."
         return "\n".join("".join(line) for line in shown) + end
 
-    def state_key(self) -> str:
+    def state(self) -> str:
         """The lake and the number of the state."""
-        return f"{self._name}/{self.state}"
+        return f"{self._name}/{self.at}"
 
 
 class BlackjackEpisode(_Played):
@@ -270,11 +243,11 @@ class BlackjackEpisode(_Played):
         self._said = ""
         super().__init__(settings)
 
-    def act(self, number: int) -> float:
+    def play(self, number: int) -> float:
         """Hit or stick."""
-        seen, reward, self._ended, _, _ = self._env.step(number)
+        seen, reward, self.done, _, _ = self._env.step(number)
         self._seen, self.solved = tuple(map(int, seen)), bool(reward > 0)
-        if self._ended:
+        if self.done:
             self._said = "You win." if reward > 0 else "A draw." if reward == 0 else "You lose."
         return float(reward)
 
@@ -283,7 +256,7 @@ class BlackjackEpisode(_Played):
         own, dealer, ace = self._seen
         return f"You have {own}{', with an ace as 11' if ace else ''}. The dealer shows {dealer}. {self._said}".rstrip()
 
-    def state_key(self) -> str:
+    def state(self) -> str:
         """Visible state, and how it ended."""
         return f"blackjack/{self._seen}/{self._said}"
 

@@ -189,7 +189,7 @@ def _drawn(world: Drawn, seed: int) -> Any:
 
 
 class Attempt(ABC):
-    """Episode with a score from 0 to 1; the reward of a step is the change of the score.
+    """Episode with a score; the reward of a step is the change of the score, unless `earned` says otherwise.
 
     A world says what an action does (`do`), what the state is (`state`) and what is possible (`possible`), and sets
     `opening`, `score`, `done` and `solved`. Every action costs a step.
@@ -226,7 +226,7 @@ class Attempt(ABC):
         said, valid = self.do(action)
         return StepResult(
             said,
-            reward=self.score - before,
+            reward=self.earned(before),
             terminated=self.done,
             truncated=self.over and not self.done,
             state_key=self.state(),
@@ -237,6 +237,10 @@ class Attempt(ABC):
 
     async def close(self) -> None:  # noqa: B027  it may be overridden, and need not be
         """Nothing is held open."""
+
+    def earned(self, before: float) -> float:
+        """Return the reward of a step that began with the score `before`."""
+        return self.score - before
 
     def opened(self, said: str) -> StepResult:
         """Return the opening that says `said`."""

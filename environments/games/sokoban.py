@@ -24,9 +24,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import StepResult, after_end
 from environments.core.normalise import plain_words
-from environments.core.procedural import Drawn, digest
+from environments.core.procedural import Attempt, Drawn, digest
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -117,68 +116,45 @@ class Sokoban(Drawn):
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Fewest moves that solve `task` after `taken`; None where it is stuck, or too few steps are left."""
         episode = self.start(task)
-        for text in taken:
-            if not episode.over:
-                episode.do(read_move(text))
+        episode.after(taken)
         if episode.solved:
             return ()
         path = None if episode.over else solve(episode.room, episode.position)
         return path if path is not None and len(path) <= episode.steps_left else None
 
 
-class SokobanEpisode:
-    """Attempt at a room. The key of a state tells the room, where the player stands and where boxes are."""
+class SokobanEpisode(Attempt):
+    """Attempt at a room; the score counts the boxes on goals.
+
+    The key of a state tells the room, where the player stands and where boxes are.
+    """
 
     def __init__(self, settings: Sokoban, room: Room, position: Position) -> None:
-        self.room, self.position = room, position
-        self._settings, self._floor = settings, frozenset(room.floor)
+        super().__init__(settings.max_steps)
+        self.room, self._settings, self._floor = room, settings, frozenset(room.floor)
         self._name = digest(repr(room))
-        self.steps_left = settings.max_steps
-        self.opening = StepResult(
-            f"{_RULES}\n{self.picture()}", state_key=self._state_key(), admissible_actions=self._possible()
-        )
+        self._put(position)
+        self.opening = self.opened(f"{_RULES}\n{self.picture()}")
 
-    @property
-    def solved(self) -> bool:
-        """True if every box is on a goal."""
-        return self.position.boxes == frozenset(self.room.goals)
+    def _put(self, position: Position) -> None:
+        goals = frozenset(self.room.goals)
+        self.position, self.score = position, len(position.boxes & goals)
+        self.done = self.solved = position.boxes == goals
 
-    @property
-    def over(self) -> bool:
-        """True if the episode has ended."""
-        return self.solved or self.steps_left == 0
-
-    async def step(self, action: str) -> StepResult:
+    def do(self, action: str) -> tuple[str, bool]:
         """Do one move. Whatever is impossible or not understood costs a step and changes nothing else."""
-        if self.over:
-            raise after_end("Sokoban step", action)
-        move, before = read_move(action), self._n_home()
-        said = self.do(move)
-        share = (self._n_home() - before) / len(self.room.goals)
-        return StepResult(
-            "Every box is on a goal." if self.solved else f"{said}{self.picture()}",
-            reward=share if self._settings.reward == "boxes" else float(self.solved),
-            terminated=self.solved,
-            truncated=self.over and not self.solved,
-            state_key=self._state_key(),
-            success=self.solved if self.over else None,
-            valid=move is not None,
-            admissible_actions=self._possible(),
-        )
-
-    async def close(self) -> None:
-        """Nothing is held open."""
-
-    def do(self, move: str | None) -> str:
-        """Do a move, or pass a step for an invalid one; returns what a failure says."""
-        self.steps_left -= 1
+        move = read_move(action)
         if move is None:
-            return f"Unknown move. Moves: {', '.join(MOVES)}.\n"
+            return f"Unknown move. Moves: {', '.join(MOVES)}.\n{self.picture()}", False
         after = moved(self._floor, self.position, move)
         if after is None:
-            return "Nothing moves.\n"
-        self.position = after
-        return ""
+            return f"Nothing moves.\n{self.picture()}", True
+        self._put(after)
+        return "Every box is on a goal." if self.solved else self.picture(), True
+
+    def earned(self, before: float) -> float:
+        """Return the share of boxes that came onto goals, or 1 for the last of them."""
+        return (self.score - before) / len(self.room.goals) if self._settings.reward == "boxes" else float(self.solved)
 
     def picture(self) -> str:
         """The grid in characters."""
@@ -189,14 +165,12 @@ class SokobanEpisode:
         rows, columns = range(self._settings.rows), range(self._settings.columns)
         return "\n".join("".join(marks.get((r, c), "#") for c in columns) for r in rows)
 
-    def _n_home(self) -> int:
-        return len(self.position.boxes & frozenset(self.room.goals))
+    def possible(self) -> tuple[str, ...]:
+        """Return the moves that change something, sorted."""
+        return tuple(m for m in MOVES if moved(self._floor, self.position, m) is not None)
 
-    def _possible(self) -> tuple[str, ...]:
-        """Moves that change something, sorted."""
-        return () if self.over else tuple(m for m in MOVES if moved(self._floor, self.position, m) is not None)
-
-    def _state_key(self) -> str:
+    def state(self) -> str:
+        """Return the room, and where player and boxes are."""
         return f"{self._name}/{self.position.player}/{sorted(self.position.boxes)}"
 
 

@@ -34,7 +34,7 @@ def test_what_the_page_says_of_random_play_and_the_oracle(world: ToyText, wanted
     for task in tasks:
         rng, episode = random.Random(task.seed), world.start(task)
         while not episode.over:
-            episode.do(rng.choice(sorted(ACTIONS[world.game])))
+            episode.act(rng.choice(sorted(ACTIONS[world.game])))
         n_random += episode.solved
     plans = [plan for task in tasks if (plan := world.plan(task, [])) is not None]
     assert (len(tasks), n_random, len(plans), sum(map(len, plans))) == wanted
@@ -68,8 +68,8 @@ def test_the_oracle_of_taxi_earns_the_optimum() -> None:
     for task in world.tasks("test")[:20]:
         episode, plan = world.start(task), world.plan(task, [])
         assert plan is not None and isinstance(episode, ToyTextEpisode)
-        first = episode.state
-        assert sum(episode.do(action) or 0.0 for action in plan) == optimal_value(exact, first)
+        first = episode.at
+        assert sum(episode.act(action).reward for action in plan) == optimal_value(exact, first)
 
 
 def test_the_cliff_costs_a_hundred_and_is_no_end() -> None:
@@ -78,7 +78,7 @@ def test_the_cliff_costs_a_hundred_and_is_no_end() -> None:
     fallen = asyncio.run(episode.step("right"))
     assert (fallen.reward, fallen.terminated, fallen.state_key) == (-100.0, False, episode.opening.state_key)
     # Up, eleven to the right, down: 13 steps of -1.
-    rewards = [episode.do(text) for text in ["up", *["right"] * 11, "down"]]
+    rewards = [episode.act(text).reward for text in ["up", *["right"] * 11, "down"]]
     assert rewards == [-1.0] * 13 and episode.solved
 
 
@@ -87,10 +87,10 @@ def test_slips_hang_on_the_task_and_go_where_the_package_says() -> None:
     world = ToyText(size=3, slippery=True)
     ends = [ToyTextEpisode(world, Start(LAKE.rows, 0, chance)) for chance in range(900)]
     for episode in ends:
-        episode.do("left")
-    below = sum(episode.state == 3 for episode in ends)
+        episode.act("left")
+    below = sum(episode.at == 3 for episode in ends)
     # Four standard errors of a share of 900: 4 x sqrt(2/9 x 900) = 57.
-    assert abs(below - 300) < 57 and below + sum(episode.state == 0 for episode in ends) == 900
+    assert abs(below - 300) < 57 and below + sum(episode.at == 0 for episode in ends) == 900
 
 
 def test_blackjack_tells_both_hands_and_how_it_ends() -> None:

@@ -21,10 +21,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult, after_end
+from environments.base import Properties
 from environments.contrib.minihack import oracle
 from environments.contrib.minihack.game import EXTRA, POOL, View, World
 from environments.core.normalise import plain_words
+from environments.core.procedural import Attempt
 from environments.core.seed_splits import FIRST_SEED, Seeded, SplitSize, split_in
 from environments.packages import version_of
 from rlhf.data import Task
@@ -196,7 +197,7 @@ class MiniHack(Seeded):
         return f"minihack-{version_of('minihack', EXTRA)}-nle-{version_of('nle', EXTRA)}/{self.level}"
 
 
-class MiniHackEpisode:
+class MiniHackEpisode(Attempt):
     """Attempt at a level.
 
     The key of a state covers what is seen, remembered and carried, and the exits and the nearest frontier cell where
@@ -213,47 +214,42 @@ class MiniHackEpisode:
         reward: Literal["success", "package"],
         shown: Literal["map", "words"],
     ) -> None:
+        super().__init__(max_steps)
         self._world: World | None = world
-        self._view, self._max_steps, self._n_steps, self._reward = view, max_steps, 0, reward
-        self._over, self._shown = False, shown
+        self._view, self._reward, self._shown, self._paid = view, reward, shown, 0.0
         self._visited: oracle.Visited = {view.at: ""}
-        text, key = self._told()
-        self.opening = StepResult(
-            f"Task: {goal}\n{text}", state_key=key, admissible_actions=tuple(sorted(world.numbers(view)))
-        )
+        text, self._key = self._told()
+        self.opening = self.opened(f"Task: {goal}\n{text}")
 
-    async def step(self, action: str) -> StepResult:
-        """Do one action. Text that is none of them costs a step and changes nothing else.
-
-        Raises:
-            EnvError: the episode is over or closed.
-        """
-        if self._world is None or self._over:
-            raise after_end("MiniHack step", action)
-        known = self._world.numbers(self._view)
+    def do(self, action: str) -> tuple[str, bool]:
+        """Do one action. Text that is none of them costs a step and changes nothing else."""
+        assert self._world is not None
+        known, before = self._world.numbers(self._view), self._view
         number = read_action(action, known)
-        self._n_steps += 1
-        before = self._view
         if number is not None:
             self._view = self._world.step(number)
         view = self._view
         if self._shown == "words":
             oracle.mark_visited(self._visited, before, view)
-        text, key = self._told()
-        truncated = not view.over and self._n_steps >= self._max_steps
-        self._over = view.over or truncated
-        paid = float(view.won) if self._reward == "success" else view.reward
-        said = text if number is not None else f"Unknown action. Actions: {', '.join(sorted(known))}.\n{text}"
-        return StepResult(
-            said,
-            reward=paid if number is not None else 0.0,
-            terminated=view.over,
-            truncated=truncated,
-            state_key=key,
-            success=view.won if self._over else None,
-            valid=number is not None,
-            admissible_actions=() if self._over else tuple(sorted(self._world.numbers(view))),
-        )
+        text, self._key = self._told()
+        self.done, self.solved = view.over, view.won
+        if number is None:
+            self._paid = 0.0
+            return f"Unknown action. Actions: {', '.join(sorted(known))}.\n{text}", False
+        self._paid = float(view.won) if self._reward == "success" else view.reward
+        return text, True
+
+    def earned(self, before: float) -> float:
+        """Return the package's reward, or 1 for a solved level."""
+        return self._paid
+
+    def state(self) -> str:
+        """Return the key of what is known of the level."""
+        return self._key
+
+    def possible(self) -> tuple[str, ...]:
+        """Return the actions that the level knows now."""
+        return () if self._world is None else tuple(sorted(self._world.numbers(self._view)))
 
     def _told(self) -> tuple[str, str]:
         """Text and key of the present state."""
@@ -264,7 +260,7 @@ class MiniHackEpisode:
 
     async def close(self) -> None:
         """Give the world back for another attempt."""
-        world, self._world = self._world, None
+        world, self._world, self.done = self._world, None, True
         if world is not None:
             POOL.give_back(world)
 

@@ -15,8 +15,9 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult, after_end
+from environments.base import Properties
 from environments.contrib.miniwob.page import EXTRA, POOL, Browser, View
+from environments.core.procedural import Attempt
 from environments.core.seed_splits import FIRST_SEED, Seeded, split_in
 from environments.packages import version_of
 from rlhf.data import Task
@@ -121,7 +122,7 @@ def done(browser: Browser, view: View, text: str) -> View | None:
     return browser.type(element, said[1:-1] if len(said) > 1 and said[0] == said[-1] == '"' else said)
 
 
-class MiniWoBEpisode:
+class MiniWoBEpisode(Attempt):
     """Attempt at a page: `click N`, and `type N TEXT`, which empties a field first, or chooses from a list.
 
     Solved is what the package pays for, less or more: a reward above 0 before it decays in time. The page itself would
@@ -129,39 +130,29 @@ class MiniWoBEpisode:
     """
 
     def __init__(self, browser: Browser, view: View, max_steps: int) -> None:
+        super().__init__(max_steps)
         self._browser: Browser | None = browser
-        self._view, self._left = view, max_steps
-        told = f"Task: {view.asked}\n{view.text}"
-        self.opening = StepResult(told, state_key=view.key, admissible_actions=self._possible())
+        self._view = view
+        self.opening = self.opened(f"Task: {view.asked}\n{view.text}")
 
-    async def step(self, action: str) -> StepResult:
-        """Do one action. Text that is none of them costs a step and changes nothing else.
-
-        Raises:
-            EnvError: the episode is over or closed.
-        """
-        if self._browser is None or self._view.over or not self._left:
-            raise after_end("MiniWoB step", action)
-        self._left -= 1
+    def do(self, action: str) -> tuple[str, bool]:
+        """Do one action. Text that is none of them costs a step and changes nothing else."""
+        assert self._browser is not None
         after = done(self._browser, self._view, action)
-        self._view = view = after or self._view
-        over, solved = view.over, view.over and view.reward > 0
-        told = ("Solved." if solved else "That was not it.") if over else view.text
         if after is None:
-            told = f"Unknown action. Say: click NUMBER, or type NUMBER TEXT.\n{told}"
-        return StepResult(
-            told,
-            reward=view.reward if over else 0.0,
-            terminated=over,
-            truncated=not over and not self._left,
-            state_key=view.key,
-            success=solved if over or not self._left else None,
-            valid=after is not None,
-            admissible_actions=() if over or not self._left else self._possible(),
-        )
+            return f"Unknown action. Say: click NUMBER, or type NUMBER TEXT.\n{self._view.text}", False
+        self._view, self.done = after, after.over
+        if not after.over:
+            return after.text, True
+        self.score, self.solved = after.reward, after.reward > 0
+        return "Solved." if self.solved else "That was not it.", True
 
-    def _possible(self) -> tuple[str, ...]:
-        """Clicks, and what the task names to be typed into fields."""
+    def state(self) -> str:
+        """Return the key of the page."""
+        return self._view.key
+
+    def possible(self) -> tuple[str, ...]:
+        """Return the clicks, and what the task names to be typed into fields."""
         fields = [
             i for i, e in enumerate(self._view.actable, 1) if e.tag.startswith(("input_text", "input_pass", "texta"))
         ]
@@ -172,7 +163,7 @@ class MiniWoBEpisode:
 
     async def close(self) -> None:
         """Give the browser back for another attempt."""
-        browser, self._browser = self._browser, None
+        browser, self._browser, self.done = self._browser, None, True
         if browser is not None:
             POOL.give_back(browser)
 

@@ -16,9 +16,10 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from environments.base import Properties, StepResult, after_end
+from environments.base import Properties
 from environments.contrib.scienceworld import oracle
 from environments.contrib.scienceworld.sessions import EXTRA, Session, State, give_back, release, take
+from environments.core.procedural import Attempt
 from environments.core.seed_splits import of_another, refuse_unknown
 from environments.packages import version_of
 from rlhf.data import Task
@@ -195,65 +196,56 @@ class ScienceWorld:
         raise of_another(task, "ScienceWorld", f"{self._prefix}/{wanted}/<split>/<variation>")
 
 
-class ScienceWorldEpisode:
-    """Attempt at a task.
+class ScienceWorldEpisode(Attempt):
+    """Attempt at a task; the score is the package's, of 100.
 
     The key of a state covers every object of the house with its properties, what was accomplished, and the score.
     """
 
     def __init__(self, session: Session, state: State, max_steps: int, list_actions: bool) -> None:
+        super().__init__(max_steps)  # some tasks begin with points: they count with the first action
         self._session: Session | None = session
-        self._max_steps, self._n_steps, self._list_actions = max_steps, 0, list_actions
-        self._score = (
-            0  # some tasks begin with points: they count with the first action, so that rewards sum to the score
-        )
-        self._over = False
-        self._listed = self._actions(state)
-        text = f"{session.description()}\n\n{state.text}"
-        self.opening = StepResult(text, state_key=state.key, admissible_actions=self._listed)
+        self._state, self._list_actions = state, list_actions
+        self._listed = self._actions()
+        self.opening = self.opened(f"{session.description()}\n\n{state.text}")
 
-    async def step(self, action: str) -> StepResult:
+    def do(self, action: str) -> tuple[str, bool]:
         """Do one action; blanks around it do not count. Where a request was ambiguous, a number answers it.
 
         Raises:
-            EnvError: the episode is over or closed, or Java failed.
+            EnvError: Java failed.
         """
-        if self._session is None or self._over:
-            raise after_end("ScienceWorld step", action)
-        state = self._session.step(action)
-        self._n_steps += 1
-        truncated = not state.over and self._n_steps >= self._max_steps
-        self._over = state.over or truncated
-        gain, self._score = _points(state) - self._score, _points(state)
+        assert self._session is not None
+        self._state = state = self._session.step(action)
+        self.score = max(0, state.score)  # a mistake that cannot be made good takes all points
+        self.done, self.solved = state.over, state.score == 100
         # The package lists some actions that its own parser refuses, such as to pour a banana into a cup.
         understood = state.understood or action.strip() in self._listed
-        self._listed = self._actions(state)
-        return StepResult(
-            state.text,
-            reward=gain / 100,
-            terminated=state.over,
-            truncated=truncated,
-            state_key=state.key,
-            success=state.score == 100 if self._over else None,
-            valid=understood,
-            admissible_actions=self._listed,
-        )
+        self._listed = self._actions()
+        return state.text, understood
+
+    def earned(self, before: float) -> float:
+        """Return the share of all points that a step brought."""
+        return (self.score - before) / 100
+
+    def state(self) -> str:
+        """Return the key of the house."""
+        return self._state.key
+
+    def possible(self) -> tuple[str, ...]:
+        """Return the actions that the package lists."""
+        return self._listed
 
     async def close(self) -> None:
         """Give the machine back for another episode."""
-        session, self._session = self._session, None
+        session, self._session, self.done = self._session, None, True
         if session is not None:
             give_back(session)
 
-    def _actions(self, state: State) -> tuple[str, ...]:
-        if self._session is None or state.over or self._over or not self._list_actions:
+    def _actions(self) -> tuple[str, ...]:
+        if self._session is None or self.over or not self._list_actions:
             return ()
-        return state.choices or self._session.actions()
-
-
-def _points(state: State) -> int:
-    """Score from 0 to 100; a mistake that cannot be made good takes all points."""
-    return max(0, state.score)
+        return self._state.choices or self._session.actions()
 
 
 def _variations(name: str, split: str) -> range:
