@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -413,6 +413,23 @@ def test_a_hook_of_ones_own_takes_part_in_steps() -> None:
     hook = Counting()
     small(3, callbacks=[hook])
     assert hook.n == 3
+
+
+def test_a_run_that_fails_while_a_step_is_counted_saves_no_half_of_it() -> None:
+    class Watching(StageHook):
+        seen: ClassVar[list[tuple[str, bool]]] = []
+
+        async def after_update(self, run: Any, parts: Any, step: Any) -> None:
+            self.seen.append(("after_update", parts.is_incomplete))
+
+        async def on_step_end(self, run: Any, parts: Any, step: Any) -> None:
+            self.seen.append(("on_step_end", parts.is_incomplete))
+
+        async def between_steps(self, run: Any, parts: Any) -> None:
+            self.seen.append(("between_steps", parts.is_incomplete))
+
+    small(1, callbacks=[Watching()])
+    assert set(Watching.seen) == {("after_update", False), ("on_step_end", True), ("between_steps", False)}
 
 
 def test_a_hook_that_raises_is_named() -> None:

@@ -132,6 +132,7 @@ async def train_on(
     step.values |= parts.trainer.meter.rates(train_s)
     await (run.publish() if parts.ahead is None else parts.ahead.publish(run))
 
+    parts.is_ending_step = True  # what learns now is ahead of the run's state, also where nothing was trained on
     step.metrics |= parts.source.learn(step.all_groups)
     for hook in parts.hooks:
         await hook.on_step_end(run, parts, step)
@@ -146,4 +147,5 @@ async def train_on(
     n_updates = {"n_updates": parts.trainer.n_updates, "n_critic_updates": parts.n_critic_updates}
     n_episodes = run.state.n_episodes + gathered.collected.n_episodes
     run.advance(step=number + 1, n_episodes=n_episodes, **n_updates, **step.state)
+    parts.is_ending_step = False
     run.progress.advance(step_line(metrics))

@@ -54,12 +54,14 @@ class StageComponents:
         trainer: of the policy.
         source: of the tasks.
         hooks: everything else that takes part in a step, in the order they are called in.
+        is_ending_step: whether samplers and hooks learn of a step that the run's state has not counted yet.
     """
 
     stage: PolicyGradient
     trainer: TorchTrainer
     source: TaskSource
     hooks: Sequence[StageHook] = ()
+    is_ending_step: bool = False
 
     @classmethod
     def of(cls, run: Run, stage: PolicyGradient, start: Path | None = None) -> StageComponents:
@@ -100,8 +102,8 @@ class StageComponents:
 
     @property
     def is_incomplete(self) -> bool:
-        """True while something renewed between steps is half done, with no state to save."""
-        return any(hook.is_incomplete for hook in self.hooks)
+        """True while the end of a step, or something renewed between steps, is half done, with no state to save."""
+        return self.is_ending_step or any(hook.is_incomplete for hook in self.hooks)
 
     def stage_at(self, run: Run, number: int) -> PolicyGradient:
         """Return the recipe keys with the coefficients of a step, counted from 0."""
