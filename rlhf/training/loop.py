@@ -89,7 +89,8 @@ async def make_steps(run: Run, parts: StageComponents) -> None:
             await one_step(run, parts, number)
             is_cut = is_due(stage.checkpoint_every, run.state.step, stage.steps)
             if parts.ahead is not None:
-                await parts.ahead.before_snapshot(run, is_checkpoint=is_cut)
+                saves = is_cut or any(hook.is_saving for hook in parts.hooks)
+                await parts.ahead.before_snapshot(run, is_checkpoint=saves)
             await between(run, parts)
             if is_cut:
                 run.save(parts, in_background=True)
