@@ -23,9 +23,10 @@ from rlhf.errors import RecipeError
 from rlhf.estimate import memory_preflight
 from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
-from rlhf.estimate.memory import buffers, estimates, trainer_bytes
+from rlhf.estimate.memory import estimates
 from rlhf.estimate.memory_preflight import check, free_memory, parts_on_gpu, refuse_too_large
 from rlhf.estimate.meta import Parameter, config_of, shaped
+from rlhf.estimate.trainer_memory import buffers, trainer_bytes
 from rlhf.recipe import Recipe, load
 from rlhf.rollout.scoring import Weighted
 from rlhf.training.backends.fused_head import held_bytes
@@ -402,6 +403,16 @@ def test_an_engine_that_sleeps_takes_no_memory_from_an_update(tmp_path: Path) ->
     assert needed("engine.sleep=true") == 10 + 70, "rollouts take most"
     assert needed("engine.sleep=true", "engine.gpu_memory_share=0.1") == 10 + 30, "an update takes most"
     assert needed("engine.kv_cache_gb=1") == 10 + 5 + 5 + 30, "the share is not looked at"
+
+
+def test_what_comes_and_goes_on_the_host_hides_nothing_that_does_on_the_gpu(tmp_path: Path) -> None:
+    held = (Part("weights", 10), Part("engine", 0), Part("program", 99, on_host=True))
+    passing = ((Part("activations", 30), Part("logits", 1)), (Part("loading", 50, on_host=True),))
+    estimate = Estimate("stages[0]", 1, held, passing, 0)
+    assert total(estimate.parts) == 10 + 99 + 50, "without a GPU all of it is in one place"
+    assert total(estimate.parts_of(host=False)) == 10 + 31 and total(estimate.parts_of(host=True)) == 99 + 50
+    assert total(parts_on_gpu(recipe(tmp_path, SMALL), estimate, 10**9)) == 10 + 31
+    assert estimate.values()["on_host"] == 99 + 50
 
 
 def test_logits_that_a_gpu_keeps_for_the_backward_pass_are_counted() -> None:

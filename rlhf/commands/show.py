@@ -87,11 +87,11 @@ def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:
 
     found = try_out(recipe, n_steps, n_processes)
     try:
-        expected = [e.parts for e in estimates(recipe, n_processes)]
+        of_each = estimates(recipe, n_processes)
     except ModelError:
         return found
-    for figures, parts in zip(found["stages"], expected, strict=True):
-        figures["estimated_bytes"] = total(p for p in parts if not (found["on_gpu"] and p.on_host))
+    for figures, estimate in zip(found["stages"], of_each, strict=True):
+        figures["estimated_bytes"] = total(estimate.parts_of(host=False) if found["on_gpu"] else estimate.parts)
     return found
 
 

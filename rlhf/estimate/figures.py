@@ -99,6 +99,11 @@ class Estimate:
         """Parts of memory at the peak."""
         return self.held + max(self.passing, key=total)
 
+    def parts_of(self, *, host: bool) -> tuple[Part, ...]:
+        """Parts at the peak of the machine's memory, or of the GPU's, where the policy is on a GPU."""
+        held, *passing = (tuple(p for p in parts if p.on_host == host) for parts in (self.held, *self.passing))
+        return held + max(passing, key=total)
+
     def change(self, part: Part) -> str:
         """Say what to change so that there is less of it."""
         changes = _CHANGES | _CHANGES_OF_PAIRS if self.is_of_pairs else _CHANGES
@@ -116,7 +121,7 @@ class Estimate:
             **there,
             "training_total": kept,
             "max_kv_cache": self.max_kv_cache,
-            "on_host": total(part for part in self.parts if part.on_host),
+            "on_host": total(self.parts_of(host=True)),
             "peak": total(self.parts),
             "is_whole": self.is_whole,
         }

@@ -44,7 +44,7 @@ def refuse_too_large(recipe: Recipe, n_processes: int = 1, n_here: int = 1, *, l
     for estimate in found:
         if gpu is not None:
             check(estimate, parts_on_gpu(recipe, estimate, gpu[1]), gpu[0], "the GPU")
-        of_host = [part for part in estimate.parts if gpu is None or part.on_host]
+        of_host = list(estimate.parts if gpu is None else estimate.parts_of(host=True))
         if not launches:  # interpreter and libraries of this process are there already
             of_host = [
                 replace(p, n_bytes=p.n_bytes * (n_here - 1) // n_here) if p.name == "program" else p for p in of_host
@@ -71,7 +71,7 @@ def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> N
 def parts_on_gpu(recipe: Recipe, estimate: Estimate, all_of_gpu: int) -> list[Part]:
     """Parts of memory at the peak of a GPU; an engine that sleeps is not there during an update."""
     found = estimate.with_kept_logits(all_of_gpu)
-    peak, held = ([part for part in parts if not part.on_host] for parts in (found.parts, found.held))
+    peak, held = list(found.parts_of(host=False)), [part for part in found.held if not part.on_host]
     if not _sleeps(recipe, estimate):
         return with_engine_share(recipe, peak, all_of_gpu)
     updating = [part for part in peak if part.name not in ("engine", "kv_cache")]
