@@ -102,7 +102,13 @@ def shaped(config: Any, dtype: str, lora: Lora | None) -> Any:
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(config, dtype=getattr(torch, dtype))
-        return model if lora is None else lora.wrap(model)
+        if lora is None:
+            return model
+        adapted = lora.wrap(model)
+        for p in adapted.parameters():
+            if p.requires_grad:  # PEFT gives adapters the format of their base, but not on this device
+                p.data = p.data.to(getattr(torch, dtype))
+        return adapted
 
 
 def config_of(policy: FromScratch | Pretrained) -> Any:
