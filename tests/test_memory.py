@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from rewards.combinators.combine import Combine
@@ -32,8 +34,10 @@ from rlhf.rollout.scoring import Weighted
 from rlhf.training.backends.fused_head import held_bytes
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
+from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
-from rlhf.training.policy.model import Pretrained
+from rlhf.training.policy.model import Policy, Pretrained
+from rlhf.training.reward_model_training import save, scoring_model
 from tests import recipe_parts
 
 SEVEN_B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
@@ -185,7 +189,7 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
 
     # A model is held once, however many ask it; one that cannot be read is as large as the policy.
     assert beside_of() == [tiny + weights, 0, 0, 0]
-    assert beside_of(reward_refresh=RewardRefresh()) == [tiny + weights, 4 * weights, 0, 0]
+    assert beside_of(reward_refresh=RewardRefresh()) == [tiny + weights, 4 * weights, 0, 0]  # 4 + 4 + 8 bytes to 4
     # Who judges and who is next, whole; what both are trained in is kept besides.
     assert beside_of(judge_refresh=JudgeRefresh()) == [tiny + weights, 0, 2 * weights, 2 * weights]
     assert beside_of(checkpoint_in_background=True)[3] == weights + moments
@@ -196,6 +200,98 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
     [found] = estimates(replace(made, stages=(replace(stage, checkpoint_in_background=True),)))
     assert {part.name for part in found.parts if part.on_host} >= {"background"}
     assert all(found.change(part) for part in found.held if part.name in names)
+
+
+# --- what is counted in real tensors ---------------------------------------------------------------------------------
+
+TRAINED = ("weights", "gradients", "masters", "moments")
+SCRATCH = "policy={kind: from_scratch, hidden_size: 64, n_layers: 2, n_heads: 2, vocab_size: 300, max_context: 256, "
+
+
+def from_scratch(tmp_path: Path, keys: str, *overrides: str) -> tuple[Recipe, Policy]:
+    """A recipe, and its policy as it is built, whose tokenizer finds as many tokens as it may have."""
+    made = load(str(recipe_parts.write(tmp_path)), [f"{SCRATCH}{keys}}}", *overrides])
+    policy = made.policy.build(0, ["walk north and take the silver key, then open every door of the attic"] * 8)
+    assert policy.model.config.vocab_size == 300
+    return made, policy
+
+
+def nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors, each counted once."""
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def trained(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Bytes of parameters after an update: they, their gradients and what the optimiser keeps of them."""
+    found = list(parameters)
+    for p in found:
+        p.grad = torch.zeros(p.shape, dtype=p.grad_dtype or p.dtype) if p.requires_grad else None
+    optimizer.step()
+    states = [v for p in found for v in optimizer.state.get(p, {}).values() if v.ndim]
+    return nbytes([*found, *(p.grad for p in found if p.grad is not None), *states])
+
+
+@pytest.mark.parametrize("keys", ["dtype: float32", "dtype: bfloat16", "dtype: bfloat16, lora: {rank: 4}"])
+def test_a_policys_trainer_holds_what_is_estimated(keys: str, tmp_path: Path) -> None:
+    made, policy = from_scratch(tmp_path, keys, "stages=[{kind: policy_gradient, steps: 9}]")
+    [stage], [estimate] = made.stages, estimates(made)
+    counted = trained(stage.optimizer.build(policy.model.parameters()), policy.model.parameters())
+    assert total(part for part in estimate.parts if part.name in TRAINED) == pytest.approx(counted, rel=0.001)
+
+
+CRITICS = [
+    ("{kind: values}", "gae"),
+    ("{kind: values, gradient: head}", "gae"),
+    ("{kind: values, lora: {rank: 4}}", "gae"),
+    ("{kind: archer}", "archer"),
+    ("{kind: sweet, privileged_text: ''}", "sweet"),
+    ("{kind: sweet, privileged_text: '', lora: {rank: 4}}", "sweet"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("critic", "advantage"), CRITICS)
+def test_a_critic_holds_what_is_estimated(critic: str, advantage: str, dtype: str, tmp_path: Path) -> None:
+    stages = f"stages=[{{kind: policy_gradient, steps: 9, advantage: {{kind: {advantage}}}, critic: {critic}}}]"
+    made, policy = from_scratch(tmp_path, f"dtype: {dtype}", stages)
+    [stage] = made.stages
+    live = stage.critic.start(stage, policy, None, 0)
+    parameters = [p for name, p in live.model.named_parameters() if not name.startswith("head")]
+    counted = trained(live._stepper.optimizer, parameters)
+    if advantage == "archer":  # a slow copy in float32
+        counted += 4 * sum(p.numel() for p in parameters)
+    elif advantage == "sweet" and stage.critic.lora is None:
+        counted += nbytes(live.model._frozen[0].parameters())
+    [estimate] = estimates(made)
+    assert parts(estimate)["critic"] == pytest.approx(counted, rel=0.01)
+
+
+def test_a_critic_of_another_model_and_other_adapters_is_estimated_as_such(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    keys = ["stages.0.advantage={kind: gae}", "stages.0.critic={}"]
+    [tiny] = estimates(recipe(tmp_path / "other", TINY, *keys))
+    path = f"stages.0.critic={{path: {tmp_path}/other/model}}"
+    [beside] = estimates(recipe(tmp_path, SMALL, keys[0], path, "policy.lora={rank: 4}"))
+    for name in ("critic", "critic_activations", "critic_update"):
+        assert beside.values()[name] == tiny.values()[name] > 0
+    [adapted] = estimates(recipe(tmp_path, SMALL, keys[0], "stages.0.critic={lora: {rank: 4}}"))
+    [plain] = estimates(recipe(tmp_path, SMALL, *keys))
+    assert adapted.values()["critic_activations"] != plain.values()["critic_activations"]
+    assert parts(adapted)["critic"] < parts(plain)["critic"] / 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_reward_model_that_is_refreshed_holds_what_is_estimated(dtype: str, tmp_path: Path) -> None:
+    made, policy = from_scratch(tmp_path, f"dtype: {dtype}", "stages=[{kind: policy_gradient, steps: 9}]")
+    save(tmp_path / "scores", scoring_model(policy), policy.tokenizer)
+    rewards = {"learnt": Weighted("learnt", 1.0, RewardModelScore(path=str(tmp_path / "scores")))}
+    refresher = Refresher.of(RewardRefresh(), rewards, "0")
+    assert refresher is not None
+    counted = trained(refresher.stepper.optimizer, refresher.model.parameters())
+    stages = (replace(made.stages[0], reward_refresh=RewardRefresh()),)
+    other = replace(made.policy, dtype="float32")  # a model of a reward is loaded as it was saved
+    [estimate] = estimates(replace(made, policy=other, rewards=rewards, stages=stages))
+    assert parts(estimate)["reward_copy"] == pytest.approx(counted, rel=0.01)
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ _CHANGES = {
     "logits": "lower {stage}.max_tokens_per_microbatch",
     "critic_activations": "lower {stage}.max_tokens_per_microbatch",
     "update": "train adapters, policy.lora={{}}",
+    "critic_update": "set {stage}.critic.lora={{}}",
     "loading": "use a smaller model",
     "program": "start fewer processes",
 }

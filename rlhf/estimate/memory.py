@@ -9,6 +9,7 @@ goes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ from rlhf.errors import ModelError, RecipeError
 from rlhf.estimate.auxiliary_models import beside, shapes_of
 from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
-from rlhf.estimate.meta import Parameter, count, dtype_of, meta_model, parameters_of, shaped
-from rlhf.estimate.trainer_memory import buffers, parts_on_host, trainer_bytes
+from rlhf.estimate.meta import Parameter, config_of, count, dtype_of, meta_model, parameters_of, shaped
+from rlhf.estimate.trainer_memory import alone, buffers, parts_on_host, trainer_bytes
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
 from rlhf.training.backends.settings import DeepSpeed, Fsdp
@@ -68,20 +69,24 @@ def _estimate(
     held = [Part(name, kept[name], name in on_host) for name in ("weights", "gradients", "masters", "moments")]
     held.append(Part("buffers", buffers(parameters, stage.trainer, config)))
     held += _copies(recipe, stage, parameters, dtype)
+    of_critic = _critic_model(recipe, stage)
+    critic, critic_update = _critic(getattr(stage, "critic", None), of_critic)
+    held.append(Part("critic", critic))
     undivided = trainer_bytes(parameters, stage.trainer, 1)
     moments = undivided["masters"] + undivided["moments"]
     others = beside(recipe, stage, parameters, _SIZES[dtype], moments=moments, attempts=_episodes(stage) > 0)
     held += [Part(name, n, name == "background") for name, n in others.items()]
     held += [Part("kv_cache", counted), Part("program", _program(), on_host=True)]
-    asked, model = _pass_of(recipe, stage, config), _Model(config.to_json_string(), dtype, recipe.policy.lora, config)
+    asked, model = _pass_of(recipe, stage, config), _Model.of(config, dtype, recipe.policy.lora)
     # Once more without logits to speak of.
     peaks = [_dry(model, asked), _dry(model, replace(asked, n_sampled=1))]
     whole, bare = (peak or 0 for peak in peaks)
     loading = sum(p.n_bytes for p in parameters) - kept["weights"] if sharding_of(stage.trainer).parameters else 0
     passing = (
         (Part("activations", min(bare, whole)), Part("logits", max(whole - bare, 0))),
-        (Part("critic_activations", _of_critic(stage, model, asked)),),
+        (Part("critic_activations", _of_critic(stage, of_critic, asked)),),
         (Part("update", kept["update"], "moments" in on_host),),
+        (Part("critic_update", critic_update),),
         (Part("loading", loading, on_host=True),),
     )
     logits = asked.n_sampled, _SIZES[dtype] * int(config.get_text_config().vocab_size)
@@ -121,7 +126,6 @@ def _copies(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], dtype: 
             reference = sum(p.n_bytes for p in parameters if p.is_trained)
     yield Part("reference", reference)
     yield Part("teacher", _teacher(recipe, own and own.loss, n, dtype))
-    yield Part("critic", _critic(recipe, own and own.critic, dtype))
     yield Part("engine", _engine(recipe, n - n_trained if lora else n, dtype))
 
 
@@ -133,25 +137,35 @@ def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:
     return (n_parameters if found is None else count(found)[0]) * _SIZES[dtype]
 
 
-def _critic(recipe: Recipe, critic: Any, dtype: str) -> int:
-    """Bytes of a critic: its own backbone, gradients and moments; its head is negligible."""
-    declared = CriticCapabilities(critic)
-    if declared.trains_backbone is None:  # a critic of one's own, of which nothing is known
-        return 0
-    shares = critic.backbone == "policy"
-    policy = recipe.policy if shares else replace(recipe.policy, lora=critic.lora)
-    pretrained: Any = Pretrained
-    try:
-        model, _ = meta_model(pretrained(path=critic.path, lora=critic.lora, dtype=dtype) if critic.path else policy)
-    except ModelError:  # not to be had now: as large as the policy
-        model, _ = meta_model(policy)
-    parameters = parameters_of(backbone_of(model))
-    moved = sum(p.n_bytes for p in parameters if p.is_trained and critic.trains_backbone)
-    # A shared backbone keeps gradients in the policy's place, one after the other, and moments of its own.
-    held = 2 * moved if shares else sum(p.n_bytes for p in parameters) + 3 * moved
-    # And a copy that follows it slowly, or one of what it began as, which adapters have below them.
-    copied = declared.tau is not None or (declared.privileged_text is not None and critic.lora is None)
-    return held + (moved if copied else 0)
+def _critic_model(recipe: Recipe, stage: Any) -> _Model | None:
+    """Model that a critic computes with; None where it has none or nothing is known of it."""
+    critic: Any = stage.critic if isinstance(stage, PolicyGradient) else None
+    if CriticCapabilities(critic).trains_backbone is None:
+        return None
+    config = None
+    if critic.path is not None:
+        with suppress(ModelError):  # not to be had now: as large as the policy
+            config = config_of(Pretrained(path=critic.path))
+    lora = recipe.policy.lora if critic.backbone == "policy" else critic.lora
+    return _Model.of(config or config_of(recipe.policy), dtype_of(recipe.policy), lora)
+
+
+def _critic(critic: Any, model: _Model | None) -> tuple[int, int]:
+    """Bytes of a critic and of an update: its backbone, and what its trainer keeps; its head is negligible."""
+    if model is None:
+        return 0, 0
+    declared, shares = CriticCapabilities(critic), critic.backbone == "policy"
+    parameters = model.parameters(below_head=declared.privileged_text is None)
+    if not critic.trains_backbone:
+        parameters = [replace(p, is_trained=False) for p in parameters]
+    kept = alone(parameters)
+    # A shared backbone keeps gradients in the policy's place, one after the other, and the rest of its own.
+    held = sum(kept[name] for name in ("masters", "moments", *([] if shares else ["weights", "gradients"])))
+    if declared.tau is not None:  # and a copy in float32, which follows it slowly
+        held += 4 * count(parameters)[1]
+    elif declared.privileged_text is not None and critic.lora is None:
+        held += kept["weights"]  # and what it began as, which adapters have below them
+    return held, kept["update"]
 
 
 def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
@@ -243,21 +257,34 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     )
 
 
-def _of_critic(stage: Any, model: _Model, asked: Pass) -> int:
+def _of_critic(stage: Any, model: _Model | None, asked: Pass) -> int:
     """Bytes of a critic's activations where it trains a backbone; it does not recompute them."""
-    if not isinstance(stage, PolicyGradient) or not CriticCapabilities(stage.critic).trains_backbone:
+    if model is None or not stage.critic.trains_backbone:
         return 0
-    return _dry(model, replace(asked, n_sampled=1, recomputes=False, with_reference=False, n_per_row=1)) or 0
+    # One that is told more scores tokens, as the policy does; others read a number off hidden states.
+    n_sampled = 1 if CriticCapabilities(stage.critic).privileged_text is None else asked.n_sampled
+    own = Pass(asked.n_tokens, n_sampled)
+    return _dry(model, own) or 0
 
 
 @dataclass(frozen=True)
 class _Model:
-    """Key of models whose passes need the same memory."""
+    """A model before its weights are read; passes of equal ones need the same memory."""
 
     key: str
     dtype: str
     lora: Any
     config: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, config: Any, dtype: str, lora: Any) -> _Model:
+        """Model of a configuration, in a number format, with adapters or None."""
+        return cls(config.to_json_string(), dtype, lora, config)
+
+    def parameters(self, *, below_head: bool) -> list[Parameter]:
+        """Shapes, without the output layer or with it."""
+        model = shaped(self.config, self.dtype, self.lora)
+        return parameters_of(backbone_of(model) if below_head else model)
 
 
 @lru_cache(maxsize=64)

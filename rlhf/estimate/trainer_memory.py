@@ -48,6 +48,11 @@ def trainer_bytes(parameters: Sequence[Parameter], kind: Any, n_processes: int) 
     return {"weights": weights, "gradients": gradients, "masters": masters, "moments": 8 * share, "update": update}
 
 
+def alone(parameters: Sequence[Parameter]) -> dict[str, int]:
+    """Bytes of a model that is trained beside the policy, whole and by plain torch in each process."""
+    return trainer_bytes(parameters, Torch(), 1)
+
+
 def parts_on_host(kind: Any) -> set[str]:
     """Parts that lie in host memory though the policy is on a GPU."""
     if isinstance(kind, Torch):
