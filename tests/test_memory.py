@@ -37,7 +37,7 @@ from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
 from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.policy.model import Policy, Pretrained
-from rlhf.training.reward_model_training import save, scoring_model
+from rlhf.training.reward_model_training import adapted, save, scoring_model
 from tests import recipe_parts
 
 SEVEN_B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
@@ -292,6 +292,29 @@ def test_a_reward_model_that_is_refreshed_holds_what_is_estimated(dtype: str, tm
     other = replace(made.policy, dtype="float32")  # a model of a reward is loaded as it was saved
     [estimate] = estimates(replace(made, policy=other, rewards=rewards, stages=stages))
     assert parts(estimate)["reward_copy"] == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("own", [None, "{rank: 4}"])
+@pytest.mark.parametrize("keys", ["dtype: float32", "dtype: bfloat16", "dtype: bfloat16, lora: {rank: 4}"])
+def test_the_stage_of_a_reward_model_holds_what_is_estimated(keys: str, own: str | None, tmp_path: Path) -> None:
+    stages = f"stages=[{{kind: reward_model, lora: {own or 'null'}}}]"
+    made, policy = from_scratch(tmp_path, keys, stages)
+    [stage], [estimate] = made.stages, estimates(made)
+    model, _ = adapted(scoring_model(policy), stage.lora)
+    optimizer = stage.optimizer.build(model.parameters())
+    counted = trained(optimizer, model.parameters()) + nbytes(policy.model.parameters())
+    found = {name: parts(estimate)[name] for name in TRAINED}
+    assert total(part for part in estimate.parts if part.name in TRAINED) == pytest.approx(counted, rel=0.01)
+    assert found["weights"] > 1.9 * nbytes(policy.model.get_input_embeddings().parameters())
+    assert estimate.values()["logits"] < 0.01 * estimate.values()["activations"], "it says a number a row"
+    assert "stages.0.lora={}" in estimate.change(Part("moments", 1))
+
+
+def test_a_model_of_single_attempts_reads_half_as_many_rows_as_one_of_pairs(tmp_path: Path) -> None:
+    of = {name: f"stages=[{{kind: reward_model, learns: {name}}}]" for name in ("pairs", "outcome")}
+    longer = "limits.max_context=512"
+    found = [estimates(recipe(tmp_path, SMALL, keys, longer))[0].values()["activations"] for keys in of.values()]
+    assert found[1] == pytest.approx(found[0] / 2, rel=0.02)
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------

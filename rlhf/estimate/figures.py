@@ -34,10 +34,15 @@ _CHANGES = {
 
 #: The same of a stage of pairs, whose keys are others.
 _CHANGES_OF_PAIRS = {
+    "weights": "use a smaller model or policy.dtype=bfloat16",
+    **dict.fromkeys(("gradients", "masters", "moments", "update"), "train adapters, policy.lora={{}}"),
     "activations": "lower {stage}.pairs_per_microbatch or limits.max_context, or set "
     "{stage}.gradient_checkpointing=true",
     "logits": "lower {stage}.pairs_per_microbatch",
 }
+
+#: And of one that trains a copy of the policy.
+_CHANGES_OF_COPIES = dict.fromkeys(("gradients", "masters", "moments", "update"), "train adapters, {stage}.lora={{}}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Estimate:
         max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held`.
         logits: tokens of a pass whose logits are read, and bytes of those of one token.
         is_of_pairs: whether the stage reads pairs.
+        is_of_copy: whether it trains a copy of the policy.
         is_whole: False where activations could not be found for this model, and are left out.
     """
 
@@ -78,6 +84,7 @@ class Estimate:
     is_whole: bool = True
     logits: tuple[int, int] = (0, 0)
     is_of_pairs: bool = False
+    is_of_copy: bool = False
 
     @property
     def number(self) -> int:
@@ -107,7 +114,8 @@ class Estimate:
 
     def change(self, part: Part) -> str:
         """Say what to change so that there is less of it."""
-        changes = _CHANGES | _CHANGES_OF_PAIRS if self.is_of_pairs else _CHANGES
+        changes = _CHANGES | (_CHANGES_OF_PAIRS if self.is_of_pairs else {})
+        changes |= _CHANGES_OF_COPIES if self.is_of_copy else {}
         return changes[part.name].format(stage=self.path.replace("[", ".").replace("]", ""))
 
     def values(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from rlhf.training.critics.value_model import backbone_of
 from rlhf.training.policy.model import FromScratch, Pretrained
 from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stages.reward_model import RewardModel
 from rlhf.training.stages.supervised import Supervised
 
 if TYPE_CHECKING:
@@ -63,7 +64,12 @@ def _estimate(
     _refuse_heads(path, n_per_row_of(stage.trainer), config.get_text_config())
     if sharding_of(stage.trainer).processes:
         parameters = [replace(p, size=_SIZES[dtype]) if p.size >= 1 else p for p in parameters]
-    kept = trainer_bytes(parameters, stage.trainer, n_processes)
+    model, copied = _Model.of(config, dtype, recipe.policy.lora), list[Parameter]()
+    if isinstance(stage, RewardModel):  # a copy, adapters merged, is trained beside the policy
+        model = replace(model, lora=stage.lora)
+        copied = model.parameters(below_head=True)
+    trained = [*(replace(p, is_trained=False) for p in parameters), *copied] if copied else parameters
+    kept = trainer_bytes(trained, stage.trainer, n_processes)
     on_host = parts_on_host(stage.trainer)
     counted, most = _kv_cache(recipe, stage, config, n_processes)
     held = [Part(name, kept[name], name in on_host) for name in ("weights", "gradients", "masters", "moments")]
@@ -72,16 +78,18 @@ def _estimate(
     of_critic = _critic_model(recipe, stage)
     critic, critic_update = _critic(getattr(stage, "critic", None), of_critic)
     held.append(Part("critic", critic))
-    undivided = trainer_bytes(parameters, stage.trainer, 1)
+    undivided = trainer_bytes(trained, stage.trainer, 1)
     moments = undivided["masters"] + undivided["moments"]
     others = beside(recipe, stage, parameters, _SIZES[dtype], moments=moments, attempts=_episodes(stage) > 0)
     held += [Part(name, n, name == "background") for name, n in others.items()]
     held += [Part("kv_cache", counted), Part("program", _program(), on_host=True)]
-    asked, model = _pass_of(recipe, stage, config), _Model.of(config, dtype, recipe.policy.lora)
+    asked = _pass_of(recipe, stage, config)
     # Once more without logits to speak of.
     peaks = [_dry(model, asked), _dry(model, replace(asked, n_sampled=1))]
     whole, bare = (peak or 0 for peak in peaks)
-    loading = sum(p.n_bytes for p in parameters) - kept["weights"] if sharding_of(stage.trainer).parameters else 0
+    loading = sum(p.n_bytes for p in copied)  # a classifier is drawn at random, and then given the copy
+    if sharding_of(stage.trainer).parameters:
+        loading = sum(p.n_bytes for p in parameters) - kept["weights"]
     passing = (
         (Part("activations", min(bare, whole)), Part("logits", max(whole - bare, 0))),
         (Part("critic_activations", _of_critic(stage, of_critic, asked)),),
@@ -90,8 +98,8 @@ def _estimate(
         (Part("loading", loading, on_host=True),),
     )
     logits = asked.n_sampled, _SIZES[dtype] * int(config.get_text_config().vocab_size)
-    is_of_pairs = isinstance(stage, PairStage)
-    return Estimate(path, n_processes, tuple(held), passing, most, None not in peaks, logits, is_of_pairs)
+    kinds = isinstance(stage, PairStage), isinstance(stage, RewardModel)
+    return Estimate(path, n_processes, tuple(held), passing, most, None not in peaks, logits, *kinds)
 
 
 def _refuse_heads(path: str, n: int, text: Any) -> None:
@@ -236,8 +244,9 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     loss = None
     if isinstance(stage, Supervised):
         n_rows, reads_all = stage.batch_size, stage.observation_weight > 0
-    elif isinstance(stage, PairStage):  # two rows each, padded to one length
-        n_rows, reads_all = 2 * stage.at_once, False
+    elif isinstance(stage, PairStage):  # two rows each, padded to one length; a model of single attempts reads one
+        is_single = isinstance(stage, RewardModel) and stage.learns != "pairs"
+        n_rows, reads_all = stage.at_once * (1 if is_single else 2), False
     else:
         loss, reads_all = stage.loss, False
         n_rows = -(-stage.tasks_per_step * stage.group_size // stage.minibatches)
@@ -247,6 +256,8 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
         row = 0 if stage.reads_file else _length(recipe, context)
         n_tokens = min(max(stage.max_tokens_per_microbatch, row), n_rows * context)
     n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
+    if isinstance(stage, RewardModel):  # a number a row, and no logits
+        n_sampled = 1
     return Pass(
         n_tokens,
         n_sampled,
