@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -20,12 +21,16 @@ from rewards.combinators.combine import Combine
 from rewards.combinators.combine import Part as Shared
 from rewards.judges.judge import Grade
 from rewards.models.reward_model import RewardModelScore
+from rlhf.asynchrony.pipeline import Pipeline
+from rlhf.asynchrony.settings import Asynchrony
+from rlhf.batching.pack import pack
+from rlhf.batching.samples import Sample
 from rlhf.cli import app
 from rlhf.errors import RecipeError
 from rlhf.estimate import memory_preflight
 from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
-from rlhf.estimate.memory import estimates
+from rlhf.estimate.memory import _pass_of, estimates
 from rlhf.estimate.memory_preflight import check, free_memory, parts_on_gpu, refuse_too_large
 from rlhf.estimate.meta import Parameter, config_of, shaped
 from rlhf.estimate.trainer_memory import buffers, trainer_bytes
@@ -202,6 +207,24 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
     assert all(found.change(part) for part in found.held if part.name in names)
 
 
+def test_episodes_of_steps_that_are_played_ahead_are_alive_together(tmp_path: Path) -> None:
+    def caches(*overrides: str) -> float:
+        stages = "stages=[{kind: policy_gradient, steps: 20, tasks_per_step: 2, group_size: 2}]"
+        [found] = estimates(recipe(tmp_path, SMALL, stages, *overrides))
+        values = found.values()
+        return 64 * values["kv_cache"] / (values["max_kv_cache"] / 512 * 3 * 8)  # 64 sessions, of 24 tokens or full
+
+    assert caches() == 4
+    rules = Asynchrony(staleness=7).rules(2, 20)
+    pipeline = Pipeline(rules)
+    while pipeline.begin() is not None:
+        pass
+    assert caches("asynchrony={staleness: 7}") == 2 * len(pipeline.running) == 32
+    assert caches("asynchrony={staleness: 7, depth: 2}") == 12
+    assert caches("asynchrony={staleness: 7}", "stages.0.steps=3") == 12, "there are no more steps"
+    assert caches("asynchrony={staleness: 19}") == 64, "limits.max_concurrent is the bound"
+
+
 # --- what is counted in real tensors ---------------------------------------------------------------------------------
 
 TRAINED = ("weights", "gradients", "masters", "moments")
@@ -369,6 +392,24 @@ def test_rows_are_as_long_as_episodes_can_be_and_may_be_longer_than_the_budget(t
     (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')  # whose rows no limit bounds
     data = "stages=[{kind: supervised, data: {path: chats.jsonl}, max_tokens_per_microbatch: 256}]"
     assert activations(data, limits) == activations(data, limits, "limits.max_context=1024")
+
+
+def test_a_micro_batch_is_filled_by_the_rows_of_few_trajectories(tmp_path: Path) -> None:
+    def n_tokens(*overrides: str, memory: str = "full") -> int:
+        stages = "stages=[{kind: policy_gradient, steps: 3, tasks_per_step: 1, group_size: 2}]"
+        agent = f"agent={{kind: chat, memory: {{kind: {memory}}}}}"
+        made = recipe(tmp_path, SMALL, stages, agent, "limits.max_turns=8", "limits.max_context=100", *overrides)
+        return _pass_of(made, made.stages[0], config_of(made.policy)).n_tokens  # type: ignore[arg-type]
+
+    # Two trajectories of eight turns: one row each, or eight, and packed together as the budget of 16,384 allows.
+    nothing = np.zeros(100, np.float32)
+    rows = [Sample(np.full(100, i), np.arange(100) > 90, nothing, nothing, i // 8, 0) for i in range(16)]
+    assert n_tokens() == 2 * 100
+    [members] = pack(rows, 16384)
+    assert n_tokens("stages.0.layout=generation") == sum(len(rows[i]) for i in members) == 16 * 100
+    assert n_tokens(memory="window") == 16 * 100, "every prompt begins a row"
+    assert n_tokens("limits.max_calls=2", memory="summary") == 32 * 100, "and a summary may be asked for"
+    assert n_tokens("stages.0.layout=generation", "stages.0.max_tokens_per_microbatch=1024") == 1024
 
 
 def test_keys_of_a_stage_of_pairs_are_named() -> None:

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from agents.base import Capabilities
+from agents.chat import ChatAgent
+from agents.memory.full import FullHistory
 from rlhf.errors import ModelError, RecipeError
 from rlhf.estimate.auxiliary_models import beside, shapes_of
 from rlhf.estimate.dry_run import Pass, peak_bytes
@@ -80,7 +83,7 @@ def _estimate(
     held.append(Part("critic", critic))
     undivided = trainer_bytes(trained, stage.trainer, 1)
     moments = undivided["masters"] + undivided["moments"]
-    others = beside(recipe, stage, parameters, _SIZES[dtype], moments=moments, attempts=_episodes(stage) > 0)
+    others = beside(recipe, stage, parameters, _SIZES[dtype], moments=moments, attempts=_episodes(recipe, stage) > 0)
     held += [Part(name, n, name == "background") for name, n in others.items()]
     held += [Part("kv_cache", counted), Part("program", _program(), on_host=True)]
     asked = _pass_of(recipe, stage, config)
@@ -211,7 +214,7 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
     context = limits.max_context or text.max_position_embeddings
     sessions = min(engine.max_sessions, limits.max_concurrent)
     most = per_token * context * sessions
-    n_episodes = _episodes(stage)
+    n_episodes = _episodes(recipe, stage)
     if not n_episodes:  # its update comes before any rollout
         return 0, most
     episodes = -(-n_episodes // n_processes)
@@ -225,13 +228,14 @@ def _length(recipe: Recipe, context: int) -> int:
     return context if is_bounded else min(context, limits.max_turns * limits.max_tokens)
 
 
-def _episodes(stage: Any) -> int:
-    """Attempts sampled before the updates of a stage or step; 0 where it samples none."""
+def _episodes(recipe: Recipe, stage: Any) -> int:
+    """Most attempts sampled at a time, before the updates of a stage or step or ahead of them; 0 where none are."""
     if isinstance(stage, PairStage):
         return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
     if isinstance(stage, Supervised):
         return stage.attempts.tasks_per_round * stage.attempts.group_size if stage.attempts else 0
-    return int(stage.tasks_per_step * stage.group_size)
+    n_steps = 1 + (recipe.asynchrony.steps_ahead if recipe.asynchrony.is_on else 0)
+    return int(min(n_steps, stage.steps) * stage.tasks_per_step * stage.group_size)
 
 
 # --- what comes and goes ---------------------------------------------------------------------------------------------
@@ -243,19 +247,20 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     context = limits.max_context or config.get_text_config().max_position_embeddings
     loss = None
     if isinstance(stage, Supervised):
-        n_rows, reads_all = stage.batch_size, stage.observation_weight > 0
+        n_trajectories, reads_all = stage.batch_size, stage.observation_weight > 0
     elif isinstance(stage, PairStage):  # two rows each, padded to one length; a model of single attempts reads one
         is_single = isinstance(stage, RewardModel) and stage.learns != "pairs"
-        n_rows, reads_all = stage.at_once * (1 if is_single else 2), False
+        n_trajectories, reads_all = stage.at_once * (1 if is_single else 2), False
     else:
         loss, reads_all = stage.loss, False
-        n_rows = -(-stage.tasks_per_step * stage.group_size // stage.minibatches)
+        n_trajectories = -(-stage.tasks_per_step * stage.group_size // stage.minibatches)
     if isinstance(stage, PairStage):
-        n_tokens = n_rows * _length(recipe, context)
+        n_tokens = n_trajectories * _length(recipe, context)
     else:  # a row that is longer than the budget has a micro-batch of its own; of a file's rows nothing is known
         row = 0 if stage.reads_file else _length(recipe, context)
-        n_tokens = min(max(stage.max_tokens_per_microbatch, row), n_rows * context)
-    n_sampled = n_tokens if reads_all else min(n_tokens, n_rows * limits.max_turns * limits.max_tokens)
+        n_tokens = min(max(stage.max_tokens_per_microbatch, row), n_trajectories * _most_rows(recipe, stage) * context)
+    n_calls = limits.max_turns * _most_calls(recipe)
+    n_sampled = n_tokens if reads_all else min(n_tokens, n_trajectories * n_calls * limits.max_tokens)
     if isinstance(stage, RewardModel):  # a number a row, and no logits
         n_sampled = 1
     return Pass(
@@ -266,6 +271,18 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
         stage.trainer.gradient_checkpointing,
         n_per_row_of(stage.trainer),
     )
+
+
+def _most_rows(recipe: Recipe, stage: Any) -> int:
+    """Most rows of a trajectory: one where each prompt extends the one before it, else one of each call."""
+    agent, is_folded = recipe.agent, not isinstance(stage, PolicyGradient) or stage.layout == "trajectory"
+    extends = isinstance(agent, ChatAgent) and isinstance(agent.memory, FullHistory)
+    return 1 if stage.reads_file or (is_folded and extends) else recipe.limits.max_turns * _most_calls(recipe)
+
+
+def _most_calls(recipe: Recipe) -> int:
+    """Most calls of the policy in a turn: what limits allow where an agent says that it calls in several roles."""
+    return recipe.limits.max_calls if len(Capabilities(recipe.agent).roles) > 1 else 1
 
 
 def _of_critic(stage: Any, model: _Model | None, asked: Pass) -> int:
