@@ -39,6 +39,8 @@ from rlhf.rollout.scoring import Weighted
 from rlhf.training.backends.fused_head import held_bytes
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
+from rlhf.training.contrib.league import League
+from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.policy.model import Policy, Pretrained
@@ -317,6 +319,27 @@ def test_a_reward_model_that_is_refreshed_holds_what_is_estimated(dtype: str, tm
     assert parts(estimate)["reward_copy"] == pytest.approx(counted, rel=0.01)
 
 
+@pytest.mark.parametrize("keys", ["dtype: bfloat16", "dtype: bfloat16, lora: {rank: 4}"])
+def test_versions_that_are_kept_to_play_against_are_counted_in_host_memory(keys: str, tmp_path: Path) -> None:
+    made, policy = from_scratch(tmp_path, keys, "stages=[{kind: policy_gradient, steps: 40}]")
+
+    def versions(**settings: Any) -> tuple[Part, int]:
+        opponents = Opponents(by="turn", **settings)
+        league, n_steps = League.of(opponents, policy, ()), made.stages[0].steps
+        assert league is not None
+        for step in range(1, n_steps + 1):
+            league.learn((), step)
+        [found] = estimates(replace(made, stages=(replace(made.stages[0], opponents=opponents),)))
+        [part] = [part for part in found.held if part.name == "opponents"]
+        playing = [part for group in found.on_gpu(10**9).passing for part in group if part.name == "opponents"]
+        assert playing == [replace(part, on_host=False)], "on a GPU those who play are there, for a while"
+        return part, nbytes(t for version in league.versions.values() for t in version.weights.values())
+
+    for settings in ({}, {"keep": 2}, {"every": 20}):
+        part, counted = versions(**settings)
+        assert part.on_host and part.n_bytes == counted > 0
+
+
 @pytest.mark.parametrize("own", [None, "{rank: 4}"])
 @pytest.mark.parametrize("keys", ["dtype: float32", "dtype: bfloat16", "dtype: bfloat16, lora: {rank: 4}"])
 def test_the_stage_of_a_reward_model_holds_what_is_estimated(keys: str, own: str | None, tmp_path: Path) -> None:
@@ -580,5 +603,5 @@ def test_logits_that_a_gpu_keeps_for_the_backward_pass_are_counted() -> None:
     assert held_bytes(8192, row, 85 * 10**9) == 8192 * row
     assert held_bytes(65_536, row, 85 * 10**9) == 2**30 // row * row, "too many to keep: a piece at a time"
     parts = ((Part("activations", 5), Part("logits", 1)), (Part("update", 7),))
-    found = Estimate("stages[0]", 1, (), parts, 0, logits=(8192, row)).with_kept_logits(85 * 10**9)
+    found = Estimate("stages[0]", 1, (), parts, 0, logits=(8192, row)).on_gpu(85 * 10**9)
     assert total(found.parts) == 5 + 8192 * row

@@ -144,6 +144,7 @@ _HELD = {
     "reward_copy": "reward model that is trained",
     "judges": "judges",
     "background": "checkpoint being written",
+    "opponents": "older versions of the policy",
     "engine": "engine's copy",
     "kv_cache": "key/value cache",
     "program": "program",

@@ -16,6 +16,7 @@ _CHANGES = {
     "reference": "set {stage}.loss.kl to none, or train adapters, whose base is the reference",
     "teacher": "name a smaller teacher in {stage}.loss.teacher",
     "critic": "set {stage}.critic.lora={{}} or {stage}.critic.backbone=policy",
+    "opponents": "lower {stage}.opponents.keep, or train adapters, policy.lora={{}}",
     "rewards": "ask a server instead, by the url of the reward, or use smaller models",
     "reward_copy": "remove {stage}.reward_refresh, or use a smaller reward model",
     "judges": "remove {stage}.judge_refresh, or ask a judge that stays",
@@ -91,8 +92,12 @@ class Estimate:
         """Number of the stage, from 0."""
         return int(self.path.removeprefix("stages[").removesuffix("]"))
 
-    def with_kept_logits(self, all_of_gpu: int) -> Estimate:
-        """The estimate of a GPU, whose output layer keeps logits for the backward pass where they are few."""
+    def on_gpu(self, all_of_gpu: int) -> Estimate:
+        """The estimate of a GPU.
+
+        Its output layer keeps logits for the backward pass where they are few, and versions of the policy that play are
+        brought to it.
+        """
         from rlhf.training.backends.fused_head import held_bytes
 
         kept = held_bytes(*self.logits, all_of_gpu)
@@ -100,7 +105,8 @@ class Estimate:
             tuple(replace(p, n_bytes=max(p.n_bytes, kept)) if p.name == "logits" else p for p in parts)
             for parts in self.passing
         )
-        return replace(self, passing=passing)
+        players = tuple(replace(p, on_host=False) for p in self.held if p.name == "opponents")
+        return replace(self, passing=(*passing, players))
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -138,6 +138,10 @@ def _copies(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], dtype: 
     yield Part("reference", reference)
     yield Part("teacher", _teacher(recipe, own and own.loss, n, dtype))
     yield Part("engine", _engine(recipe, n - n_trained if lora else n, dtype))
+    versions = 0
+    if own is not None and own.opponents is not None:  # that of the stage's begin, and one every so many steps
+        versions = min(own.opponents.keep, 1 + own.steps // own.opponents.every)
+    yield Part("opponents", versions * sum(p.n_bytes for p in parameters if p.is_trained), on_host=True)
 
 
 def _teacher(recipe: Recipe, loss: Any, n_parameters: int, dtype: str) -> int:

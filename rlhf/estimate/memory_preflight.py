@@ -70,7 +70,7 @@ def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> N
 
 def parts_on_gpu(recipe: Recipe, estimate: Estimate, all_of_gpu: int) -> list[Part]:
     """Parts of memory at the peak of a GPU; an engine that sleeps is not there during an update."""
-    found = estimate.with_kept_logits(all_of_gpu)
+    found = estimate.on_gpu(all_of_gpu)
     peak, held = list(found.parts_of(host=False)), [part for part in found.held if not part.on_host]
     if not _sleeps(recipe, estimate):
         return with_engine_share(recipe, peak, all_of_gpu)
