@@ -38,7 +38,6 @@ def echo(tmp_path: Path) -> Path:
         ([ADVANTAGE + "{kind: ktae, inner: {kind: seats}}"], "stages[1].advantage.inner.kind", "compares by seats"),
         (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind", "expert: {per_group: 1}"),
         (["stages.1.loss={kind: ppo_clip, clip_high: 0.3}"], "stages[1].loss.clip_high", "every ratio is 1"),
-        ([ADVANTAGE + "{kind: hgpo, history: 0, alpha: 2}"], "stages[1].advantage.alpha", "episode is false"),
         (["environment={kind: keyhole}", CALLS], "agent.kind", "tools in keyhole"),
         (
             [MIXED, CALLS],
@@ -69,7 +68,6 @@ def test_what_would_do_nothing_is_refused(echo: Path, overrides: list[str], wher
             "stages.1.group_size=4",
         ],
         ["stages.1.loss={kind: ppo_clip, clip_high: 0.3}", "stages.1.minibatches=2"],
-        [ADVANTAGE + "{kind: hgpo, history: 0, episode: true, alpha: 2}"],
         [TOOLS, CALLS],
         [TOOLS, CALLS, "rewards.t={kind: tool_use}"],
         ["environment={kind: processes, environment: {kind: tools}}", CALLS],

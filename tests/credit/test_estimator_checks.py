@@ -48,6 +48,7 @@ def echo(tmp_path: Path) -> Path:
         ("{kind: guided, normalize_std: true}", "stages[1].advantage.kind"),
         ("{kind: guided, baseline: own}", "stages[1].advantage.baseline"),
         ("{kind: seats}", "stages[1].advantage.kind"),
+        ("{kind: hgpo, history: 0, alpha: 2}", "stages[1].advantage.alpha"),
     ],
 )
 def test_estimator_without_its_counterpart_is_refused(echo: Path, advantage: str, where: str) -> None:
@@ -63,6 +64,7 @@ def test_estimator_without_its_counterpart_is_refused(echo: Path, advantage: str
         ["stages.1.advantage={kind: guided, baseline: own}", *EXPERT],
         ["stages.1.advantage={kind: reviews}", "agent={kind: critic}"],
         ["stages.1.advantage={kind: hrpo, reward: right}"],
+        ["stages.1.advantage={kind: hgpo, history: 0, episode: true, alpha: 2}"],
     ],
 )
 def test_estimator_with_its_counterpart_is_accepted(echo: Path, overrides: list[str]) -> None:
@@ -79,6 +81,12 @@ def test_seats_wait_for_training_under_self_play(echo: Path) -> None:
     overrides = [REINFORCED, "agent={kind: self_play}", "stages.0.advantage={kind: seats}"]
     with pytest.raises(RecipeError, match="compares by seats"):
         check_seated(load(echo, overrides))
+
+
+def test_seats_that_older_versions_have_for_a_turn_are_refused(echo: Path) -> None:
+    overrides = [REINFORCED, "stages.0.advantage={kind: seats}", "stages.0.opponents={every: 1, by: turn}"]
+    with pytest.raises(RecipeError, match="no credit in the whole attempt"):
+        load(echo, [*overrides, "agent={kind: self_play}"])
 
 
 def test_traits_of_an_estimator_are_those_it_declares() -> None:

@@ -341,11 +341,6 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, lora: Any) -> Non
         ({"opponents": {"every": 5}}, {}, ["stages[0].opponents.every", "less than 5"]),
         ({}, {"engine": {"kind": "vllm"}}, ["stages[0].opponents", "engine: vllm", "transformers"]),
         ({}, {"environment": {"kind": "./words.py:Words"}, "agent": {"kind": "chat"}}, ["no seats", "opponent: self"]),
-        (
-            {"advantage": {"kind": "seats"}, "opponents": {"every": 2, "by": "turn"}},
-            {},
-            ["no credit in the whole attempt"],
-        ),
         ({"advantage": {"kind": "gae"}, "critic": {}}, {}, ["a critic learns from all generations"]),
         ({"rollout": {"kind": "tree"}, "group_size": 9}, {}, ["rollout: tree"]),
         ({"trainer": {"kind": "deepspeed", "zero": 3}}, {}, ["trainer.zero: 3"]),
