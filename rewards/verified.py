@@ -15,6 +15,11 @@ from rlhf.errors import RecipeError, RewardError
 #: Names of parameters by which a verifier is told from a reward of (task, trajectory); the first is ours.
 ANSWERS = ("answer", "response", "completion", "solution_str", "prediction", "reply", "output")
 REFERENCES = ("reference", "ground_truth", "expected", "target", "label", "gold", "solution")
+#: Names of what a verifier is not given.
+_NOT_GIVEN = frozenset(
+    {"prompt", "prompts", "question", "query", "problem", "input", "instruction", "context", "history", "state", "info"}
+    | {"messages", "metadata", "extra_info", "trajectory"}
+)
 
 
 def takes_completions(part: Any) -> bool:
@@ -29,8 +34,8 @@ def is_verifier(part: Any) -> bool:
     """True if the first two parameters are an answer and a reference, by name or as texts.
 
     Raises:
-        RecipeError: they are a reference and an answer, and would be given the wrong way round; or a function's two
-            parameters say neither this nor (task, trajectory).
+        RecipeError: they are a reference and an answer, and would be given the wrong way round; one is something
+            else, such as the prompt; or a function's two parameters say neither this nor (task, trajectory).
     """
     try:
         parameters = list(inspect.signature(part).parameters.values())[:2]
@@ -50,6 +55,14 @@ def is_verifier(part: Any) -> bool:
         )
     annotations = [p.annotation for p in parameters]
     if first in ANSWERS or second in REFERENCES or (second and all(a in (str, "str") for a in annotations)):
+        if other := next((name for name in (first, second) if name in _NOT_GIVEN), ""):
+            raise RecipeError(
+                f"a verifier is not given the {other}",
+                where=where,
+                got=got,
+                expected="(answer, reference)",
+                hint="use a reward of (task, trajectory): task.messages, trajectory.turns[-1].action.text",
+            )
         return True
     is_bare = second and all(a is inspect.Parameter.empty for a in annotations) and "task" not in first
     if is_bare and not inspect.isclass(part):

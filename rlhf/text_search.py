@@ -39,12 +39,13 @@ class Index:
 
     def require(self) -> Index:
         """Load the library now. Raises MissingPackageError where it is not installed."""
+        found = self._found  # empty only once there are scores
         if self._scores is None:
             bm25s = import_optional("bm25s", "search", "a package is not installed", "rlhf.text_search")
-            self._scores = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+            scores = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
             if self._known:
-                self._scores.index(self._found, show_progress=False)
-            self._found = []
+                scores.index(found, show_progress=False)
+            self._scores, self._found = scores, []
         return self
 
     def scored(self, query: str, n: int | None = None) -> list[tuple[int, float]]:

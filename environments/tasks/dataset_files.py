@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -67,11 +68,7 @@ def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
     }  # fmt: skip
     if (reader := readers.get(path.suffix.lower())) is None:
         raise EnvError("no known kind of file", where=where, got=path.name, expected=_KINDS, hint="convert it")
-    try:
-        yield from reader(path)
-    except UnicodeDecodeError as error:
-        got = f"byte {error.start}: {error.object[error.start : error.start + 8]!r}"
-        raise EnvError("no UTF-8", where=str(path), got=got, hint="iconv -f latin1 -t utf8") from error
+    yield from reader(path)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Row]]:
@@ -237,9 +234,16 @@ def _package() -> Any:
     return datasets
 
 
-def _opened(path: Path, **how: Any) -> Any:
+@contextmanager
+def _opened(path: Path, **how: Any) -> Iterator[Any]:
+    """Open a text file; what cannot be read of it is an EnvError."""
     try:
-        return path.open(encoding="utf-8-sig", **how)
+        with path.open(encoding="utf-8-sig", **how) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        got = f"byte {error.start}: {error.object[error.start : error.start + 8]!r}"
+        theirs = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+        raise EnvError("no UTF-8", where=str(path), got=got, hint=f"iconv -f {theirs} -t utf8") from error
     except OSError as error:
         raise EnvError("the file cannot be read", where=str(path), got=str(error)) from error
 

@@ -213,7 +213,7 @@ class Columns:
     def _answer(self, value: Any, where: str) -> str | None:
         if _is_empty(value):
             return None
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | bytes):
             raise EnvError("a reference is one text or number", where=where, got=str(value)[:80], expected="text")
         text, pattern = str(value).strip(), self.wanted.answer_pattern
         if pattern is None:

@@ -92,7 +92,7 @@ async def _try_reward(recipe: Recipe, path: str, weighted: Weighted, split: str,
     if without := [task for task, _ in drawn if task.reference is None]:
         say(
             f"caution: {path} compares with a reference, and {len(without)} of the first {len(drawn)} tasks of {split} "
-            f"have none, such as {_place(without[0])}: no attempt at them is ever solved"
+            f"have none, such as {_place(without[0])}: attempts at them are reward errors (limits.max_error_fraction)"
         )
     if not (await _given(known[0][0], _NONSENSE, weighted, limits)).why:
         say(f"caution: {path} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")

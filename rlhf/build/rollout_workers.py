@@ -60,7 +60,7 @@ class WorkerSpec:
         base: folder that its files are looked for in.
         stage: index of the stage whose groups are played.
         engine: settings with addresses.
-        fit: shapes, vocabulary and context of the policy.
+        fit: shapes and vocabulary of the policy, and the context that all servers have room for.
         dtype: of the servers' weights.
         tokenizer: of the policy.
         renderer: what else a `Renderer` is made of.
@@ -91,6 +91,7 @@ class RolloutWorker:
             at_update=settings.at_update,
             request_timeout_s=settings.request_timeout_s,
             delivery_timeout_s=settings.delivery_timeout_s,
+            may_be_down=True,
         )
         self._fit, self._engine, self._is_connected = asked.fit, engine, asyncio.Lock()
         self._weights: Delivered | None = None
@@ -302,7 +303,7 @@ class OnRay:
         n = recipe.cluster.rollout_workers
         settings: Any = recipe.stages[stage]
         places = places_of(recipe.environment, recipe.limits, settings.group_size, n)
-        actors = self._workers(n, places, recipe.engine, stage, policy)
+        actors = self._workers(n, places, recipe.engine, stage, policy, engine.max_context)
         players = [RemotePlayer(f"rollout worker {i}", one, places, _READY_S) for i, one in enumerate(actors)]
         made = ray.remote(num_cpus=0, max_concurrency=100)(ControllerActor)
         most = max(1, recipe.limits.max_concurrent // settings.group_size)
@@ -322,12 +323,14 @@ class OnRay:
         deliver = make_publisher(recipe, policy, engine).publish
         if not current().is_main:
             return BackgroundEvaluation(deliver, None)
-        [actor] = self._workers(1, 1, settings, 0, policy)
+        [actor] = self._workers(1, 1, settings, 0, policy, engine.max_context)
         player = RemotePlayer("who plays evaluations", actor, 1, _READY_S)
         return BackgroundEvaluation(deliver, lambda: player.evaluate(_delivered(engine)))
 
-    def _workers(self, n: int, places: int, engine: VllmSettings, stage: int, policy: Policy) -> list[Any]:
-        """Start rollout workers on the servers of `engine`."""
+    def _workers(
+        self, n: int, places: int, engine: VllmSettings, stage: int, policy: Policy, max_context: int
+    ) -> list[Any]:
+        """Start rollout workers on the servers of `engine`, which all have room for `max_context` tokens."""
         import ray
 
         recipe = self.recipe
@@ -338,7 +341,7 @@ class OnRay:
                 base=recipe.base,
                 stage=stage,
                 engine=engine,
-                fit=fit_of(recipe, policy),
+                fit=fit_of(recipe, policy) | {"max_context": max_context},
                 dtype=engine_dtype(engine, policy),
                 tokenizer=policy.tokenizer,
                 renderer={

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -10,6 +10,7 @@ from rlhf.capabilities import Capability, CapabilityView
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.data.scoring import TokensGNT
+from rlhf.data.untrusted import shown
 from rlhf.errors import DataError, nearest
 
 _Given = TypeVar("_Given")
@@ -78,6 +79,14 @@ def critic_of(estimator: object) -> str | None:
     return found.needs_critic
 
 
+def with_nested(estimator: object) -> Iterator[object]:
+    """Yield an estimator and all within it: `inner`, or the levels `high` and `low`."""
+    yield estimator
+    for name in ("inner", "high", "low"):
+        if (part := getattr(estimator, name, None)) is not None:
+            yield from with_nested(part)
+
+
 def may_take(estimator: object, critic: str) -> bool:
     """True if a critic of this kind is optional for the estimator (attribute `takes_critic`)."""
     return EstimatorCapabilities(estimator).takes_critic == critic
@@ -137,10 +146,23 @@ def credit_of(
             of_group.check(group)
         given = [values]
     if not isinstance(estimator, BatchEstimator):
-        return [estimator(*of_group) for of_group in zip(groups, *given, strict=True)]
+        return [_checked(estimator(*of_group), estimator) for of_group in zip(groups, *given, strict=True)]
     credits = estimator.over_batch(groups, *given)
     _check_number(len(credits), len(groups), "credits", f"{type(estimator).__name__}.over_batch")
-    return credits
+    return [_checked(credit, estimator) for credit in credits]
+
+
+def _checked(credit: object, estimator: object) -> Credit:
+    """Return what an estimator says of a group. Raises DataError where that is no credit."""
+    if isinstance(credit, Credit):
+        return credit
+    raise DataError(
+        "an advantage estimator returned something else than the credit of a group",
+        where=type(estimator).__name__,
+        got=shown(credit),
+        expected="a Credit, with a number for each token of each generation of each trajectory",
+        hint="return rlhf.data.Credit(tokens_GNT) on every way through it",
+    )
 
 
 def without_given(group: ScoredGroup) -> ScoredGroup:

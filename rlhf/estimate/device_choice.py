@@ -113,7 +113,7 @@ def budget_for(recipe: Recipe, device: Device, n_processes: int = 1) -> str | No
         there = estimates(replace(recipe, stages=stages), n_processes)[number]
         if _on_gpu(recipe, there, device) <= device.memory_bytes:
             return f"{said}; stages.{number}.max_tokens_per_microbatch={budget} would fit"
-    most = max((part for part in found.parts if not part.on_host), key=lambda part: part.n_bytes)
+    most = max(parts_on_gpu(recipe, found, device.memory_bytes), key=lambda part: part.n_bytes)
     return f"{said}; most is {most.name}: {found.change(most)}"
 
 

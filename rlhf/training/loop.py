@@ -119,7 +119,7 @@ async def train_on(
     with span("credit"):
         with boundary(TrainingError, where=f"the advantage of {label}, step {number + 1}"):
             credits = gathered.weighted(credit_of(stage.advantage, step.groups, expected))
-        step.rows, counters = make_samples(step.groups, credits, stage.layout, stage.train_roles)
+            step.rows, counters = make_samples(step.groups, credits, stage.layout, stage.train_roles)
         step.samples, dropped = stage.filters(step.rows if step.trains_policy else [], step.groups)
 
     run.reseed(number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,11 @@ from rlhf.credit.contrib.progress import Progress
 from rlhf.credit.contrib.self_play import Seats
 from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.contrib.treerl import TreeRL
-from rlhf.credit.estimator import critic_of, may_take, needs_branches
+from rlhf.credit.estimator import credit_of, critic_of, may_take, needs_branches
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
-from rlhf.errors import RecipeError
+from rlhf.data import ScoredGroup, Values
+from rlhf.errors import DataError, RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.checks import problems
 from rlhf.recipe.compatibility import check_seated
@@ -25,6 +28,7 @@ from rlhf.recipe.model import recipe_of
 from rlhf.recipe.text import read
 from rlhf.recipe.view import view_of
 from tests import recipe_parts
+from tests.credit.credit_groups import outcome_group
 
 EXPERT = ["stages.1.expert={per_group: 1}", "stages.1.loss={kind: luffy}"]
 PLANNER = "agent={kind: planner}"
@@ -100,3 +104,19 @@ def test_traits_of_an_estimator_are_those_it_declares() -> None:
 def test_seats_of_a_game_for_two_are_compared(echo: Path) -> None:
     view = replace(view_of(load(echo, [])), properties=Properties(seats=("first", "second")))
     assert not list(Seats().check_seats(CheckContext(path="stages[1].advantage", recipe=view)))
+
+
+@pytest.mark.parametrize("returned", [None, [[1.0]], 0.5])
+def test_an_estimator_that_returns_no_credit_is_named(returned: object) -> None:
+    class Own(GRPO):
+        def __call__(self, group: ScoredGroup, values: Values | None = None) -> Any:
+            return returned
+
+    class Joint(Own):
+        def over_batch(self, groups: Sequence[ScoredGroup]) -> Any:
+            return [returned for _ in groups]
+
+    for estimator in (Own(), Joint()):
+        with pytest.raises(DataError, match="something else than the credit") as caught:
+            credit_of(estimator, [outcome_group([1, 0])])
+        assert caught.value.where == type(estimator).__name__

@@ -13,6 +13,7 @@ from rlhf.credit.contrib.grpo_lead import GRPOLead
 from rlhf.credit.contrib.hrpo import HRPO
 from rlhf.credit.contrib.ktae import KTAE
 from rlhf.credit.contrib.self_play import Seats, seat_of
+from rlhf.credit.contrib.two_level import TwoLevel
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.credit.gae import GAE
 from rlhf.data import ScoredGroup, Trajectory, Verdict
@@ -138,5 +139,7 @@ def test_a_critic_inside_is_refused_and_the_group_needed_is_that_of_the_inner() 
     for inner in (KTAE(), KTAE(correct_above=0, inner=GRPOLead())):
         with pytest.raises(ValueError, match=r"correct_above of .* is null"):
             Seats(inner=inner)
+    with pytest.raises(ValueError, match="correct_above of GRPOLead"):
+        Seats(inner=TwoLevel(high=GRPOLead(), low=None))
     assert Seats(inner=KTAE(correct_above=0, inner=GRPOLead(correct_above=0))).min_group == 2
     assert Seats().min_group == Seats().inner.min_group and not Seats().needs_values

@@ -179,6 +179,13 @@ def test_a_file_that_is_not_there_is_told_with_what_is_like_it(tmp_path: Path) -
     (tmp_path / "b.csv").write_bytes("question,answer\nOù?,3\n".encode("latin-1"))
     with pytest.raises(EnvError, match="no UTF-8"):
         Dataset(path=tmp_path / "b.csv").tasks("train")
+    (tmp_path / "c.csv").write_bytes("question,answer\nOù?,3\n".encode("utf-16"))
+    with pytest.raises(EnvError, match="no UTF-8") as refused:
+        Dataset(path=tmp_path / "c.csv").tasks("train")
+    assert "utf-16" in str(refused.value.hint)
+    pq.write_table(pa.table({"question": ["a"], "answer": [b"x"]}), tmp_path / "d.parquet")
+    with pytest.raises(EnvError, match="one text or number"):
+        Dataset(path=tmp_path / "d.parquet").tasks("train")
 
 
 def test_other_columns_are_at_hand_for_rewards(tmp_path: Path) -> None:

@@ -172,9 +172,8 @@ def test_a_follower_that_begins_while_a_server_is_down_takes_it_in_once_it_is_th
         policy, port = policy_of(), free_port()
         size = policy.model.config.vocab_size
         fit: dict[str, Any] = {"shapes": shapes(policy), "n_vocab": size, "max_context": CONTEXT}
-        follower, strict = (
-            kind([ServerInstance(f"http://127.0.0.1:{port}")]) for kind in (FollowingEngine, VllmEngine)
-        )
+        url = f"http://127.0.0.1:{port}"
+        follower, strict = FollowingEngine([ServerInstance(url)], may_be_down=True), VllmEngine([ServerInstance(url)])
         await follower.connect(**fit)
         with pytest.raises(InstanceDownError):
             await strict.connect(**fit)

@@ -133,7 +133,17 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
         found[f"bfloat16 zero{zero}"] = _resumed(kind, kind, samples)
         found[f"buffers zero{zero}"] = _buffers(kind, samples)
         found[f"unused zero{zero}"] = _unused(kind, samples)
+    found["gradients after bfloat16"] = _gradients_after(DeepSpeed(zero=1, precision="bfloat16", **WHOLE), samples)
     return found
+
+
+def _gradients_after(kind: DeepSpeed, samples: Sequence[Sample]) -> set[torch.dtype]:
+    """Number formats of the gradients of a policy that this trainer has left."""
+    trainer, _ = train(kind, None, samples, end=2)
+    trainer.close()
+    model = trainer.policy.model
+    model(input_ids=torch.tensor([[3, 4, 5]])).logits.sum().backward()
+    return {p.grad.dtype for p in model.parameters() if p.grad is not None}
 
 
 def _buffers(kind: DeepSpeed, samples: Sequence[Sample]) -> set[str]:
@@ -349,6 +359,10 @@ def test_bfloat16_learns_alike_and_resumes_exactly(
             assert got["optimizer/grad_norm"] == pytest.approx(wanted["optimizer/grad_norm"], rel=0.2)
         changed, wanted_changed = ([v["optimizer/changed_share"] for v in one] for one in (curve, in_short))
         assert changed == pytest.approx(wanted_changed, abs=0.05) and 0 < min(changed) < max(changed) < 0.9
+
+
+def test_gradients_after_a_stage_have_the_format_of_the_policy(seen: list[dict[str, Any]]) -> None:
+    assert all(found["gradients after bfloat16"] == {torch.float32} for found in seen)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -14,6 +14,7 @@ from rlhf.batching.pack import PackedBatch, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.grpo import GRPO
 from rlhf.errors import TrainingError
+from rlhf.losses.policy_loss import LossOutput
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
@@ -167,6 +168,27 @@ def test_the_kl_term_is_that_of_the_definition(tmp_path: Path, lora: Lora | None
 
 def broken(batch: PackedBatch) -> PackedBatch:
     return replace(batch, weights=torch.full_like(batch.weights, torch.inf))
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda output: None, "NoneType"),
+        (lambda output: output.loss, "Tensor"),
+        (lambda output: LossOutput(output.loss.detach()), "LossOutput with a tensor of shape [] without a gradient"),
+        (lambda output: LossOutput(output.loss[None]), "LossOutput with a tensor of shape [1]"),
+        (lambda output: LossOutput(1.0), "LossOutput with float"),
+    ],
+)
+def test_what_a_loss_returns_and_cannot_be_learnt_from_is_refused(returned: Any, got: str) -> None:
+    class Own(Reinforce):
+        def __call__(self, inputs: Any) -> Any:
+            return returned(super().__call__(inputs))
+
+    made = policy()
+    with pytest.raises(TrainingError, match="cannot be differentiated") as caught:
+        TorchTrainer(made, SMOOTH, 1).update(packed(samples_of(made)), Own())
+    assert caught.value.where == "Own" and caught.value.got == got
 
 
 def test_an_update_without_a_finite_gradient_is_left_out_and_counted() -> None:

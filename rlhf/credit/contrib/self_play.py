@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.contrib.self_play import SelfPlay
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, EstimatorCapabilities, credit_of
+from rlhf.credit.estimator import AdvantageEstimator, credit_of, with_nested
 from rlhf.credit.groups import turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Turn, Values
@@ -75,15 +75,13 @@ class Seats:
                 f"inner is {type(self.inner).__name__}, which needs a critic; expected one that compares attempts, "
                 "such as grpo: a critic's values are not cut into seats"
             )
-        part: object = self.inner
-        while part is not None:
+        for part in with_nested(self.inner):
             key = next((k for k in ("correct_above", "above") if getattr(part, k, 0.0) is None), "")
             if key:
                 raise ValueError(
                     f"{key} of {type(part).__name__} is null, and the success of a game is that of its first seat; "
                     f"expected the score above which a seat has won, such as {key}: 0"
                 )
-            part = EstimatorCapabilities(part).inner
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a single-seat game, except with an agent of kind `self_play`, which measures its seats."""

@@ -24,7 +24,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
             back as `token`, empty if its processes do not agree, and their GPUs as `gpus`, one a process.
 
     Raises:
-        EngineError: it does not answer (InstanceDownError where it is gone), wants a key, or lacks what is needed.
+        EngineError: it does not answer (InstanceDownError), wants a key, or lacks what is needed.
     """
     serve = "start it with `rlhf serve`"
     try:
@@ -33,7 +33,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
             answer = await instance.call("rlhf_describe", token)
     except TimeoutError:
         got = f"nothing in {timeout_s:g} s"
-        raise EngineError("the server did not answer in time", where=instance.name, got=got) from None
+        raise InstanceDownError("the server did not answer in time", where=instance.name, got=got) from None
     except EngineError as error:
         other = (
             "correct engine.servers"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -74,8 +74,6 @@ class VllmEngine:
         roster: file with addresses, one a line, of servers that take part beside the instances from a delivery on.
     """
 
-    _may_be_down: ClassVar[bool] = False  # whether `connect` leaves out instances that do not answer
-
     def __init__(
         self,
         instances: Sequence[Instance],
@@ -104,6 +102,7 @@ class VllmEngine:
         self._open.set()
         self._n_updates, self._return_s, self._roster = 0, return_s, roster
         self._max_aborts: float = _MAX_ABORTS
+        self._may_be_down = False  # whether `connect` leaves out instances that do not answer
         self._broken = ""
         self._sleeps, self._is_asleep = sleeps, False
         self._adapters: Mapping[str, Adapter] = {}

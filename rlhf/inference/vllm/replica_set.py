@@ -82,15 +82,15 @@ class ReplicaSet:
 
         With `leaves_out` those that do not answer are out of use until they do; None where none does.
         """
-        self._fit, contexts = (shapes, n_vocab, lora_rank), list[int]()
-        for replica in self.all:
-            try:
-                contexts.append(await self._fitting(replica.instance))
-            except InstanceDownError as error:
-                if not leaves_out:
-                    raise
-                replica.fault = f"{error.what}: {error.got}"
-        return min(contexts, default=None)
+        self._fit = (shapes, n_vocab, lora_rank)
+        asked = (self._fitting(replica.instance) for replica in self.all)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for replica, answer in zip(self.all, answers, strict=True):
+            if isinstance(answer, InstanceDownError) and leaves_out:
+                replica.fault = f"{answer.what}: {answer.got}"
+            elif isinstance(answer, BaseException):
+                raise answer
+        return min((answer for answer in answers if isinstance(answer, int)), default=None)
 
     def of(self, session: str) -> Replica:
         """Instance of a session, else the least busy one. Raises NoInstanceError where none is left."""

@@ -66,8 +66,6 @@ class DeepSpeedTrainer(DistributedTrainer):
             self.policy.load.keeper.release()
         cast_parameters(self.policy.model, getattr(torch, precision))
         self.meter = Meter.of(self.policy.model)  # the peak is that of the format
-        for parameter in self.policy.model.parameters():
-            parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
         on_gpu = torch.cuda.is_available()
         # Without ZeRO the plain stepper bounds the gradient itself.
         limit = self.settings.max_grad_norm if self.kind.zero else None

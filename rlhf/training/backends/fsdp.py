@@ -139,8 +139,6 @@ class FsdpTrainer(DistributedTrainer):
         self._own_format = model.dtype
         if self.policy.load is None:
             cast_parameters(model, self._format)
-            for parameter in model.parameters():
-                parameter.grad_dtype = parameter.dtype  # a stage before this one may have added up in float32
         super().__post_init__()
 
     def _optimizer(self) -> Any:

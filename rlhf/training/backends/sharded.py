@@ -104,9 +104,14 @@ def shard_of(parameter: Any) -> tuple[torch.Tensor, int]:
 
 @torch.no_grad()
 def cast_parameters(model: Any, dtype: torch.dtype) -> None:
-    """Give parameters another number format. Buffers keep theirs: 16 bits are too few for the angles of positions."""
+    """Give parameters another number format, and their gradients with them.
+
+    Buffers keep theirs: 16 bits are too few for the angles of positions.
+    """
     for p in model.parameters():
+        p.grad = None
         p.data = p.data.to(dtype)
+        p.grad_dtype = p.dtype  # a stage before this one may have added up in another format
 
 
 def device_of(model: Any) -> torch.device:

@@ -22,7 +22,7 @@ from rlhf.inference.embedded.expert_routing import ExpertRouting
 from rlhf.inference.role_adapters import unused_parameters
 from rlhf.losses.importance_correction import Correction, corrected
 from rlhf.losses.mismatch import CorrectionInputs
-from rlhf.losses.policy_loss import LossInputs, LossNeeds, PolicyLoss, whole_of
+from rlhf.losses.policy_loss import LossInputs, LossNeeds, LossOutput, PolicyLoss, whole_of
 from rlhf.losses.trajectories import Trajectories, trajectories_of
 from rlhf.spans import Part, span
 from rlhf.training.backends.changed_share import Changes, share_of
@@ -252,7 +252,7 @@ class TorchTrainer:
             elif whole is not None:
                 figures = shared or _figures(inputs.policy_logprobs, inputs.old_logprobs, [batch])
                 inputs = replace(inputs, trajectories=figures)
-            output = loss(inputs)
+            output = _checked(loss(inputs), loss)
             return Computed(output.loss, output.metrics, output.metrics_max, compared)
 
         return self._step(batches, of)
@@ -425,3 +425,23 @@ def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInp
     factors = torch.ones_like(inputs.weights)
     factors[sampled] = output.weights.detach().to(factors.dtype)
     return replace(inputs, old_logprobs=policy, weights=inputs.weights * factors), (tokens, output)
+
+
+def _checked(output: object, loss: object) -> LossOutput:
+    """Return what a loss returned. Raises TrainingError where nothing could be learnt from it."""
+    found = output.loss if isinstance(output, LossOutput) else None
+    if isinstance(output, LossOutput) and isinstance(found, torch.Tensor) and found.requires_grad and found.ndim == 0:
+        return output
+    raise TrainingError(
+        "a loss returned something that cannot be differentiated",
+        where=type(loss).__name__,
+        got=f"{type(output).__name__}" + ("" if found is None else f" with {_form(found)}"),
+        expected="LossOutput(loss), a scalar tensor that depends on inputs.policy_logprobs",
+        hint="return rlhf.losses.policy_loss.LossOutput on every way through it, and detach no log-probs",
+    )
+
+
+def _form(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"a tensor of shape {list(value.shape)}" + ("" if value.requires_grad else " without a gradient")

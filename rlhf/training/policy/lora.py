@@ -17,7 +17,8 @@ from pydantic.dataclasses import dataclass
 
 from agents.roles import never_called
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem
-from rlhf.errors import MissingPackageError, ModelError
+from rlhf.errors import ModelError
+from rlhf.extras import missing
 from rlhf.inference.model_config import ModelWrapper
 from rlhf.inference.role_adapters import SHARED, refuse_names, refuse_roles, route
 from rlhf.inference.settings import VllmSettings
@@ -237,12 +238,8 @@ def _one_set(where: str, got: str, expected: str, why: str) -> Problem:
 def refuse_unquantizable() -> None:
     """Raise MissingPackageError where no model can be quantised: bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
-        raise MissingPackageError(
-            "bitsandbytes is not installed",
-            where="policy.lora.quantization",
-            got="no module named bitsandbytes",
-            hint="pip install 'rlhf-agents[quantized]', or remove the key",
-        )
+        where, got = "policy.lora.quantization", "no module named bitsandbytes"
+        raise missing("quantized", "bitsandbytes is not installed", where, got)
 
 
 def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, Any]:

@@ -45,10 +45,10 @@ def load_trl(where: str = "stages") -> Any:
 def borrowed(model: Any) -> Iterator[None]:
     """Context that restores configuration, dropout and forward of `model` after a TRL trainer, not its weights.
 
-    A quantised base passes for a model with adapters, which it has inside: transformers' trainer looks at this alone.
+    A quantised base with adapters inside is marked as such: transformers' trainer takes it for one without them else.
     """
     has_adapters = getattr(model, "_hf_peft_config_loaded", False)
-    model._hf_peft_config_loaded = has_adapters or any(p.requires_grad for p in model.parameters())
+    model._hf_peft_config_loaded = has_adapters or getattr(model, "is_quantized", False)
     dropouts = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
     configs = [c for c in (model.config, getattr(model, "generation_config", None)) if c is not None]
     before = [
@@ -58,7 +58,6 @@ def borrowed(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        model._hf_peft_config_loaded = has_adapters
         for module, p in dropouts:
             module.p = p
         for config, name, value in before:
@@ -68,6 +67,7 @@ def borrowed(model: Any) -> Iterator[None]:
         if forward is not None:
             model.forward = forward
         model.gradient_checkpointing_disable()
+        model._hf_peft_config_loaded = has_adapters
         model.zero_grad(set_to_none=True)
         model.eval()
 
