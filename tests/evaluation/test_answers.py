@@ -67,15 +67,15 @@ def test_each_attempt_has_candidates_of_its_own() -> None:
 
 def test_branches_belong_to_the_attempt_of_their_tree() -> None:
     # Two attempts of one tree each, of three leaves: 2 and 3 leave from 0, 4 from 3, which makes it the first's too.
-    a, b, c = turn(5, 2), turn(9, 3), turn(20, 4)
+    a, b, (c, d, e) = turn(5, 2), turn(9, 3), (turn(20, 4) for _ in range(3))
     found = group(
-        tried(0, a, b), tried(1, a), tried(2, a, c, parent=0, n_shared=1), tried(3, a, c, parent=0, n_shared=1),
-        tried(4, a, c, c, parent=3, n_shared=2), tried(5, a, parent=1),
+        tried(0, a, b), tried(1, a), tried(2, a, c, parent=0, n_shared=1), tried(3, a, d, parent=0, n_shared=1),
+        tried(4, a, d, e, parent=3, n_shared=2), tried(5, a, parent=1),
     )  # fmt: skip
     made = answered(Last(n=3, rollout=Tree(branches_per_round=1, rounds=2)), found, 2)
     assert [s.chosen for s in made.spent] == [4, 5] and [s.n_candidates for s in made.spent] == [4, 2]
     assert all(t.parent is None and t.n_shared == 0 for t in made.group.trajectories)
-    # Of the first: a and b of 0, c of 2, c of 3, the last c of 4: 2 + 3 + 4 + 4 + 4 sampled and 5 + 9 + 3 · 20 read.
+    # Of the first: a and b of 0, c of 2, d of 3, e of 4: 2 + 3 + 4 + 4 + 4 sampled and 5 + 9 + 3 · 20 read.
     first = made.spent[0]
     assert (first.n_turns, first.n_tokens, first.n_prompt_tokens) == (5, 17, 74)
 

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.contrib.self_play import SelfPlay
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, with_nested
+from rlhf.credit.estimator import AdvantageEstimator, credit_of, with_nested, without
 from rlhf.credit.groups import turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Turn, Values
@@ -87,13 +87,8 @@ class Seats:
         """Refuse a single-seat game, except with an agent of kind `self_play`, which measures its seats."""
         opponents = context.stage.opponents
         if opponents is not None and opponents.by == "turn":
-            yield Problem(
-                "a seat that an older version has for a turn gets no credit in the whole attempt",
-                where=context.at("kind"),
-                got="seats, with opponents: {by: turn}",
-                expected="opponents: {by: seat}, or another estimator",
-                do="use its inner estimator alone, or play whole seats",
-            )
+            why = "a seat that an older version has for a turn gets no credit in the whole attempt"
+            yield without(self, context, why, "use its inner estimator alone, or opponents: {by: seat}")
         if not isinstance(context.recipe.agent, SelfPlay):
             yield from self.check_seats(context)
 
