@@ -18,11 +18,9 @@ from agents.memory.base import Shown
 from agents.policy_proxy import PolicyProxy
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action
+from rlhf.data.trajectory import SEAT
 from rlhf.errors import nearest
 from rlhf.settings import STRICT
-
-#: Note of who had a turn, by which `advantage: {kind: seats}` goes.
-SEAT = "seat"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

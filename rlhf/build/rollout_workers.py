@@ -91,7 +91,6 @@ class RolloutWorker:
             at_update=settings.at_update,
             request_timeout_s=settings.request_timeout_s,
             delivery_timeout_s=settings.delivery_timeout_s,
-            may_be_down=True,
         )
         self._fit, self._engine, self._is_connected = asked.fit, engine, asyncio.Lock()
         self._weights: Delivered | None = None
@@ -141,7 +140,7 @@ class RolloutWorker:
     async def _follow(self, weights: Delivered) -> None:
         async with self._is_connected:
             if self._weights is None:
-                await self._engine.connect(**self._fit)
+                await self._engine.connect(**self._fit, leaves_out=True)  # all were there when the run began
             if self._weights != weights:
                 await self._engine.follow(weights.sender, weights.version, weights.fingerprint, weights.joined)
                 self._weights = weights

@@ -28,6 +28,8 @@ class Outcome(StrEnum):
         return self in _PART_FAILURES
 
 
+#: Note of an action (`Action.notes`) that says which seat of a game had the turn.
+SEAT = "seat"
 _PART_FAILURES = frozenset(
     {Outcome.TIMEOUT, Outcome.ENV_ERROR, Outcome.AGENT_ERROR, Outcome.ENGINE_ERROR, Outcome.REWARD_ERROR}
 )

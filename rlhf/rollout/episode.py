@@ -18,6 +18,7 @@ from agents.base import Agent, History
 from agents.validation import checked_action
 from environments.base import Capabilities, Environment, StepResult, properties_of
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
+from rlhf.data.trajectory import SEAT
 from rlhf.data.untrusted import described
 from rlhf.errors import ContextFull, EngineError
 from rlhf.inference.engine import RolloutEngine
@@ -215,7 +216,7 @@ class _Run:
         if isinstance(error, ContextFull):
             if self._policy.generations:  # the turn has begun: what was sampled for it is the policy's doing
                 sampled = self._policy.recorded(self._policy.generations)
-                action = Action("", sampled, error=error.what, notes={"seat": now.seat} if now.seat else {})
+                action = Action("", sampled, error=error.what, notes={SEAT: now.seat} if now.seat else {})
                 self._add(Turn(action, error.what, state_key=now.state_key, valid=False, duration_s=self._lap_s()), now)
             return Ended(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
         if isinstance(error, EngineError):

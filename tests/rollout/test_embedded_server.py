@@ -173,8 +173,8 @@ def test_a_follower_that_begins_while_a_server_is_down_takes_it_in_once_it_is_th
         size = policy.model.config.vocab_size
         fit: dict[str, Any] = {"shapes": shapes(policy), "n_vocab": size, "max_context": CONTEXT}
         url = f"http://127.0.0.1:{port}"
-        follower, strict = FollowingEngine([ServerInstance(url)], may_be_down=True), VllmEngine([ServerInstance(url)])
-        await follower.connect(**fit)
+        follower, strict = FollowingEngine([ServerInstance(url)]), VllmEngine([ServerInstance(url)])
+        await follower.connect(**fit, leaves_out=True)
         with pytest.raises(InstanceDownError):
             await strict.connect(**fit)
         await strict.close()

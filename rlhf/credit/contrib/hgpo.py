@@ -18,8 +18,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HGPO:
-    """A_{i,k} = Σ_h w_h a_h / Σ_h w_h, w_h = (h + c)^α, over the depths h = 0 ... K at which turn k has company.
+    """HGPO advantage: weighted mean of a turn's advantages among turns with equal histories, over depths of history.
 
+    A_{i,k} = Σ_h w_h a_h / Σ_h w_h, w_h = (h + c)^α, over the depths h = 0 ... K at which turn k has company.
     At depth h the turns of the group are compared that share their last h + 1 states: a_h = (D − mean D) / F, where
     D_{i,k} = Σ_{l≥k} γ^{l−k} r_{i,l} is the discounted score from turn k on, and F is the deviation plus ε, or 1. Depth
     0 is the state comparison of GiGPO; deeper ones compare turns that were also led up to alike, and weigh more.

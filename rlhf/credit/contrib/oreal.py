@@ -20,8 +20,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OREAL:
-    """OREAL advantage: N / N⁺ · a_i · ω⁺ on tokens of right attempts, η N / N⁻ · a_i · ω⁻ on those of wrong ones.
+    """OREAL advantage: leave-one-out scores, right and wrong attempts normalised apart, with optional token weights.
 
+    Tokens of right attempts get N / N⁺ · a_i · ω⁺, those of wrong ones η N / N⁻ · a_i · ω⁻.
     a_i is the score less the mean of the others, above 0 for a right attempt. For scores of 0 and 1 that is the share
     of wrong ones times G / (G − 1): rare successes are cloned hardest, and failures of mostly solved tasks weigh most.
     N⁺ and N⁻ are the policy's tokens of right and wrong attempts that are used, N those of all in groups that differ:

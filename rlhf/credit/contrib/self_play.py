@@ -17,10 +17,8 @@ from rlhf.credit.estimator import AdvantageEstimator, credit_of, with_nested, wi
 from rlhf.credit.groups import turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Turn, Values
+from rlhf.data.trajectory import SEAT
 from rlhf.settings import STRICT
-
-#: Note of a turn that says who had it.
-SEAT = "seat"
 
 
 @plain_dataclass(frozen=True, slots=True)

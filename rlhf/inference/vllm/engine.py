@@ -102,7 +102,6 @@ class VllmEngine:
         self._open.set()
         self._n_updates, self._return_s, self._roster = 0, return_s, roster
         self._max_aborts: float = _MAX_ABORTS
-        self._may_be_down = False  # whether `connect` leaves out instances that do not answer
         self._broken = ""
         self._sleeps, self._is_asleep = sleeps, False
         self._adapters: Mapping[str, Adapter] = {}
@@ -160,7 +159,15 @@ class VllmEngine:
                 return True  # the delivery that follows names who hangs
             return not self._replicas.in_use
 
-    async def connect(self, *, shapes: Mapping[str, Any], n_vocab: int, max_context: int, lora_rank: int = 0) -> None:
+    async def connect(
+        self,
+        *,
+        shapes: Mapping[str, Any],
+        n_vocab: int,
+        max_context: int,
+        lora_rank: int = 0,
+        leaves_out: bool = False,
+    ) -> None:
         """Refuse instances that do not fit the policy, and learn what they can do.
 
         Args:
@@ -168,12 +175,13 @@ class VllmEngine:
             n_vocab: ids the policy knows.
             max_context: wished for; the least of all instances holds.
             lora_rank: of the adapters that will come.
+            leaves_out: whether instances that do not answer are out of use until they do, instead of an error.
 
         Raises:
             EngineError: an instance does not answer, has another model, or lacks what is needed.
         """
         self._n_vocab = n_vocab
-        found = await self._replicas.connect(shapes, n_vocab, lora_rank, leaves_out=self._may_be_down)
+        found = await self._replicas.connect(shapes, n_vocab, lora_rank, leaves_out=leaves_out)
         self._max_context = min(max_context, found or max_context)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:

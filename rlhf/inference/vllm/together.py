@@ -28,17 +28,10 @@ class LeadingEngine(VllmEngine):
 
 
 class FollowingEngine(VllmEngine):
-    """An engine over servers that another process delivers to.
+    """An engine over servers that another process delivers to."""
 
-    Args:
-        given, settings: of `VllmEngine`.
-        may_be_down: whether servers that do not answer at the start join once they do, where another process has
-            checked all of them.
-    """
-
-    def __init__(self, *given: Any, may_be_down: bool = False, **settings: Any) -> None:
+    def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
-        self._may_be_down = may_be_down
         self._max_aborts = math.inf  # an abort is the other's update; the time of a call is limited all the same
 
     async def load(self, weights: PolicyWeights) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from rlhf.batching.samples import Sample
 from rlhf.data import Values
+from rlhf.losses.value import explained_variance
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.critics.value_model import (
     BackboneModel,
@@ -81,8 +82,8 @@ class CriticTrainerBase(Generic[S, M]):
         }
 
     def updates(self, seen: Any, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> Updates:
-        """Make the updates of a step one by one."""
-        raise NotImplementedError
+        """Make the updates of a step one by one; none, where a critic has learnt before it predicted."""
+        return iter(())
 
     def compare(self, seen: Any, samples: Sequence[Sample]) -> Mapping[str, float]:
         """Metrics of the predictions of a step against what it earned."""
@@ -115,6 +116,15 @@ def means(updates: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, value in figures.items():
             logged.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in logged.items()}
+
+
+def value_metrics(values: torch.Tensor, returns: torch.Tensor) -> dict[str, float]:
+    """Metrics of predictions `[N]` against what they predict: explained variance, and the mean of each."""
+    return {
+        "critic/explained_variance": explained_variance(values, returns),
+        "critic/value_mean": float(values.mean()),
+        "critic/return_mean": float(returns.mean()),
+    }
 
 
 def optimizer_of(settings: ValueHeadSettings, model: BackboneModel) -> torch.optim.Optimizer:

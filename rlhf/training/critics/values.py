@@ -30,12 +30,12 @@ from rlhf.data import Credit, Outcome, ScoredGroup, Values
 from rlhf.errors import TrainingError
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.reduction import Reduction
-from rlhf.losses.value import explained_variance, value_loss
+from rlhf.losses.value import value_loss
 from rlhf.processes import current, in_turn
 from rlhf.settings import STRICT
 from rlhf.training.backends.replicated import add_gradients
 from rlhf.training.context import StageKeys
-from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates, optimizer_of
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates, optimizer_of, value_metrics
 from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.policy.model import Policy
 
@@ -176,12 +176,7 @@ class CriticTrainer(CriticTrainerBase[Critic, ValueModel]):
         returns = [s.returns[m] for s, m in zip(samples, own, strict=True) if s.returns is not None]
         if not any(map(len, values)):
             return {}
-        v, g = (torch.from_numpy(np.concatenate(arrays)) for arrays in (values, returns))
-        return {
-            "critic/explained_variance": explained_variance(v, g),
-            "critic/value_mean": float(v.mean()),
-            "critic/return_mean": float(g.mean()),
-        }
+        return value_metrics(*(torch.from_numpy(np.concatenate(arrays)) for arrays in (values, returns)))
 
     def _update(self, batches: Sequence[PackedBatch]) -> dict[str, float]:
         self.model.train()

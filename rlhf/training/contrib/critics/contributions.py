@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rlhf.batching.samples import Sample
 from rlhf.data import ScoredGroup
-from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
 from rlhf.training.contrib.critics.turn_buffer import (
     Episode,
@@ -26,7 +25,7 @@ from rlhf.training.contrib.critics.turn_buffer import (
     shuffled,
     values_of_turns,
 )
-from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates, optimizer_of
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, Updates, optimizer_of, value_metrics
 from rlhf.training.critics.value_model import ValueHeadSettings, ValueModel
 from rlhf.training.policy.model import Policy
 
@@ -110,11 +109,12 @@ class ContributionTrainer(CriticTrainerBase[Contributions, ValueModel]):
         ]
         found = torch.cat([*parts, torch.zeros(0, dtype=torch.float64)])
         sums = [float(part.sum()) for part in torch.split(found, [e.n_turns for e in episodes])] if episodes else []
+        told = (torch.tensor(x, dtype=torch.float64) for x in (sums, totals))
         return ContributionPredictions(
             values=values_of_turns(groups, found.numpy()),
             episodes=episodes,
             totals=totals,
-            figures=_figures(sums, totals) if episodes else {},
+            figures=value_metrics(*told) if episodes else {},
             time_s=time.perf_counter() - begun,
         )
 
@@ -141,13 +141,3 @@ class ContributionTrainer(CriticTrainerBase[Contributions, ValueModel]):
         norm = self._stepper.step()
         self.model.eval()
         return {"critic/sum_loss": loss, "critic/grad_norm": norm, "critic/lr": self._stepper.lr}
-
-
-def _figures(sums: Sequence[float], totals: Sequence[float]) -> dict[str, float]:
-    """Metrics of summed contributions of trajectories against their scores."""
-    v, g = (torch.tensor(x, dtype=torch.float64) for x in (sums, totals))
-    return {
-        "critic/explained_variance": explained_variance(v, g),
-        "critic/value_mean": float(v.mean()),
-        "critic/return_mean": float(g.mean()),
-    }
