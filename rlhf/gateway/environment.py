@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,9 @@ from rlhf.rollout.env_session import Ended, EnvSession
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.limits import Limits
 from rlhf.settings import STRICT
+
+#: Seconds without a request of a program after which a warning says what is waited for.
+QUIET_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -237,8 +241,12 @@ class ExternalEpisode:
 
     async def _next(self) -> StepResult:
         session = self.session
-        while not (session.is_asking or session.has_ended):
-            await session.changed()
+        telling = asyncio.get_running_loop().call_later(QUIET_S, self._tell_of_quiet)
+        try:
+            while not (session.is_asking or session.has_ended):
+                await session.changed()
+        finally:
+            telling.cancel()
         if session.is_asking and not (session.is_finished or session.failure):
             now = self._now  # which may be the end of the world: agents then ask for a last word
             won = (now.terminated or now.truncated) and bool(now.success)
@@ -246,6 +254,20 @@ class ExternalEpisode:
         self._is_over = True
         self._refuse_unjudged()
         return await self._end()
+
+    def _tell_of_quiet(self) -> None:
+        """Warn of an attempt that waits for its program; equal warnings are shown once."""
+        gateway, program = self._programs.gateway, self._program or self._programs.program_of(self.session)
+        limit = "limits.start_timeout_s" if not self.session.counts["n_requests"] else "limits.step_timeout_s"
+        if gateway is not None and self.session in tuple(gateway.waiting):
+            waits = f"no agent has asked the gateway for an attempt. Expected: POST {gateway.url}/sessions"
+        else:
+            wrote = f" Its last output: {program.said[-200:] or 'nothing'}." if program else ""
+            waits = (
+                f"the agent's program has sent no request.{wrote} Expected: requests to OPENAI_BASE_URL or "
+                "ANTHROPIC_BASE_URL, or its end"
+            )
+        warnings.warn(f"for {QUIET_S:g} s {waits}. {limit} ends the wait", RuntimeWarning, stacklevel=1)
 
     def _refuse_unjudged(self) -> None:
         """Raise what failed in the world, or OutOfContext or AgentFailed where no attempt is left to judge."""

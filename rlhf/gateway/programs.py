@@ -92,6 +92,11 @@ class Programs:
             await self._start(gateway)
         return gateway
 
+    def program_of(self, session: Session) -> Program | None:
+        """The program that asked for an attempt; None for one that was not started here."""
+        key, _ = self._attempts.get(session.id, ("", session))
+        return self._running.get(key)
+
     def end(self, session: Session) -> None:
         """Serve a session no longer."""
         self._open.pop(session.id, None)

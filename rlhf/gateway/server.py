@@ -278,8 +278,8 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
     try:
         session = gateway.session(request.path_params["name"], _key(request))
         asked = _read(wire, await _body(request))
-        named, retries = request.headers.get("idempotency-key", ""), request.headers.get("x-stainless-retry-count")
-        repeats = None if retries is None else retries not in ("", "0")
+        named = request.headers.get("idempotency-key", "")
+        repeats = request.headers.get("x-stainless-retry-count", "") not in ("", "0")
         with gateway.room():
             asking = _on_run(session, session.ask(asked, named, repeats=repeats))
             answered = await _unless_gone(request, asking)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,6 +33,8 @@ class _Call:
     number: int
     task: asyncio.Task[None] | None = None
     n_waiting: int = 0
+    is_taken: bool = False
+    """True once somebody who waited has the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +96,22 @@ class Session:
         self.conversations: Conversations | None = None
         self._pending: deque[_Call] = deque()
         self._calls = set[_Call]()  # without an answer yet
-        self._known: dict[str, _Call] = {}
+        self._known: defaultdict[str, list[_Call]] = defaultdict(list)
         self._changed = asyncio.Event()
         self._stored: dict[str, tuple[ChatMessage, ...]] = {"": ()}
 
     # --- what the server asks -----------------------------------------------------------------------------------------
 
-    async def ask(self, asked: ChatRequest, name: str = "", *, repeats: bool | None = None) -> ChatReply:
+    async def ask(self, asked: ChatRequest, name: str = "", *, repeats: bool = False) -> ChatReply:
         """Answer a request; one that is repeated gets the reply that there is, or is being made.
+
+        A request is repeated where it says so, or has the name of an earlier one, or is equal to one whose client went
+        away without the reply. Others are answered anew, also those that are equal and come at the same time.
 
         Args:
             asked: the request.
             name: by which a client knows it again; empty for none.
-            repeats: whether the client says that it asks again; None where it does not say, which repeats a request
-                that is not answered yet, and asks anew after that.
+            repeats: whether the client says that it asks again.
 
         Raises:
             Refusal: the session is over, or the request cannot be answered.
@@ -117,14 +121,15 @@ class Session:
         if asked.previous not in self._stored:
             known = "of this session" if self._stored.keys() - {""} else "that there is"
             raise Refusal(404, f"no reply {known} is called {asked.previous!r}. Do: send the history.", "not_found")
-        key = f"id:{name}" if name else asked.digest
-        call = self._known.get(key)
-        if call is not None and not name and (repeats is False or (repeats is None and call.future.done())):
-            call = None  # asked anew: a client that says nothing of repeats asks again once it has the reply
+        alike = self._known[f"id:{name}" if name else asked.digest]
+        again = [call for call in alike if name or repeats or not (call.is_taken or call.n_waiting)]
+        # Of several, one whose client has gone, else one that is waited for, else that answered last.
+        call = min(reversed(again), key=lambda call: (call.is_taken, call.n_waiting), default=None)
         if call is None:
             whole = asked.after(self._stored[asked.previous])
             self.counts["n_requests"] += 1
-            call = self._known[key] = _Call(whole, self.loop.create_future(), self.counts["n_requests"])
+            call = _Call(whole, self.loop.create_future(), self.counts["n_requests"])
+            alike.append(call)
             self._pending.append(call)
             self._calls.add(call)
             call.future.add_done_callback(lambda _: self._calls.discard(call))
@@ -142,8 +147,9 @@ class Session:
             return answered
         finally:
             call.n_waiting -= 1
-            if not call.future.done():
-                self.loop.call_later(GRACE_S, self._abandon, key, call)
+            call.is_taken = call.future.done()
+            if not call.is_taken:
+                self.loop.call_later(GRACE_S, self._abandon, alike, call)
 
     def end(self, *, reward: Reward | None = None, finished: bool = False, failure: str = "") -> None:
         """Note what the program posts. Raises Refusal where the session is over."""
@@ -164,13 +170,12 @@ class Session:
             409, "the session is over. Got: a request after its end. Do: open another session.", "session_over"
         )
 
-    def _abandon(self, key: str, call: _Call) -> None:
+    def _abandon(self, alike: list[_Call], call: _Call) -> None:
         """Give up a request that nobody waits for any more."""
         if call.n_waiting or call.future.done():
             return
         self.counts["n_abandoned_requests"] += 1
-        if self._known.get(key) is call:
-            del self._known[key]
+        alike.remove(call)
         if call in self._pending:
             self._pending.remove(call)
         call.future.cancel()
@@ -237,7 +242,7 @@ class Session:
     def close(self) -> None:
         """End it: whoever still asks is refused."""
         self.is_over = True
-        for call in self._calls:  # of which `_known` has the last of several that are alike
+        for call in self._calls:
             if call.task is not None:
                 call.task.cancel()
             _fail(call, self._refused_over())

@@ -25,7 +25,7 @@ from rlhf.gateway.agent import ExternalAgent, external_agent
 from rlhf.gateway.environment import External, variables_of
 from rlhf.gateway.program import Program
 from rlhf.gateway.programs import KEY, Programs, programs_of
-from rlhf.gateway.request import Refusal
+from rlhf.gateway.request import ChatReply, Refusal
 from rlhf.gateway.server import Gateway
 from rlhf.gateway.session import Session
 from rlhf.gateway.wires import chat, responses
@@ -162,6 +162,27 @@ def test_an_attempt_that_nobody_takes_ends_as_a_timeout() -> None:
     assert played.outcome is Outcome.TIMEOUT
 
 
+@pytest.mark.parametrize("n_programs", [None, 1])
+def test_a_program_that_hangs_is_told_of_while_it_is_waited_for(
+    n_programs: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf.gateway.environment.QUIET_S", 4.0 if n_programs else 1.5)
+    claim = "import os, urllib.request as u\nu.urlopen(u.Request(os.environ['RLHF_GATEWAY'] + '/sessions', b'{}',"
+    claim += "{'Authorization': 'Bearer ' + os.environ['RLHF_GATEWAY_KEY']}))\n"
+    program = "import time\nprint('asks api.openai.com', flush=True)\ntime.sleep(60)"
+    (tmp_path / "agent.py").write_text((claim if n_programs else "") + program)
+    settings = {"command": (sys.executable, str(tmp_path / "agent.py")), "n_programs": n_programs}
+    world = World(limits(start_timeout_s=9.0 if n_programs else 4.0), settings=settings)
+    with pytest.warns(RuntimeWarning, match=r"no request.*api\.openai\.com.*OPENAI_BASE_URL.*start_timeout_s"):
+        world.play(lambda mine: None, 1, n_threads=0)
+
+
+def test_agents_that_do_not_come_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf.gateway.environment.QUIET_S", 0.2)
+    with pytest.warns(RuntimeWarning, match=r"no agent has asked.*/sessions.*start_timeout_s"):
+        World(limits(start_timeout_s=3.0)).play(lambda mine: None, 1, n_threads=0)
+
+
 def test_a_session_that_its_client_abandons_ends_and_frees_its_cache() -> None:
     world = World(limits(step_timeout_s=0.5))
     played = one(world, lambda mine: ask(client_of(mine)))
@@ -216,19 +237,60 @@ def test_a_client_that_counts_no_repeats_asks_anew_once_it_has_the_reply() -> No
     assert len(one(World(limits()), work).generations) == 3
 
 
-def test_two_requests_at_once_are_both_answered() -> None:
+@pytest.mark.parametrize("count", [openai.Omit(), "0"])
+def test_equal_requests_at_once_are_samples_of_their_own(count: Any) -> None:
     def work(mine: dict[str, Any]) -> None:
-        said: list[Any] = []
-        both = [threading.Thread(target=lambda: said.append(ask(client_of(mine)))) for _ in range(2)]
+        said: list[str] = []
+
+        def one_of_both() -> None:
+            said.append(ask(client_of(mine), extra_headers={"x-stainless-retry-count": count}).message.content)
+
+        both = [threading.Thread(target=one_of_both) for _ in range(2)]
         for thread in both:
             thread.start()
         for thread in both:
             thread.join()
-        assert len(said) == 2
+        assert len(set(said)) == 2
         finish(mine)
 
-    played = one(World(limits()), work)
+    played = one(World(limits(), delay_s=1.0), work)
     assert played.solved and len(played.generations) == 2
+
+
+@pytest.mark.parametrize("delay_s", [2.5, 1.0])  # sent again before it is answered, and after that
+def test_a_request_without_a_count_is_sampled_once_where_its_client_was_gone(
+    delay_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf.gateway.session.GRACE_S", 60.0)
+
+    def work(mine: dict[str, Any]) -> None:
+        uncounted: Any = {"x-stainless-retry-count": openai.Omit()}
+        with pytest.raises(openai.APITimeoutError):
+            ask(client_of(mine, timeout=0.5), extra_headers=uncounted)
+        time.sleep(1.0)
+        ask(client_of(mine), extra_headers=uncounted)
+        finish(mine)
+
+    world = World(limits(), delay_s=delay_s)
+    played = one(world, work)
+    assert played.solved and len(played.generations) == 1 and world.engine.begun == 1
+
+
+def test_equal_requests_that_are_sent_again_get_a_reply_each() -> None:
+    async def asked_again() -> tuple[int, int]:
+        session = Session({})
+        asked = chat.read({"model": "m", "messages": HELLO})
+        lost = [asyncio.create_task(session.ask(asked)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in lost:
+            task.cancel()
+        await asyncio.gather(*lost, return_exceptions=True)
+        again = [asyncio.create_task(session.ask(asked, repeats=True)) for _ in range(3)]
+        await asyncio.sleep(0)
+        session.answer_with("ab", lambda text, asked: ChatReply(text, "", (), Finish.STOP, 0, 0))
+        return len({reply.id for reply in await asyncio.gather(*again)}), session.counts["n_requests"]
+
+    assert asyncio.run(asked_again()) == (3, 3)
 
 
 def test_a_request_after_the_end_is_refused() -> None:
@@ -251,7 +313,7 @@ def test_of_requests_that_are_alike_none_waits_for_ever_at_the_end() -> None:
     async def alike() -> list[object]:
         session = Session({})
         asked = chat.read({"model": "m", "messages": HELLO})
-        both = [asyncio.create_task(session.ask(asked, repeats=False)) for _ in range(2)]
+        both = [asyncio.create_task(session.ask(asked)) for _ in range(2)]
         await asyncio.sleep(0)
         session.close()
         async with asyncio.timeout(30):
