@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from binascii import a2b_base64
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,15 @@ class Served:
         engine: samples.
         shapes: of its model, by which a client knows it for its own.
         inbox: where weights come from.
+        running: engine session of each request.
+        idle: tokens of sessions that no request runs in, the one used last at the end.
     """
 
     engine: PausableEngine
     shapes: Mapping[str, Any]
     inbox: Inbox | Copy | None = None
+    running: dict[str, str] = field(default_factory=dict)
+    idle: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def application(self) -> Starlette:
         """Return the application."""
@@ -119,7 +123,7 @@ class Served:
         return Starlette(routes=[*gets, *(Route(path, _posted(do), methods=["POST"]) for path, do in posts.items())])
 
     async def generate(self, body: Any, query: Mapping[str, str]) -> Any:
-        """Tokens in, tokens, log-probs and versions out."""
+        """Tokens in, tokens, log-probs and versions out; what goes on from an earlier request uses its cache."""
         given, name = body["sampling_params"], f"{_PREFIX}{body['request_id']}"
         params = SamplingParams(
             max_tokens=given["max_tokens"],
@@ -129,11 +133,18 @@ class Served:
             seed=given["seed"],
             stop_strings=tuple(given["stop"]),
         )
+        prompt = Prompt(body["token_ids"], tuple(given["stop_token_ids"]))
+        session = self.running[name] = self._begun_by(prompt.token_ids) or name
+        await self._make_room()
         try:
-            prompt = Prompt(body["token_ids"], tuple(given["stop_token_ids"]))
-            found = await self.engine.generate(prompt, params, name)
+            found = await self.engine.generate(prompt, params, session)
+            self.idle[session] = found.full_ids
+        except BaseException:
+            await self.engine.release(session)
+            raise
         finally:
-            await self.engine.release(name)
+            del self.running[name]
+            await self._make_room()
         spans, end = [], 0
         for version, n in self.engine.spans(found):
             spans.append({"version": version, "start": end, "end": end + n})
@@ -146,10 +157,24 @@ class Served:
         }
         return {"choices": [choice]}
 
+    def _begun_by(self, ids: tuple[int, ...]) -> str:
+        """Take the idle session with the most tokens that a prompt goes on from; empty where there is none."""
+        begun = [name for name, known in self.idle.items() if ids[: len(known)] == known]
+        found = max(begun, key=lambda name: len(self.idle[name]), default="")
+        self.idle.pop(found, None)
+        return found
+
+    async def _make_room(self) -> None:
+        """Release idle sessions, the oldest first, until each request that runs or waits can have a slot."""
+        while self.idle and len(self.idle) + len(self.running) > self.engine.options["max_sessions"]:
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]
+            await self.engine.release(oldest)
+
     async def abort(self, body: Any, query: Mapping[str, str]) -> Any:
         """End requests with what they have."""
         for name in body["request_ids"]:
-            await self.engine.release(name)
+            await self.engine.release(self.running.get(name, name))
         return {}
 
     async def pause(self, body: Any, query: Mapping[str, str]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -94,7 +95,6 @@ def test_a_server_samples_what_the_engine_of_this_process_does(delivery: Any) ->
                 for seed in range(3):
                     params = SamplingParams(24, seed=seed)
                     generations = [await one.generate(PROMPT, params, f"s{seed}") for one in (engine, here)]
-                    await here.release(f"s{seed}")  # as the server does: prefixes are computed anew
                     found.append([(g.token_ids, g.logprobs, g.finish) for g in generations])
                 await here.close()
                 move(policy)
@@ -102,6 +102,47 @@ def test_a_server_samples_what_the_engine_of_this_process_does(delivery: Any) ->
 
     for served, here in asyncio.run(both()):
         assert served == here
+
+
+def test_a_conversation_is_read_once_by_a_server_and_sampled_as_in_one_session() -> None:
+    async def talk(says: Any) -> list[tuple[int, ...]]:
+        ids, replies = list(range(3, 40)), list[tuple[int, ...]]()
+        for turn in range(3):
+            replies.append(await says(Prompt(ids), SamplingParams(16, seed=turn)))
+            ids += [*replies[-1], *range(50, 60)]
+        return replies
+
+    async def both() -> tuple[Any, Any, int, int]:
+        policy, n_asked = policy_of(), 0
+        engine = PausableEngine(copy.deepcopy(policy.model), max_context=CONTEXT, max_sessions=4)
+        here = TransformersEngine(copy.deepcopy(policy.model), max_context=CONTEXT)
+        served = Served(engine, {})
+
+        async def asked(prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
+            nonlocal n_asked
+            n_asked += 1
+            given = {"top_p": 1.0, "top_k": 0, "temperature": 1.0, "stop": [], "stop_token_ids": []}
+            given |= {"max_tokens": params.max_tokens, "seed": params.seed}
+            body = {"request_id": str(n_asked), "token_ids": prompt.token_ids, "sampling_params": given}
+            return tuple((await served.generate(body, {}))["choices"][0]["token_ids"])
+
+        async def own(prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
+            return (await here.generate(prompt, params, "s")).token_ids
+
+        found, expected = await talk(asked), await talk(own)
+        n_read, n_cached = engine.stats.n_prefill_tokens, here.stats.n_cached_tokens
+        assert engine.stats.n_cached_tokens == n_cached > 0
+        engine.drop_cache()
+        again = await talk(asked)  # nothing is left of what was dropped
+        assert again == found and engine.stats.n_prefill_tokens == 2 * n_read
+        await asyncio.gather(*(asked(Prompt([i] * 8), SamplingParams(8)) for i in range(3, 12)))
+        assert not served.running and len(served.idle) == 4
+        await engine.close()
+        await here.close()
+        return found, expected, n_read, here.stats.n_prefill_tokens
+
+    found, expected, n_read, n_expected = asyncio.run(both())
+    assert found == expected and n_read == n_expected
 
 
 @pytest.mark.parametrize("at_update", ["drain", "keep", "abort_and_resume"])
@@ -206,6 +247,28 @@ def test_a_server_tells_its_load_and_ends_what_nobody_waits_for() -> None:
             await asking.close()
 
     asyncio.run(play())
+
+
+def test_requests_of_two_processes_are_never_called_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin processes may hold their engines at one address, as engines here do that are made one after the other."""
+    names: list[str] = []
+
+    async def keeps_the_name(instance: ServerInstance, request_id: str, *given: Any) -> Any:
+        names.append(request_id)
+        raise EngineError("nothing is sampled", where="here")
+
+    async def ask_each() -> None:
+        for _ in range(20):
+            engine = VllmEngine([ServerInstance("http://127.0.0.1:9")])
+            engine._n_vocab, engine._max_context = 9, 9
+            with pytest.raises(EngineError, match="nothing is sampled"):
+                await engine.generate(Prompt((1, 2)), SamplingParams(1))
+            del engine
+            gc.collect()
+
+    monkeypatch.setattr(ServerInstance, "sample", keeps_the_name)
+    asyncio.run(ask_each())
+    assert len(set(names)) == 20
 
 
 def test_vllms_own_metrics_are_read() -> None:
