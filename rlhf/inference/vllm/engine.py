@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -97,7 +98,8 @@ class VllmEngine:
         self._version, self._fingerprint = version, ""
         self._max_context = self._n_vocab = 0
         self._calls: dict[str, set[Call]] = {}
-        self._numbers = itertools.count(1)
+        # Other processes ask the same servers: a name must be no other's, as objects' ids in twin processes are.
+        self._numbers, self._name = itertools.count(1), uuid.uuid4().hex
         self._open, self._delivering = asyncio.Event(), asyncio.Lock()
         self._open.set()
         self._n_updates, self._return_s, self._roster = 0, return_s, roster
@@ -348,7 +350,7 @@ class VllmEngine:
                 raise EngineError("vLLM gave the call up", where="VllmEngine.generate", got=f"{n_aborts} times")
 
     async def _ask(self, replica: Replica, call: Call) -> Sampled:
-        call.request_id = f"{id(self):x}-{next(self._numbers)}"
+        call.request_id = f"{self._name}-{next(self._numbers)}"
         version, is_delivered = self._version, bool(self._fingerprint)
         adapter = self._adapter_of(call.prompt)
         replica.running.add(call.request_id)
