@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,7 +114,16 @@ class EpisodePolicy:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Reply:
         """Render `messages` and sample one reply; see `agents.base.PolicyHandle`."""
-        call, self._n_calls = self._n_calls, self._n_calls + 1
+        try:
+            return await self._reply(messages, max_tokens, role, tools)
+        except ContextFull:  # which counts for no call, so only time ends an agent that asks so for ever
+            await asyncio.sleep(0)
+            raise
+
+    async def _reply(
+        self, messages: Sequence[Message], max_tokens: int | None, role: str, tools: Sequence[Mapping[str, Any]]
+    ) -> Reply:
+        call = self._n_calls
         if call >= self._limits.max_calls:
             raise AgentError(
                 "the agent asks the policy too often in one turn",
@@ -132,8 +142,12 @@ class EpisodePolicy:
             )
         prompt = self._renderer.prompt(messages, tools, role)
         pieces = self._kept(prompt, call)
-        if not pieces or self._goes_on(call):
-            said = await self._sample(prompt, call, max_tokens, pieces)
+        asks = not pieces or self._goes_on(call)
+        left = self._bounded(prompt, call, max_tokens, pieces) if asks else None
+        self._n_calls += 1
+        if left is not None:
+            self._watch.enter(EpisodeStatus.ENGINE)
+            said = await sampled(self._player.engine, *left, self._session)
             pieces = (*pieces, self._conversations.keep(said, role=role, by=self._player.name))
         self._watch.enter(EpisodeStatus.AGENT)
         generation = joined(pieces)
@@ -175,18 +189,17 @@ class EpisodePolicy:
             )
         return pieces
 
-    async def _sample(
-        self, prompt: Prompt, call: int, max_tokens: int | None, kept: Sequence[Generation] = ()
-    ) -> Generation:
+    def _bounded(
+        self, prompt: Prompt, call: int, max_tokens: int | None, kept: Sequence[Generation]
+    ) -> tuple[Prompt, SamplingParams]:
+        """What is left to sample of a call. Raises ContextFull where there is no room."""
         limit = min(self._limits.max_tokens, max_tokens or self._limits.max_tokens)
         if kept:
             limit -= sum(piece.n_tokens for piece in kept)
             prompt = kept[-1].continued()
         limit = bounded(limit, prompt, self._player.engine, self._limits, self._session)
         seed = stable_seed(self._seed, self._attempt, self._turn, call)
-        self._watch.enter(EpisodeStatus.ENGINE)
-        sampling = replace(self._sampling, max_tokens=limit, seed=seed)
-        return await sampled(self._player.engine, prompt, sampling, self._session)
+        return prompt, replace(self._sampling, max_tokens=limit, seed=seed)
 
 
 def _check_call(messages: Sequence[Message], max_tokens: object, role: object) -> None:

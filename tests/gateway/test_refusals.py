@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,19 @@ def test_what_was_sampled_beside_a_request_that_found_no_room_is_kept() -> None:
     (played,) = world.play(work, 1, n_threads=1)
     assert played.outcome is Outcome.TOKEN_LIMIT and len(played.generations) == 1
     assert "one of two has no room" in played.detail
+
+
+def test_requests_that_find_no_room_use_up_no_calls() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        client = openai.OpenAI(base_url=mine["base_url"], api_key=mine["key"], max_retries=0)
+        for content in (LONG, LONG, LONG, "Begin."):
+            asked: list[Any] = [{"role": "user", "content": content}]
+            with pytest.raises(openai.BadRequestError) if content is LONG else nullcontext():
+                client.chat.completions.create(model="m", messages=asked)
+        post(f"{mine['url']}/finish", mine["key"], {"reward": 1.0})
+
+    (played,) = World(replace(limits(), max_calls=2)).play(work, 1, n_threads=1)
+    assert played.solved and len(played.generations) == 1, played.detail
 
 
 @pytest.mark.parametrize(

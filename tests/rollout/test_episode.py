@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -557,3 +558,26 @@ def test_an_agent_that_asks_without_end_is_stopped():
 
     got = play(agent=Asks(), limits=replace(FAST, max_calls=5))
     assert got.outcome is Outcome.AGENT_ERROR and "limits.max_calls" in got.detail and "turn 1" in got.detail
+
+
+def test_a_call_that_finds_no_room_counts_for_none():
+    class Shortens(Plain):
+        async def act(self, history, policy):
+            for n in (500, 400, 300, 200):
+                with pytest.raises(ContextFull):
+                    await policy.generate([user("x" * n)])
+            return await super().act(history, policy)
+
+    got = play(Corridor(length=1), Shortens(), limits=replace(FAST, max_context=60, max_calls=1))
+    assert got.outcome is Outcome.SOLVED and len(got.generations) == 1
+
+
+def test_an_agent_that_asks_for_what_has_no_room_without_end_is_stopped():
+    class Insists(Plain):
+        async def act(self, history, policy):
+            while True:
+                with suppress(ContextFull):
+                    await policy.generate([user("x" * 500)])
+
+    got = play(agent=Insists(), limits=replace(FAST, max_context=60, episode_timeout_s=0.5))
+    assert got.outcome is Outcome.TIMEOUT
