@@ -19,7 +19,7 @@ class InstancePool(Generic[Key, Thing]):
         key_of: the key of one that was made.
         most: so many are kept; of more, the one that was not used for longest goes.
         close: frees one that goes.
-        is_usable: whether one that comes back may be used again; one that may not goes.
+        is_usable: whether one that comes back, or was idle, may be used again; one that may not goes.
         any_will_do: give one with another key, if there is any, before a new one is made.
     """
 
@@ -40,13 +40,18 @@ class InstancePool(Generic[Key, Thing]):
 
     def take(self, key: Key) -> Thing:
         """Give one that nobody uses, with this key, the one used last; raises what making one raises."""
+        while (thing := self._idle_one(key)) is not None:
+            if self._is_usable(thing):
+                return thing
+            self._close(thing)
+        return self._make(key)
+
+    def _idle_one(self, key: Key) -> Thing | None:
         with self._lock:
             for i in range(len(self._idle) - 1, -1, -1):
                 if self._key_of(self._idle[i]) == key:
                     return self._idle.pop(i)
-            if self._any_will_do and self._idle:
-                return self._idle.pop(0)
-        return self._make(key)
+            return self._idle.pop(0) if self._any_will_do and self._idle else None
 
     @contextmanager
     def lent(self, key: Key) -> Iterator[Thing]:
@@ -83,3 +88,10 @@ class InstancePool(Generic[Key, Thing]):
             idle, self._idle = self._idle, []
         for thing in idle:
             self._close(thing)
+
+    def forget(self) -> None:
+        """Leave all to the parent, in a process that was forked off.
+
+        They stay referred to: what ends with its last reference would end for the parent, too.
+        """
+        self._lock, self._parents, self._idle = threading.Lock(), self._idle, []

@@ -139,7 +139,7 @@ class Jvm:
 
     def free(self, thing: Any) -> None:
         """Let Java forget an object; unlike in py4j's default, nothing is forgotten unasked."""
-        if not self._closed:
+        if self.alive:
             self._client.garbage_collect_object(thing._get_object_id())
 
     def close(self, *, kill: bool = False) -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from environments.base import Environment, Oracle
 from environments.check import check_environment
 from environments.contrib.scienceworld.environment import SPLITS, VARIATIONS, ScienceWorld
-from environments.contrib.scienceworld.sessions import AMBIGUOUS, State, close_all, give_back, take
+from environments.contrib.scienceworld.sessions import AMBIGUOUS, POOL, State
 from rlhf.data import Task
 from rlhf.errors import DataError, EnvError, RecipeError
 from tests.environments.play import play, play_at_random, total
@@ -32,7 +32,7 @@ def _cache_of_this_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     before = os.environ.get("RLHF_CACHE")
     os.environ["RLHF_CACHE"] = str(tmp_path_factory.mktemp("gold"))
     yield
-    close_all()
+    POOL.clear()
     os.environ.pop("RLHF_CACHE")
     if before is not None:
         os.environ["RLHF_CACHE"] = before
@@ -96,7 +96,7 @@ def test_ids_name_the_package_its_contents_and_the_simplifications() -> None:
 
 
 def test_the_table_is_the_package_s() -> None:
-    session = take()
+    session = POOL.take(None)
     try:
         for name in ("boil", "identify-life-stages-2"):
             session.begin(name, 0, "easy")
@@ -107,7 +107,7 @@ def test_the_table_is_the_package_s() -> None:
         names = session.jvm.call(lambda: session.jvm.view.java.lang.String.join(" ", session._java.getTaskNames()))
         assert set(str(names).split()) == set(VARIATIONS)
     finally:
-        give_back(session)
+        POOL.give_back(session)
 
 
 # --- episodes ------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_two_machines_and_one_that_has_played_give_the_same_transcripts() -> Non
     assert len(alone) == 5 and len(alone[0].admissible_actions) > 100
     play(PLANT, first(PLANT, "train"), ["wait", "open door to hallway"])
     assert play_at_random(SHORT, task, seed=1) == alone
-    close_all()
+    POOL.clear()
     assert play_at_random(SHORT, task, seed=1) == alone
 
 

@@ -52,6 +52,15 @@ def test_the_longest_unused_one_goes_and_so_does_one_that_is_broken() -> None:
     assert made[2].closed and not made[1].closed
 
 
+def test_one_that_broke_while_idle_goes_and_the_next_one_is_given() -> None:
+    books = shelf()
+    first, second = books.take("a"), books.take("a")
+    books.give_back(first)
+    books.give_back(second)
+    second.is_whole = False
+    assert books.take("a") is first and second.closed and not first.closed
+
+
 def test_any_will_do_where_the_right_one_is_missing() -> None:
     books = shelf(any_will_do=True)
     first, second = books.take("a"), books.take("b")

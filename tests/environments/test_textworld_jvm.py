@@ -56,8 +56,8 @@ def held_open() -> tuple[int, int, int]:
 
 
 def jvm_pid() -> int:
-    assert sessions._POOL._jvm is not None
-    return sessions._POOL._jvm.pid
+    assert sessions._MACHINE.jvm is not None
+    return sessions._MACHINE.jvm.pid
 
 
 def test_all_games_share_one_machine_and_sessions_are_used_again() -> None:
@@ -65,7 +65,7 @@ def test_all_games_share_one_machine_and_sessions_are_used_again() -> None:
         await asyncio.gather(*(one_episode() for _ in range(n)))
 
     asyncio.run(several(8))
-    pid, n_idle = jvm_pid(), len(sessions._POOL._idle)
+    pid, n_idle = jvm_pid(), len(sessions.POOL._idle)
     asyncio.run(several(8))
     other = TextWorldExpress(game="simonsays")
     other.plan(other.tasks("dev")[0], ())
@@ -73,7 +73,7 @@ def test_all_games_share_one_machine_and_sessions_are_used_again() -> None:
     # Other tests may have left workers and machines of other packages.
     assert [c.pid for c in psutil.Process().children() if "textworld_express" in "".join(c.cmdline())] == [pid]
     # One more for the plan, unless another test has left one.
-    assert n_idle <= len(sessions._POOL._idle) <= n_idle + 1
+    assert n_idle <= len(sessions.POOL._idle) <= n_idle + 1
 
 
 def rises(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
@@ -112,7 +112,7 @@ def test_a_killed_machine_fails_its_episodes_and_the_next_one_gets_a_new_machine
 
     asyncio.run(killed())
     assert asyncio.run(one_episode()) == reply
-    assert len(sessions._POOL._idle) == 1
+    assert len(sessions.POOL._idle) == 1
     assert capfd.readouterr().err == ""
 
 
@@ -142,7 +142,7 @@ def test_the_machine_dies_with_a_killed_parent() -> None:
 import os, signal
 from environments.contrib.textworld_express import sessions
 with sessions.borrowed("coin", ""):
-    print(sessions._POOL._jvm.pid, flush=True)
+    print(sessions._MACHINE.jvm.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     pid = int(run_python(code).stdout)
@@ -160,7 +160,7 @@ from environments.contrib.textworld_express import sessions
 def look():
     with sessions.borrowed("coin", "") as session:
         session.begin(0, "train")
-        return session.step("look around").text, sessions._POOL._jvm.pid
+        return session.step("look around").text, sessions._MACHINE.jvm.pid
 mine = look()
 child = os.fork()
 if child == 0:

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
 from environments.contrib.scienceworld import oracle
-from environments.contrib.scienceworld.sessions import EXTRA, Session, State, give_back, release, take
+from environments.contrib.scienceworld.sessions import EXTRA, POOL, Session, State, release
 from environments.core.procedural import Attempt
 from environments.core.seed_splits import of_another, refuse_unknown
 from environments.packages import version_of
@@ -158,7 +158,7 @@ class ScienceWorld:
             MissingPackageError: scienceworld or Java is missing.
         """
         name, variation = self._known(task)
-        session = take()
+        session = POOL.take(None)
         try:
             state = session.begin(name, variation, self._simplifications)
             return ScienceWorldEpisode(session, state, self.max_steps, self.list_actions)
@@ -240,7 +240,7 @@ class ScienceWorldEpisode(Attempt):
         """Give the machine back for another episode."""
         session, self._session, self.done = self._session, None, True
         if session is not None:
-            give_back(session)
+            POOL.give_back(session)
 
     def _actions(self) -> tuple[str, ...]:
         if self._session is None or self.over or not self._list_actions:

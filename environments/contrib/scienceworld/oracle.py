@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 
-from environments.contrib.scienceworld.sessions import Session, give_back, release, take
+from environments.contrib.scienceworld.sessions import POOL, Session, release
 from environments.packages import cache_folder, made_at_once
 
 
@@ -59,14 +59,11 @@ def gold_path(task: str, variation: int, simplifications: str) -> tuple[str, ...
 
 
 def _made(task: str, variation: int, simplifications: str) -> tuple[str, ...] | None:
-    session = take()
-    try:
+    with POOL.lent(None) as session:
         session.begin(task, variation, simplifications, gold=True)
         path = session.gold_path()
         # As long as paths are asked for, the simulator makes one at every beginning: no more of that.
         session.begin(task, variation, simplifications)
-    finally:
-        give_back(session)
     return _tried(task, variation, simplifications, (), path)
 
 
@@ -74,11 +71,8 @@ def _tried(
     task: str, variation: int, simplifications: str, taken: Sequence[str], path: Sequence[str]
 ) -> tuple[str, ...] | None:
     """Play `taken` and `path`; give the part of `path` that was needed for 100 points, or None."""
-    session = take()
-    try:
+    with POOL.lent(None) as session:
         return _played(session, session.begin(task, variation, simplifications).over, taken, path)
-    finally:
-        give_back(session)
 
 
 def _played(session: Session, over: bool, taken: Sequence[str], path: Sequence[str]) -> tuple[str, ...] | None:

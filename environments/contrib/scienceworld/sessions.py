@@ -13,11 +13,11 @@ import importlib
 import json
 import os
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from environments.contrib.instance_pool import InstancePool
 from environments.packages import content_hash, import_from, version_of
 from rlhf.errors import EnvError
 
@@ -38,7 +38,6 @@ _FLAGS = (
 )
 _NOT_UNDERSTOOD = ("No known action matches that input.", "Unknown action.")
 _MOST_LETTERS = 300
-_MOST_IDLE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,12 @@ class State:
 
 
 class Session:
-    """Plays one game after another in a machine of its own. Used by one thread at a time."""
+    """Plays one game after another in a machine of its own. Used by one thread at a time.
+
+    Raises:
+        MissingPackageError: scienceworld or Java is missing.
+        EnvError: Java does not start.
+    """
 
     def __init__(self) -> None:
         jar = Path(import_from("scienceworld.constants", "scienceworld", EXTRA).JAR_PATH)
@@ -133,62 +137,10 @@ class Session:
         return digest.hexdigest()
 
 
-class _Pool:
-    """Machines of this process that play nothing now."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[Session] = []
-        self._parents: list[Session] = []
-
-    def take(self) -> Session:
-        with self._lock:
-            while self._idle:
-                session = self._idle.pop()
-                if session.jvm.alive:
-                    return session
-                session.close()
-        return Session()
-
-    def give_back(self, session: Session) -> None:
-        with self._lock:
-            if session.jvm.alive and len(self._idle) < _MOST_IDLE:
-                self._idle.append(session)
-                return
-        session.close()
-
-    def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for session in idle:
-            session.close()
-
-    def forget(self) -> None:
-        """Leave the machines to the parent, in a process that was forked off."""
-        self._lock, self._parents, self._idle = threading.Lock(), self._idle, []
-
-
-_POOL = _Pool()
-
-
-def take() -> Session:
-    """Give a session that nobody uses, starting a machine where there is none; `give_back` it afterwards.
-
-    Raises:
-        MissingPackageError: scienceworld or Java is missing.
-        EnvError: Java does not start.
-    """
-    return _POOL.take()
-
-
-def give_back(session: Session) -> None:
-    """Let another episode use `session`; a machine too many, or one that died, is ended."""
-    _POOL.give_back(session)
-
-
-def close_all() -> None:
-    """End all machines of this process that play nothing now."""
-    _POOL.close()
+#: Machines of this process that play nothing now.
+POOL: InstancePool[None, Session] = InstancePool(
+    lambda _: Session(), lambda _: None, most=2, close=Session.close, is_usable=lambda session: session.jvm.alive
+)
 
 
 def release() -> str:
@@ -196,5 +148,5 @@ def release() -> str:
     return f"{version_of('scienceworld', EXTRA)}-{content_hash('scienceworld', EXTRA, 'scienceworld/')}"
 
 
-atexit.register(close_all)
-os.register_at_fork(after_in_child=_POOL.forget)
+atexit.register(POOL.clear)
+os.register_at_fork(after_in_child=POOL.forget)

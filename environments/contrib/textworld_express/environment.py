@@ -25,12 +25,11 @@ from environments.contrib.textworld_express import oracle
 from environments.contrib.textworld_express.sessions import (
     DISTRIBUTION,
     EXTRA,
+    POOL,
     Session,
     Split,
     State,
     borrowed,
-    give_back,
-    take,
 )
 from environments.core.seed_splits import of_another, refuse_unknown
 from environments.packages import version_of
@@ -153,7 +152,7 @@ class TextWorldExpress:
             MissingPackageError: textworld-express or Java is missing.
         """
         split = self._split_of(task)
-        session = take(self.game, self._text)
+        session = POOL.take((self.game, self._text))
         try:
             return TextWorldEpisode(session, session.begin(task.seed, split), self.max_steps, self.describe_task)
         except BaseException:
@@ -255,7 +254,7 @@ class TextWorldEpisode:
         """Give the session back for another episode."""
         session, self._session = self._session, None
         if session is not None:
-            give_back(session)
+            POOL.give_back(session)
 
     def _key(self, state: State) -> str:
         room = oracle.room_of(state)

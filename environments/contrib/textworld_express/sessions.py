@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from environments.contrib.instance_pool import InstancePool
 from environments.packages import import_from
 from rlhf.errors import EnvError
 
@@ -31,7 +32,6 @@ Split = Literal["train", "dev", "test"]
 UNKNOWN_ACTION = "Unknown action: I'm not sure what you mean."
 
 _BLANK = "".join(map(chr, range(33)))  # what Java's `trim` takes away
-_MAX_IDLE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,36 +158,25 @@ def _read(text: str) -> State:
     )
 
 
-class _Pool:
-    """The machine of this process and its idle sessions."""
+class _Machine:
+    """The machine of this process, which all its sessions share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jvm: Jvm | None = None
-        self._idle: list[Session] = []
-        self._parents: Jvm | None = None
+        self.jvm: Jvm | None = None
 
-    def take(self, game: str, parameters: str) -> Session:
-        """Give a session that nobody uses, starting the machine where there is none, or none alive."""
+    def running(self) -> Jvm:
+        """Give the machine, starting one where there is none, or none alive."""
         with self._lock:
-            jvm = self._machine()
-            for i in range(len(self._idle) - 1, -1, -1):
-                if self._idle[i].key == (game, parameters):
-                    return self._idle.pop(i)
-        return open_session(jvm, game, parameters)
-
-    def give_back(self, session: Session) -> None:
-        """Keep a session for the next episode; the longest unused one goes when there are too many."""
-        with self._lock:
-            if session.jvm is self._jvm:
-                self._idle.append(session)
-                if len(self._idle) > _MAX_IDLE:
-                    self._idle.pop(0).free()
+            if self.jvm is not None and not self.jvm.alive:
+                self.jvm.close()
+                self.jvm = None
+            self.jvm = self.jvm or start_jvm()
+            return self.jvm
 
     def close(self) -> None:
-        """End the machine and all sessions; the next `take` starts a new one."""
         with self._lock:
-            jvm, self._jvm, self._idle = self._jvm, None, []
+            jvm, self.jvm = self.jvm, None
         if jvm is not None:
             jvm.close()
 
@@ -196,41 +185,18 @@ class _Pool:
 
         It stays referred to: freed connections are shut down, and these are the parent's, too.
         """
-        self._lock, self._parents = threading.Lock(), self._jvm
-        self._jvm, self._idle = None, []
-
-    def _machine(self) -> Jvm:
-        if self._jvm is not None and not self._jvm.alive:
-            self._jvm.close()
-            self._jvm, self._idle = None, []
-        if self._jvm is None:
-            self._jvm = start_jvm()
-        return self._jvm
+        self._lock, self._parents, self.jvm = threading.Lock(), self.jvm, None
 
 
-_POOL = _Pool()
-
-
-@contextmanager
-def borrowed(game: str, parameters: str) -> Iterator[Session]:
-    """Lend a session for the length of a `with` block; one that failed is not used again."""
-    session = take(game, parameters)
-    try:
-        yield session
-    except BaseException:
-        session.free()
-        raise
-    give_back(session)
-
-
-def take(game: str, parameters: str) -> Session:
-    """Give a session with these generation parameters; `give_back` or `Session.free` it afterwards.
-
-    Raises:
-        MissingPackageError: textworld-express or Java is missing.
-        EnvError: Java does not start, or the package refuses the parameters.
-    """
-    return _POOL.take(game, parameters)
+_MACHINE = _Machine()
+#: Sessions that are not in use.
+POOL: InstancePool[tuple[str, str], Session] = InstancePool(
+    lambda key: open_session(_MACHINE.running(), *key),
+    lambda session: session.key,
+    most=256,
+    close=Session.free,
+    is_usable=lambda session: session.jvm.alive,
+)
 
 
 def open_session(jvm: Jvm, game: str, parameters: str) -> Session:
@@ -238,14 +204,27 @@ def open_session(jvm: Jvm, game: str, parameters: str) -> Session:
     return _KIND_OF_SESSION.get(game, Session)(jvm, game, parameters)
 
 
-def give_back(session: Session) -> None:
-    """Let another episode use `session`."""
-    _POOL.give_back(session)
+@contextmanager
+def borrowed(game: str, parameters: str) -> Iterator[Session]:
+    """Lend a session for the length of a `with` block; one that failed is not used again.
+
+    Raises:
+        MissingPackageError: textworld-express or Java is missing.
+        EnvError: Java does not start, or the package refuses the parameters.
+    """
+    session = POOL.take((game, parameters))
+    try:
+        yield session
+    except BaseException:
+        session.free()
+        raise
+    POOL.give_back(session)
 
 
 def close_jvm() -> None:
     """Close this process's JVM; episodes in play fail, and the next one starts a new JVM."""
-    _POOL.close()
+    _MACHINE.close()
+    POOL.clear()
 
 
 def start_jvm(call_limit_s: float = 30.0) -> Jvm:
@@ -257,4 +236,5 @@ def start_jvm(call_limit_s: float = 30.0) -> Jvm:
 
 
 atexit.register(close_jvm)
-os.register_at_fork(after_in_child=_POOL.forget)
+os.register_at_fork(after_in_child=POOL.forget)
+os.register_at_fork(after_in_child=_MACHINE.forget)
