@@ -259,6 +259,6 @@ def _parsed(text: str, where: str) -> Any:
 def _mapping(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
         raise EnvError(
-            "no mapping of columns", where=where, got=str(row)[:80], expected='{"question": ..., "answer": ...}'
+            "no mapping of columns", where=where, got=str(row)[:80], expected='{"name of a column": ..., ...}'
         )
     return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,19 @@ def test_a_line_is_texts_or_messages(tmp_path: Path) -> None:
     assert (first.chosen, first.rejected) == (second.chosen, second.rejected) == ("red", "blue")
 
 
+def test_a_line_may_have_the_messages_of_chats(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "red."}]
+    shared = [{"from": "human", "value": "Say red."}]
+    rows = (
+        GOOD | {"prompt": [{"role": "user", "content": parts, "name": "ann"}]},
+        {side: [*shared, {"from": "gpt", "value": GOOD[side]}] for side in ("chosen", "rejected")},
+        GOOD | {"prompt": shared, "chosen": {"from": "gpt", "value": "red"}},
+    )
+    for pair in pair_files.read(written(tmp_path, *rows), "x"):
+        assert [(m.role.value, m.content) for m in pair.prompt] == [("user", "Say red.")]
+        assert (pair.chosen, pair.rejected) == ("red", "blue")
+
+
 def test_a_reply_may_be_a_list_in_json(tmp_path: Path) -> None:
     calls = '[{"name": "say", "arguments": {"text": "red"}}]'
     [pair] = pair_files.read(written(tmp_path, GOOD | {"chosen": calls}), "x")
@@ -238,8 +252,8 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path: Path)
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"prompt": ', ["no JSON", "line 2"]),
-        ("[1]", ["no pair", "list"]),
+        ('{"prompt": ', ["no JSON"]),
+        ("[1]", ["no mapping of columns", "[1]"]),
         ({"prompt": "a", "chosen": "b"}, ["'rejected' is missing", "prompt, chosen"]),
         ({"prompt": "a", "chosen": "b", "reject": "c"}, ["no field 'reject'", "did you mean 'rejected'?"]),
         (
@@ -251,24 +265,32 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path: Path)
         ({**GOOD, "chosen": " "}, ["chosen says nothing"]),
         ({"question": "a", "response_a": "b", "response_b": "c"}, ["no field 'question'", "'prompt' needs that name"]),
         ({"prompt": "a", "completion": "b", "label": True}, ["no field 'completion'", "loss: kto"]),
-        ({**GOOD, "prompt": 3}, ["prompt cannot be read"]),
-        ({**GOOD, "prompt": []}, ["prompt cannot be read"]),
-        ({**GOOD, "prompt": [{"role": "users", "content": "a"}]}, ["a message of prompt", "did you mean 'user'?"]),
+        ({**GOOD, "prompt": 3}, ["prompt is no chat"]),
+        ({**GOOD, "prompt": []}, ["prompt is no chat"]),
+        ({**GOOD, "prompt": [{"role": "users", "content": "a"}]}, ["nobody has this role", "did you mean 'user'?"]),
         ({**GOOD, "prompt": [{"role": "user", "text": "a"}]}, ["no field 'text'", "did you mean 'content'?"]),
+        ({**GOOD, "prompt": [{"role": "user", "content": None}]}, ["'content' is missing"]),
+        ({**GOOD, "prompt": [{"role": "user", "content": 3}]}, ["content of a message is no text"]),
         ({**GOOD, "chosen": [{"role": "user", "content": "a"}]}, ["chosen is not one reply", "messages of user"]),
+        (
+            {**GOOD, "chosen": [{"role": "assistant", "content": "", "tool_calls": [{"name": "say"}]}]},
+            ["a message of chosen calls tools"],
+        ),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: Any, says: list[str]) -> None:
     with pytest.raises(RecipeError) as caught:
         pair_files.read(written(tmp_path, GOOD, line), "stages[0].pairs.file")
     text = str(caught.value)
-    assert "stages[0].pairs.file" in text and "pairs.jsonl, line 2" in text
+    assert "stages[0].pairs.file" in text and re.search(r"pairs\.jsonl(:|, line )2\b", text)
     assert all(part in text for part in says), text
 
 
 def test_a_file_without_pairs_or_without_a_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="no pairs in this file"):
-        pair_files.read(written(tmp_path, ""), "x")
+    (tmp_path / "pairs.csv").write_text("prompt,chosen,rejected\n")
+    for path in (written(tmp_path, ""), tmp_path / "pairs.csv"):
+        with pytest.raises(RecipeError, match="no pairs in this file"):
+            pair_files.read(path, "x")
     with pytest.raises(RecipeError, match="cannot be read") as caught:
         pair_files.read(tmp_path / "nowhere.jsonl", "x")
     assert "No such file" in caught.value.got

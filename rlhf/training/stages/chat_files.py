@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.tool_calls import Call
 from environments.tasks.dataset_files import Row, read
 from rlhf.data import Role
 from rlhf.errors import EnvError, RecipeError, nearest
+from rlhf.training.stages.chat_messages import ChatMessage, Line, json_of, keys_of, messages_of, role_of
 from rlhf.training.stages.chat_settings import Chats
 
 #: Columns that are taken where the recipe names none, the first that is there.
@@ -19,32 +18,8 @@ _MESSAGES = ("messages", "conversations", "conversation", "chat", "dialogue")
 _PROMPTS = ("prompt", "instruction", "question", "problem", "query", "input")
 _COMPLETIONS = ("completion", "response", "answer", "output", "solution")
 _TEXTS = ("text",)
-#: Names of roles in data, and ours; `function_call` is the assistant's.
-_ROLES = {
-    "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "human": Role.USER,
-    "assistant": Role.ASSISTANT, "gpt": Role.ASSISTANT, "bot": Role.ASSISTANT, "model": Role.ASSISTANT,
-    "function_call": Role.ASSISTANT, "tool": Role.TOOL, "ipython": Role.TOOL, "function": Role.TOOL,
-    "observation": Role.TOOL, "function_response": Role.TOOL,
-}  # fmt: skip
 #: Cells of tables that hold nothing.
 _EMPTY = ("", "null", "none", "nan")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """Message of a chat.
-
-    Attributes:
-        role: who speaks.
-        content: the text, thoughts in `<think>` included.
-        calls: of tools, by the assistant.
-        is_learnt: whether its tokens are imitated.
-    """
-
-    role: Role
-    content: str
-    calls: tuple[Call, ...] = ()
-    is_learnt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,153 +117,100 @@ class _Form:
                 hint=_hint(row) or "name the columns: data: {path: ..., prompt: COLUMN, completion: COLUMN}",
             )
         form = cls(settings, where, number, found[1], found[0])
-        keys = _keys(form.listed(number, row)[0]) if found[0] == "messages" else None
+        keys = keys_of(form.listed(form.line(number), row)[0]) if found[0] == "messages" else None
         return cls(settings, where, number, found[1], found[0], keys)
 
     def chat(self, number: int, row: Row) -> Chat:
         """Read a row. Raises RecipeError, with its line, where it cannot be used."""
-        self.check_form(number, row)
+        line = self.line(number)
+        self.check_form(line, row)
         if self.kind == "text":
             text = row[self.columns[0]]
             if not isinstance(text, str) or not text.strip():
-                raise self.wrong(number, "there is nothing to learn in this row", repr(text)[:80], "a text")
+                raise line.wrong("there is nothing to learn in this row", repr(text)[:80], "a text")
             return Chat(number, (), text=text)
         if self.kind == "messages":
-            said = [self.said(number, item) for item in self.listed(number, row)]
+            said = [self.said(line, item) for item in self.listed(line, row)]
         else:
-            said = [*self.prompt(number, row), *self.completion(number, row)]
+            said = [*self.prompt(line, row), *self.completion(line, row)]
         system = row.get("system")
         if isinstance(system, str) and system.strip() and said[0].role is not Role.SYSTEM:
             said.insert(0, ChatMessage(Role.SYSTEM, system))
         if not any(one.is_learnt for one in said):
             got = ", ".join(str(one.role) for one in said)
-            raise self.wrong(number, "there is nothing to learn in this row", got, "a message of the assistant")
+            raise line.wrong("there is nothing to learn in this row", got, "a message of the assistant")
         while said[-1].role is not Role.ASSISTANT:
             said.pop()  # what nobody answers
         if all(one.role is Role.ASSISTANT for one in said):
-            raise self.wrong(number, "this chat has no question", "only the assistant's words", "something before them")
-        return Chat(number, tuple(said), self.tools(number, row))
+            raise line.wrong("this chat has no question", "only the assistant's words", "something before them")
+        return Chat(number, tuple(said), self.tools(line, row))
 
-    def check_form(self, number: int, row: Row) -> None:
+    def line(self, number: int) -> Line:
+        assert self.settings.path is not None
+        return Line(self.where, self.settings.path, number)
+
+    def check_form(self, line: Line, row: Row) -> None:
         needed = [c for name in self.columns for c in (_fields(name) if "{" in name else [name])]
         missing = [column for column in needed if row.get(column) is None]
         if not missing:
             return
         if other := None if any(column in row for column in needed) else _found(row):
-            raise self.wrong(
-                number,
+            raise line.wrong(
                 "this row has another form than the first one",
                 f"{other[0]}: {', '.join(other[1])}",
                 f"{self.kind} as in line {self.first}: {', '.join(needed)}",
                 "keep rows of each form in a file of their own, with a stage for each",
             )
         hint = "" if missing[0] in row else nearest(missing[0], map(str, row))
-        raise self.wrong(number, "a row lacks a column", ", ".join(map(str, row))[:200], missing[0], hint)
+        raise line.wrong("a row lacks a column", ", ".join(map(str, row))[:200], missing[0], hint)
 
-    def listed(self, number: int, row: Row) -> Sequence[Mapping[str, Any]]:
+    def listed(self, line: Line, row: Row) -> Sequence[Mapping[str, Any]]:
         """Messages of a row, which a table may hold as JSON."""
-        return self.items(number, row[self.columns[0]], self.columns[0])
+        return line.items(row[self.columns[0]], self.columns[0])
 
-    def items(self, number: int, value: Any, column: str) -> Sequence[Mapping[str, Any]]:
-        value = _messages_of(value)
-        if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
-            expected = "a list of messages: [{role: user, content: ...}, ...]"
-            is_python = isinstance(value, str) and value.lstrip().startswith("[{'")
-            hint = "this is a list as Python prints it: write the column with json.dumps" if is_python else ""
-            raise self.wrong(number, f"{column} is no chat", repr(value)[:80], expected, hint)
-        return value
+    def said(self, line: Line, item: Mapping[str, Any], *, is_prompt: bool = False) -> ChatMessage:
+        """Read a message of the form that the first one had."""
+        message = line.message(item, self.keys)
+        if message.role is Role.ASSISTANT and not message.content.strip() and not message.calls:
+            got = repr(item.get((keys_of(item) or ("",))[-1]))[:80]
+            raise line.wrong("the assistant says nothing", got, "a text, or tool_calls")
+        return replace(message, is_learnt=False) if is_prompt else message
 
-    def said(self, number: int, item: Mapping[str, Any], *, is_prompt: bool = False) -> ChatMessage:
-        """Read a message."""
-        keys = _keys(item)
-        if keys is None or (self.keys is not None and keys != self.keys):
-            expected = " and ".join(self.keys or ("role", "content"))
-            what = "a message is of another form than the first one" if keys else "a message cannot be read"
-            raise self.wrong(number, what, ", ".join(map(str, item)) or "nothing", expected)
-        name, content = str(item[keys[0]]), item.get(keys[1])
-        role = _ROLES.get(name.lower())
-        if role is None:
-            expected = ", ".join(_ROLES)
-            raise self.wrong(number, "nobody has this role", name, expected, nearest(name, _ROLES))
-        text = self.content(number, content)
-        older = item.get("function_call")
-        older = _json(older) if isinstance(older, str) else older
-        older = older if isinstance(older, Mapping) and older.get("name") else None  # others are placeholders
-        calls = self.calls(number, item.get("tool_calls") or older)
-        if name.lower() == "function_call":
-            calls, text = self.calls(number, _json(text) or text), ""
-        thought = item.get("reasoning_content")
-        if role is Role.ASSISTANT and isinstance(thought, str) and thought.strip():
-            text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
-        if role is Role.ASSISTANT and not text.strip() and not calls:
-            raise self.wrong(number, "the assistant says nothing", repr(content)[:80], "a text, or tool_calls")
-        is_learnt = role is Role.ASSISTANT and not is_prompt and item.get("weight", 1) != 0
-        return ChatMessage(role, text, calls if role is Role.ASSISTANT else (), is_learnt)
-
-    def content(self, number: int, value: Any) -> str:
-        """Text of a message: as it is, or in parts."""
-        if value is None or isinstance(value, str):
-            return value or ""
-        parts = value if isinstance(value, list) else [value]
-        if all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in parts):
-            return "".join(p["text"] for p in parts)
-        raise self.wrong(number, "the content of a message is no text", repr(value)[:80], "text alone")
-
-    def calls(self, number: int, value: Any) -> tuple[Call, ...]:
-        """Calls of tools: OpenAI's, with arguments as an object or as JSON, or name and arguments alone."""
-        found = []
-        value = (_json(value) or value) if isinstance(value, str) else value
-        for one in (value if isinstance(value, list) else [value]) if value else ():
-            inner = one.get("function", one) if isinstance(one, Mapping) else {}
-            arguments = inner.get("arguments", inner.get("parameters"))
-            arguments = _json(arguments) if isinstance(arguments, str) else {} if arguments is None else arguments
-            if not isinstance(inner.get("name"), str) or not isinstance(arguments, dict):
-                expected = "{function: {name: ..., arguments: {...}}}"
-                raise self.wrong(number, "a call of a tool cannot be read", repr(one)[:80], expected)
-            found.append(Call(inner["name"], {k: v for k, v in arguments.items() if v is not None}))
-        return tuple(found)
-
-    def prompt(self, number: int, row: Row) -> list[ChatMessage]:
+    def prompt(self, line: Line, row: Row) -> list[ChatMessage]:
         name = self.columns[0]
-        value = name.format_map({n: row[n] for n in _fields(name)}) if "{" in name else _messages_of(row[name])
+        value = name.format_map({n: row[n] for n in _fields(name)}) if "{" in name else messages_of(row[name])
         if isinstance(value, str) and value.strip():
             more = row.get("input") if name == "instruction" else None  # Alpaca's
             text = f"{value}\n\n{more}" if isinstance(more, str) and more.strip() else value
             return [ChatMessage(Role.USER, text)]
-        return [self.said(number, item, is_prompt=True) for item in self.items(number, value, name)]
+        return [self.said(line, item, is_prompt=True) for item in line.items(value, name)]
 
-    def completion(self, number: int, row: Row) -> list[ChatMessage]:
+    def completion(self, line: Line, row: Row) -> list[ChatMessage]:
         name = self.columns[1]
-        value = _messages_of(row[name])
-        if isinstance(row[name], str) and isinstance(value, list) and _role(value[0]) is not Role.ASSISTANT:
+        value = messages_of(row[name])
+        if isinstance(row[name], str) and isinstance(value, list) and role_of(value[0]) is not Role.ASSISTANT:
             value = row[name]  # messages that the policy is to write
         if isinstance(value, list):
-            return [self.said(number, item) for item in self.items(number, value, name)]
+            return [self.said(line, item) for item in line.items(value, name)]
         if isinstance(value, Mapping):
-            raise self.wrong(
-                number, f"{name} is no text", repr(value)[:80], "a text, or messages with role and content"
-            )
+            raise line.wrong(f"{name} is no text", repr(value)[:80], "a text, or messages with role and content")
         text = str(value)
         if not text.strip() or value != value:  # NaN is what tables have in a cell that is empty
-            raise self.wrong(number, "the assistant says nothing", repr(value)[:80], f"a text in {name}")
+            raise line.wrong("the assistant says nothing", repr(value)[:80], f"a text in {name}")
         return [ChatMessage(Role.ASSISTANT, text, is_learnt=True)]
 
-    def tools(self, number: int, row: Row) -> tuple[Mapping[str, Any], ...]:
+    def tools(self, line: Line, row: Row) -> tuple[Mapping[str, Any], ...]:
         name = self.settings.tools
         name = "functions" if name == "tools" and row.get(name) is None else name  # OpenAI's older name
         value = row.get(name)
         if isinstance(value, str):
-            decoded = _json(value)
+            decoded = json_of(value)
             value = decoded if decoded is not None or value.strip().lower() in _EMPTY else value
         if not value:
             return ()
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-            raise self.wrong(number, "tools are no list", repr(value)[:80], "a list of functions, or that in JSON")
+            raise line.wrong("tools are no list", repr(value)[:80], "a list of functions, or that in JSON")
         return tuple(value)
-
-    def wrong(self, number: int, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
-        where = f"{self.where}, {self.settings.path}, line {number}"
-        return RecipeError(what, where=where, got=got, expected=expected, hint=hint or "correct or remove the row")
 
 
 def _found(row: Row) -> tuple[str, tuple[str, ...]] | None:
@@ -313,34 +235,6 @@ def _fields(template: str) -> list[str]:
     if "{" not in template:
         return [template]
     return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-
-
-def _keys(item: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Names under which a message has its role and its text."""
-    return next((keys for keys in (("role", "content"), ("from", "value")) if keys[0] in item), None)
-
-
-def _messages_of(value: Any) -> Any:
-    """Messages of a cell: a list, JSON of one, or one message alone; other values unchanged."""
-    found = _json(value) if isinstance(value, str) and value.lstrip().startswith(("[", "{")) else value
-    found = [found] if isinstance(found, Mapping) else found
-    return found if isinstance(found, list) and found and all(_role(one) is not None for one in found) else value
-
-
-def _role(item: Any) -> Role | None:
-    """Role of a message; None if it is not one."""
-    keys = _keys(item) if isinstance(item, Mapping) else None
-    if keys is None or not (keys[1] in item or item.get("tool_calls") or item.get("function_call")):
-        return None
-    return _ROLES.get(str(item[keys[0]]).lower())
-
-
-def _json(text: Any) -> Any:
-    """Value of a JSON text; None where it is none."""
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return None
 
 
 def _hint(row: Row) -> str:

@@ -20,7 +20,8 @@ from rlhf.batching.samples import Sample
 from rlhf.data import Message, Role
 from rlhf.errors import DataError, RecipeError
 from rlhf.rollout.renderer import Renderer
-from rlhf.training.stages.chat_files import Chat, ChatMessage
+from rlhf.training.stages.chat_files import Chat
+from rlhf.training.stages.chat_messages import ChatMessage
 from rlhf.training.stages.chat_settings import Chats
 
 _MARK = "mark4f0a"

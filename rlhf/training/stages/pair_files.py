@@ -10,21 +10,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from environments.tasks.dataset_files import json_lines
 from environments.tasks.dataset_files import read as read_rows
 from rlhf.data import Message, Role
 from rlhf.errors import EnvError, RecipeError, nearest, whole
 from rlhf.rollout.renderer import Renderer
+from rlhf.training.stages.chat_messages import Line, keys_of
 from rlhf.training.stages.pairs import Pair, Side
 from rlhf.training.stages.rated import Rated
 
-#: Fields of a line with a pair, of one with a reply that is good or bad, and of a message.
-_FIELDS, _RATED, _MESSAGE = ("prompt", "chosen", "rejected"), ("prompt", "completion", "label"), ("role", "content")
+#: Fields of a line with a pair, and of one with a reply that is good or bad.
+_FIELDS, _RATED = ("prompt", "chosen", "rejected"), ("prompt", "completion", "label")
 #: Keys that messages have, in this or another form, and calls of tools have not.
-_OF_MESSAGES = {*_MESSAGE, "from", "value"}
+_OF_MESSAGES = {"role", "content", "from", "value"}
 _DIFFERENT = "two ways to go on that differ"
-#: Kinds of files that are read as tables.
+#: Kinds of files that are read as tables; others are read as JSON lines.
 _TABLES = (".json", ".csv", ".tsv", ".parquet")
-_ROLES = tuple(role.value for role in Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,60 +66,29 @@ def read_rated(path: Path, where: str) -> list[WrittenReply]:
     return [reply for line, row in _rows(path, where) for reply in line.rated(row)]
 
 
-def _rows(path: Path, where: str) -> list[tuple[_Line, dict[str, Any]]]:
-    """Lines of a file with what they hold; at least one. Raises RecipeError."""
-    if path.is_dir() or path.suffix.lower() in _TABLES:
-        return _of_table(path, where)
+def _rows(path: Path, where: str) -> list[tuple[_PairLine, dict[str, Any]]]:
+    """Rows of a file, or of a `datasets` folder; at least one. Raises RecipeError."""
+    is_table = path.is_dir() or path.suffix.lower() in _TABLES
     try:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            lines = list(file)  # `splitlines` would also part at U+2028 and the like, which may stand within a text
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            "this file cannot be read",
-            where=where,
-            got=f"{path}: {(error.strerror if isinstance(error, OSError) else None) or error}",
-            expected="JSON lines with prompt, chosen and rejected",
-            hint="correct the path; it is looked for in the recipe's folder, then in the current one",
-        ) from error
-    numbered = [(_Line(path, number, where), text) for number, text in enumerate(lines, start=1) if text.strip()]
-    found = [(line, line.read(text)) for line, text in numbered]
+        rows = read_rows(path, where) if is_table else json_lines(path)
+        found = [(_PairLine(where, path, number), dict(row)) for number, row in rows]
+    except EnvError as error:
+        told = {"got": error.got, "expected": error.expected, "hint": error.hint}
+        at = where if error.where == where else f"{where}, {error.where}"
+        raise RecipeError(error.what, where=at, **told) from error
     if not found:
         raise RecipeError(
             "there are no pairs in this file",
             where=where,
-            got=f"{path}: {len(lines)} lines without a pair",
+            got=f"{path}: no rows",
             expected='lines such as {"prompt": "...", "chosen": "...", "rejected": "..."}',
             hint="write a pair to a line",
         )
     return found
 
 
-def _of_table(path: Path, where: str) -> list[tuple[_Line, dict[str, Any]]]:
-    """Rows of a table file, or of a `datasets` folder."""
-    try:
-        return [(_Line(path, number, where), dict(row)) for number, row in read_rows(path, where)]
-    except EnvError as error:
-        told = {"got": error.got, "expected": error.expected, "hint": error.hint}
-        raise RecipeError(error.what, where=error.where, **told) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line of a file, for messages."""
-
-    path: Path
-    number: int
-    where: str
-
-    def read(self, text: str) -> dict[str, Any]:
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            got = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
-            raise self.wrong("this line is no JSON", got, "one JSON object to a line") from error
-        if not isinstance(values, dict):
-            raise self.wrong("this line is no pair", type(values).__name__, "an object with " + ", ".join(_FIELDS))
-        return values
+class _PairLine(Line):
+    """Row of a file of pairs, or of rated replies."""
 
     def rated(self, values: dict[str, Any]) -> list[WrittenReply]:
         """Read a row with one reply, or both sides of a pair; other columns are ignored."""
@@ -127,8 +97,7 @@ class _Line:
             sides = ((pair.chosen, True), (pair.rejected, False))
             return [WrittenReply(self.number, pair.prompt, text, is_good) for text, is_good in sides]
         values = {name: _decoded(value) for name, value in values.items()}
-        if any(name not in values for name in _RATED):
-            self.check_names(values, _RATED)
+        self.check_names(values, _RATED)
         label = values["label"]
         if isinstance(label, str) and label.strip().lower() in ("true", "false"):  # a table has nothing but texts
             label = label.strip().lower() == "true"
@@ -144,8 +113,7 @@ class _Line:
     def pair(self, values: dict[str, Any]) -> Written:
         """Read a row; columns beside those that are needed are passed over."""
         values = self.with_prompt({name: _decoded(value) for name, value in values.items()})
-        if any(name not in values for name in _FIELDS):
-            self.check_names(values, _FIELDS)
+        self.check_names(values, _FIELDS)
         messages = self.prompt(values)
         chosen, rejected = self.said(values, "chosen"), self.said(values, "rejected")
         if chosen == rejected:
@@ -182,31 +150,28 @@ class _Line:
         return messages[0].content
 
     def messages(self, value: Any, name: str) -> tuple[Message, ...]:
-        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-            raise self.wrong(f"{name} cannot be read", repr(value)[:80], "a text, or a list of messages")
-        for item in value:
-            self.check_names(item, _MESSAGE)
-            if item["role"] not in _ROLES or not isinstance(item["content"], str):
-                hint = nearest(str(item["role"]), _ROLES)
-                got = f"role {item['role']!r}, content of type {type(item['content']).__name__}"
-                raise self.wrong(f"a message of {name} cannot be read", got, f"a role of {', '.join(_ROLES)}", hint)
-        return tuple(Message(Role(item["role"]), item["content"]) for item in value)
+        found = []
+        for item in self.items(value, name):
+            message = self.message(item)
+            if message.calls:
+                raise self.wrong(f"a message of {name} calls tools", repr(item)[:80], "text alone")
+            self.check_names({key: item[key] for key in item if item[key] is not None}, keys_of(item) or ())
+            found.append(Message(message.role, message.content))
+        return tuple(found)
 
     def check_names(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
-        unknown = [key for key in values if key not in names]
+        """Raise RecipeError if `values` lack one of `names`."""
         missing = [name for name in names if name not in values]
-        if unknown:
-            hint = nearest(unknown[0], missing or names)
+        if not missing:
+            return
+        got = ", ".join(values) or "nothing"
+        if unknown := [key for key in values if key not in names]:
+            hint = nearest(unknown[0], missing)
             if names == _FIELDS and "completion" in values and "label" in values:
                 hint = "replies with labels are learnt by a preference stage with loss: kto"
-            hint = hint or (f"the field for '{missing[0]}' needs that name" if missing else "remove the field")
-            raise self.wrong(f"there is no field '{unknown[0]}'", ", ".join(values), ", ".join(names), hint)
-        if missing:
-            raise self.wrong(f"the field '{missing[0]}' is missing", ", ".join(values) or "nothing", ", ".join(names))
-
-    def wrong(self, what: str, got: str, expected: str, hint: str = "") -> RecipeError:
-        where = f"{self.where}, {self.path}, line {self.number}"
-        return RecipeError(what, where=where, got=got, expected=expected, hint=hint or "correct or remove the line")
+            hint = hint or f"the field for '{missing[0]}' needs that name"
+            raise self.wrong(f"there is no field '{unknown[0]}'", got, ", ".join(names), hint)
+        raise self.wrong(f"the field '{missing[0]}' is missing", got, ", ".join(names))
 
 
 def _decoded(value: Any) -> Any:
@@ -231,7 +196,7 @@ def rendered(found: Sequence[Written], renderer: Renderer, max_context: int, pat
         chosen, rejected = (_side(prompt, renderer.encode_reply(text)) for text in (written.chosen, written.rejected))
         longest = max(len(side.token_ids) for side in (chosen, rejected))
         if longest > max_context:
-            raise _Line(path, written.line, where).wrong(
+            raise Line(where, path, written.line).wrong(
                 "this pair is longer than the policy's context", f"{longest} tokens", f"at most {max_context}"
             )
         # Pairs of one prompt are the pairs of one task.
@@ -248,7 +213,7 @@ def rendered_replies(
         prompt = renderer.prompt(written.prompt).token_ids
         side = _side(prompt, renderer.encode_reply(written.text))
         if len(side.token_ids) > max_context:
-            raise _Line(path, written.line, where).wrong(
+            raise Line(where, path, written.line).wrong(
                 "this reply is longer than the policy's context",
                 f"{len(side.token_ids)} tokens",
                 f"at most {max_context}",

@@ -69,7 +69,7 @@ class Pairs:
     `from_run` is compared with the worst of this one (Temporal Self-Rewarding, arXiv 2508.06026)."""
     file: Path | None = None
     """JSON lines, JSON, CSV, TSV, Parquet or a folder of `datasets` with prompt, chosen and rejected instead: texts, or
-    messages with role and content; conversations that part in their last message need no prompt."""
+    messages, also ShareGPT's; conversations that part in their last message need no prompt."""
     level: Literal["trajectory", "state", "parting", "expert"] = "trajectory"
     """Level of comparison: whole attempts by their score; actions taken in the same state of the environment, or the
     first actions by which two attempts part, both by what was earned from there on; or, in each state of a
