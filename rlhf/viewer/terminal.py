@@ -6,7 +6,7 @@ Text of models and environments is printed as it is: markup in it has no effect 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -14,9 +14,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.data import Failure, Outcome, Score, Trajectory, Turn
+from rlhf.data import Outcome, Turn
 from rlhf.data.generation import calls_of
 from rlhf.terminal import clean
+
+if TYPE_CHECKING:
+    from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
 
 #: More cells than any table has.
 _ENDLESS = 100_000
@@ -25,57 +28,6 @@ _MESSAGE = 20
 #: Cells that an evaluation has at least, unless its name has fewer.
 _VALUE = 12
 _OUTCOME_STYLES = {Outcome.SOLVED: "bold green", Outcome.FAILED: "yellow", Outcome.TURN_LIMIT: "yellow"}
-
-
-class Record(Protocol):
-    """A stored trajectory, with its score and `[N][T]` advantages where it has any."""
-
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def stage(self) -> str: ...  # noqa: D102
-    @property
-    def phase(self) -> str: ...  # noqa: D102
-    @property
-    def task_id(self) -> str: ...  # noqa: D102
-    @property
-    def trajectory(self) -> Trajectory: ...  # noqa: D102
-    @property
-    def score(self) -> Score | None: ...  # noqa: D102
-    @property
-    def advantages(self) -> Sequence[Sequence[float]] | None: ...  # noqa: D102
-    @property
-    def spent(self) -> Spent | None: ...  # noqa: D102
-
-
-class Spent(Protocol):
-    """Cost of the candidates that an attempt was chosen from."""
-
-    @property
-    def chosen(self) -> int: ...  # noqa: D102
-    @property
-    def why(self) -> str: ...  # noqa: D102
-    @property
-    def n_candidates(self) -> int: ...  # noqa: D102
-    @property
-    def n_solved(self) -> int: ...  # noqa: D102
-    @property
-    def n_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def n_prompt_tokens(self) -> int: ...  # noqa: D102
-
-
-class FailedAttempt(Protocol):
-    """A stored attempt that ended by the failure of a part."""
-
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def task_id(self) -> str: ...  # noqa: D102
-    @property
-    def failure(self) -> Failure: ...  # noqa: D102
-
-
 #: Token ids to the text that each of them adds.
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 
@@ -87,7 +39,7 @@ class TrajectoryTable:
     Print it with `crop=False`, for an id that is longer than a line.
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[TrajectoryRecord]) -> None:
         self._records = list(records)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -103,7 +55,7 @@ class TrajectoryTable:
             yield line.append_text(_plain(record.task_id))
 
 
-def _trajectories(records: Iterable[Record], *, with_tasks: bool) -> Table:
+def _trajectories(records: Iterable[TrajectoryRecord], *, with_tasks: bool) -> Table:
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in ("#", "step", "score", "turns", "tokens", "invalid", "s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -127,7 +79,7 @@ def _trajectories(records: Iterable[Record], *, with_tasks: bool) -> Table:
     return table
 
 
-def failure_table(failures: Iterable[FailedAttempt], width: int) -> Table:
+def failure_table(failures: Iterable[FailureRecord], width: int) -> Table:
     """List attempts that ended by the failure of a part, one a row.
 
     The table has `width` cells, or more where a message would have no room beside the rest, which stays whole; print
@@ -188,7 +140,9 @@ def _kept_whole(table: Table, n_whole: int, width: int) -> Table:
     return table
 
 
-def show_trajectory(record: Record, console: Console, tokens: bool = False, pieces: Pieces | None = None) -> None:
+def show_trajectory(
+    record: TrajectoryRecord, console: Console, tokens: bool = False, pieces: Pieces | None = None
+) -> None:
     """Print one trajectory.
 
     Args:
@@ -224,7 +178,7 @@ def show_trajectory(record: Record, console: Console, tokens: bool = False, piec
     console.print(_end_line(record))
 
 
-def _origin(record: Record) -> Iterator[str]:
+def _origin(record: TrajectoryRecord) -> Iterator[str]:
     """Say where the attempt comes from, where it was not simply made from the start."""
     t, spent = record.trajectory, record.spent
     if t.parent is not None:
@@ -275,7 +229,7 @@ def _token_tables(turn: Turn, rows: Sequence[Sequence[float]] | None, pieces: Pi
         yield table
 
 
-def _end_line(record: Record) -> Text:
+def _end_line(record: TrajectoryRecord) -> Text:
     t = record.trajectory
     line = Text(str(t.outcome), _outcome_style(t.outcome))
     if t.detail:
