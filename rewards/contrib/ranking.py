@@ -45,12 +45,13 @@ def reciprocal_rank(ranked: Sequence[str], gains: Mapping[str, float], k: int | 
     return 1 / places[0] if places else 0.0
 
 
-def overlap(ranked: Sequence[str], gains: Mapping[str, float], k: int | None = None, p: float = 0.9) -> float:
+def overlap(ranked: Sequence[str], gains: Mapping[str, float], k: int | None = None) -> float:
     """Rank-biased overlap with the order of the gains, by that of the best list: Σ_d p^(d−1) A_d, over as many depths.
 
     A_d is the share that the first d of both have in common. Gains 3, 2, 1 of a, b, c; ranked b, a, c, p = .9:
     (0 + .9 + .81) / (1 + .9 + .81) = .630996. Source: Webber, Moffat, Zobel, 2010, cut at the reference's length.
     """
+    p = 0.9
     best = [item for item, gain in sorted(gains.items(), key=lambda pair: -pair[1]) if gain > 0][:k]
     shares = [len({*best[:d]} & {*ranked[:d]}) / d for d in range(1, len(best) + 1)]
     most = math.fsum(p**i for i in range(len(best)))

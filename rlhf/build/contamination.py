@@ -75,7 +75,7 @@ def refuse_overlap(recipe: Recipe) -> None:
     lists = {"evaluation.split": (own.split, tasks_of(environment, own.split, own.n_tasks))}
     if any(isinstance(stage, PolicyGradient) and stage.evaluate_every for stage in recipe.stages):
         watched = tasks_of(environment, own.watch_split, own.watch_n_tasks)
-        _refuse(recipe, lists["evaluation.split"], "evaluation.watch_split", own.watch_split, watched, "watched")
+        _refuse(lists["evaluation.split"], "evaluation.watch_split", own.watch_split, watched, "watched")
         lists["evaluation.watch_split"] = (own.watch_split, watched)
     for i, stage in enumerate(recipe.stages):
         if stage.reads_file:
@@ -83,7 +83,7 @@ def refuse_overlap(recipe: Recipe) -> None:
         trained = tasks_of(environment if stage.environment is None else stage.environment, stage.split)
         for judged in lists.values():
             by_id = stage.environment in (None, environment)
-            _refuse(recipe, judged, f"stages[{i}].split", stage.split, trained, "trained on", by_id=by_id)
+            _refuse(judged, f"stages[{i}].split", stage.split, trained, "trained on", by_id=by_id)
 
 
 def caution_learnt(recipe: Recipe, said: Iterable[tuple[str, int]], where: str, say: Callable[[str], None]) -> None:
@@ -110,7 +110,6 @@ def _plain(text: str) -> str:
 
 
 def _refuse(
-    recipe: Recipe,
     judged: tuple[str, Sequence[Task]],
     where: str,
     split: str,

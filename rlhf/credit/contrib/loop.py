@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import Scale
 from rlhf.credit.groups import broadcast, group_counters, group_returns
-from rlhf.credit.rloo import leave_one_out
+from rlhf.credit.rloo import RLOO, leave_one_out
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class LOOP:
+class LOOP(RLOO):
     """LOOP: leave-one-out advantage of RLOO, and 0 where |A_i| < `min_advantage`.
 
     A_i = R_i − mean of the other R_j.
@@ -28,10 +27,6 @@ class LOOP:
 
     Source: Reinforcement Learning for Long-Horizon Interactive LLM Agents, arXiv 2502.01600; apple/ml-loop.
     """
-
-    scale: ClassVar[Scale] = "baseline"
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     min_advantage: Annotated[float, Field(ge=0)] = 0.01
     """Advantages with a smaller magnitude, in units of the score, are set to 0."""
