@@ -18,7 +18,6 @@ from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
 from rlhf.gateway.conversation import Conversations
 from rlhf.gateway.request import CONTEXT_FULL, ChatReply, ChatRequest, Refusal, Token
-from rlhf.gateway.sampling import conflicting_parameters, sampling_refusal
 from rlhf.gateway.session import SESSION, Session
 from rlhf.settings import STRICT
 
@@ -203,4 +202,21 @@ def answered_by(
         n_prompt=reply.generation.prompt.n_tokens,
         n_sampled=reply.generation.n_tokens,
         tokens=tokens,
+    )
+
+
+def conflicting_parameters(sampling: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+    """The parameters of a request by which its replies would come from another distribution than is recorded."""
+    return {name: value for name, value in sampling.items() if not (name == "temperature" and value == temperature)}
+
+
+def sampling_refusal(found: Mapping[str, Any], temperature: float) -> Refusal:
+    """The refusal of such a request."""
+    got = ", ".join(f"{name}={value!r}" for name, value in found.items())
+    return Refusal(
+        400,
+        "these parameters would sample otherwise than the recipe does, and log-probs would be of another "
+        f"distribution. Got: {got}. Expected: none of them, or temperature={temperature:g}. "
+        "Do: leave them out, or set agent.override_sampling: true in the recipe, which overrides and counts them.",
+        "sampling_parameters",
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 
 from rlhf import locks
@@ -35,7 +38,6 @@ from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.policy.model import Policy
 from rlhf.training.publisher import Publisher
 from rlhf.training.rollouts_ahead import Lookahead
-from rlhf.training.used_memory import used_memory
 
 
 class World(Protocol):
@@ -377,3 +379,13 @@ def _result_line(name: str, result: Any, version: int) -> str:
         f"{name}: success {result.success:.1%} on {tasks}, "
         f"95% interval {result.low:.1%} to {result.high:.1%}, version {version} of the policy"
     )
+
+
+def used_memory() -> dict[str, float]:
+    """Current and peak memory of the process, in 1e9 bytes; of a GPU, tensors only."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of `ru_maxrss`: macOS counts in bytes, Linux in kibibytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    found = {"memory/rss_gb": psutil.Process().memory_info().rss / 1e9, "memory/peak_gb": peak / 1e9}
+    if torch.cuda.is_available():
+        found["memory/gpu_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return found
