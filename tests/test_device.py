@@ -13,7 +13,10 @@ from rlhf.commands.train import _say_device
 from rlhf.device import Device
 from rlhf.errors import RecipeError
 from rlhf.estimate.device_choice import budget_for, choices, refuse_for
-from rlhf.recipe import Recipe
+from rlhf.estimate.figures import total
+from rlhf.estimate.memory import estimates
+from rlhf.estimate.memory_preflight import parts_on_gpu, size_of
+from rlhf.recipe import Recipe, load
 from tests import recipe_parts
 from tests.test_memory import SEVEN_B, recipe
 
@@ -97,6 +100,17 @@ def test_a_budget_that_fits_is_named(tmp_path: Path) -> None:
     never = budget_for(made(tmp_path, SHORT, VLLM), T4)
     assert never is not None and "most is" in never
     assert budget_for(made(tmp_path), CPU) is None
+
+
+def test_the_stage_that_needs_most_of_the_gpu_is_compared_with_it() -> None:
+    sizes = ["policy.hidden_size=1024", "policy.n_layers=8", "policy.dtype=bfloat16", "limits.max_concurrent=4"]
+    offloaded = ["stages.1.trainer={kind: torch, offload_moments: true}", "stages.1.checkpoint_in_background=true"]
+    made = load("quickstart", [*sizes, *offloaded, "stages.1.max_tokens_per_microbatch=8192"])
+    imitating, improving = estimates(made)
+    assert total(imitating.parts) < total(improving.parts), "which needs more, on GPU and host together"
+    needed = total(parts_on_gpu(made, imitating, A100.memory_bytes))
+    assert needed > total(parts_on_gpu(made, improving, A100.memory_bytes))
+    assert budget_for(made, A100) == f"{size_of(needed)} of {size_of(A100.memory_bytes)} at the highest"
 
 
 def test_show_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

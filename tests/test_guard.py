@@ -48,6 +48,10 @@ def test_a_question_is_found_however_often_it_is_asked() -> None:
     assert in_both([asked("test/0"), asked("test/1")], twice[:1]) == ["test/0", "test/1"]
     elsewhere = Task("train/0", info={"prompt": "2 + 2?", "row": 7}, reference="4")  # in another line of a file
     assert in_both([asked("test/0")], [elsewhere]) == ["test/0"]
+    spaced = Task("train/0", info={"prompt": " 2 +  2?\n", "columns": {"source": "another book"}}, reference="four")
+    assert in_both([asked("test/0")], [spaced]) == ["test/0"]
+    after = Task("train/0", (Message(Role.SYSTEM, "In base 3."),), info={"prompt": "2 + 2?"}, reference="11")
+    assert in_both([asked("test/0")], [after]) == []
 
 
 def test_a_system_message_of_all_tasks_makes_none_the_same() -> None:

@@ -552,7 +552,9 @@ def test_the_largest_part_is_named_with_its_key() -> None:
 
 def test_a_trial_measures_time_and_memory(tmp_path: Path) -> None:
     path = recipe_parts.write(tmp_path)
-    shown = CliRunner().invoke(app, ["show", str(path), "--trial", "2", "--json"])
+    shown = CliRunner().invoke(
+        app, ["show", str(path), "stages.1.evaluate_every=1", "stages.1.patience=1", "--trial", "2", "--json"]
+    )
     assert shown.exit_code == 0, shown.output
     supervised, improved = json.loads(shown.stdout.splitlines()[-1])["trial"]["stages"]
     assert len(improved["step_s"]) == 2 and improved["stage_s"] == pytest.approx(3 * improved["step_s"][-1])

@@ -53,6 +53,9 @@ def _telling(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _content(task: Task) -> str:
+    """Everything in a task but its id; of a question what is asked, whatever its spacing and other columns."""
+    if _is_question(task):
+        return json.dumps([_plain(text) for text in (*(m.content for m in task.messages), task.info["prompt"])])
     values = asdict(task)
     values["info"] = {key: value for key, value in values["info"].items() if key != "row"}  # its place in a file
     return json.dumps({key: values[key] for key in values if key not in ("id", "origin")}, sort_keys=True, default=str)

@@ -108,7 +108,7 @@ def _print_figures(console: CleanConsole, figures: dict[str, Any], measured: dic
     evaluation = figures["evaluation"]
     table.add_row(
         "evaluation",
-        f"{evaluation['n_episodes']:,} episodes of {evaluation['split']}; the 95% interval is at most "
+        f"{evaluation['n_episodes']:,} episodes of {evaluation['split']}; the 95% interval is about "
         f"{evaluation['half_width_at_half']:.1%} to each side",
     )
     for i, (setting, what) in enumerate(figures["cuts"].items()):
@@ -179,7 +179,8 @@ def _trial_rows(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
             each = ", ".join(f"{seconds:.1f}" for seconds in stage["step_s"])
             yield (
                 name,
-                f"{each} s for its first steps, so {duration_text(stage['stage_s'])} for all, without evaluations",
+                f"{each} s for its first steps, so {duration_text(stage['stage_s'])} for all, without evaluations and "
+                "checkpoints",
             )
             name = ""
         if stage["peak_bytes"] is not None:

@@ -69,6 +69,10 @@ def shortened(recipe: Recipe, n_steps: int) -> list[str]:
             found += [f"stages.{i}.epochs=1", f"stages.{i}.n_demonstrations={n}"]
             continue
         found += [f"stages.{i}.steps={n_steps}", f"stages.{i}.checkpoint_every=0"]
+        if stage.patience is not None:  # asks for more evaluations than so few steps have
+            found.append(f"stages.{i}.patience=null")
+        if stage.evaluate_every:
+            found.append(f"evaluation.watch_n_tasks={min(recipe.evaluation.watch_n_tasks, _N_TASKS)}")
         if stage.critic is not None and stage.critic.warmup_steps:
             found.append(f"stages.{i}.critic.warmup_steps=0")
         if stage.opponents is not None and stage.opponents.every >= n_steps:
@@ -82,7 +86,7 @@ def _figures(recipe: Recipe, lines: Sequence[Any]) -> dict[str, Any]:
     stages, on_gpu = [], False
     for i, stage in enumerate(recipe.stages):
         own = [line.values for line in lines if line.stage.startswith(f"{i}-") and "memory/peak_gb" in line.values]
-        seconds = [values["time/step_s"] for values in own if "time/step_s" in values]
+        seconds = [v["time/step_s"] + v.get("time/publish_s", 0.0) for v in own if "time/step_s" in v]
         on_gpu = on_gpu or any("memory/gpu_peak_gb" in values for values in own)
         peaks = [values.get("memory/gpu_peak_gb", values["memory/peak_gb"]) for values in own]
         n_steps = stage.steps if isinstance(stage, PolicyGradient) else 0

@@ -12,7 +12,7 @@ from environments.base import Capabilities, properties_of
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.checking import is_local_model
 from rlhf.errors import ModelError, RlhfError
-from rlhf.estimate.memory import estimates, largest
+from rlhf.estimate.memory import estimates, largest, most_calls
 from rlhf.estimate.meta import count, meta_model, parameters_of
 from rlhf.losses.importance_correction import Bypass
 from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
@@ -98,6 +98,7 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
     episodes = n_tasks * stage.group_size
     rounds = SelectionCapabilities(stage.selection).max_rounds
     turns = episodes * rounds * recipe.limits.max_turns
+    calls = turns * most_calls(recipe)
     n_updating = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
     branches = episodes - n_tasks * stage.rollout.n_from_start(stage.group_size)
     return {
@@ -108,8 +109,8 @@ def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
         "branches_per_step": branches,
         "max_turns_per_step": turns,
         "max_shared_turns_per_step": branches * (recipe.limits.max_turns - 1),
-        "max_sampled_tokens_per_step": turns * recipe.limits.max_tokens,
-        "max_samples_per_step": episodes if stage.layout == "trajectory" else turns // rounds,
+        "max_sampled_tokens_per_step": calls * recipe.limits.max_tokens,
+        "max_samples_per_step": episodes if stage.layout == "trajectory" else calls // rounds,
         "updates_per_step": stage.epochs * stage.minibatches,
         "episodes_per_update": episodes / stage.minibatches,
         "n_episodes": stage.steps * episodes,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.device import Device
 from rlhf.errors import ModelError, RecipeError
 from rlhf.estimate.figures import Estimate, total
-from rlhf.estimate.memory import estimates, largest, precision_of
+from rlhf.estimate.memory import estimates, precision_of
 from rlhf.estimate.memory_preflight import parts_on_gpu, size_of
 from rlhf.inference.settings import VllmSettings
 from rlhf.training.backends.settings import Torch
@@ -96,7 +96,7 @@ def budget_for(recipe: Recipe, device: Device, n_processes: int = 1) -> str | No
     if not device.is_gpu:
         return None
     try:
-        found = largest(estimates(recipe, n_processes))
+        found = max(estimates(recipe, n_processes), key=lambda one: _on_gpu(recipe, one, device))
     except ModelError:
         return None
     needed = _on_gpu(recipe, found, device)

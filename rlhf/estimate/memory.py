@@ -263,7 +263,7 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     else:  # a row that is longer than the budget has a micro-batch of its own; of a file's rows nothing is known
         row = 0 if stage.reads_file else _length(recipe, context)
         n_tokens = min(max(stage.max_tokens_per_microbatch, row), n_trajectories * _most_rows(recipe, stage) * context)
-    n_calls = limits.max_turns * _most_calls(recipe)
+    n_calls = limits.max_turns * most_calls(recipe)
     n_sampled = n_tokens if reads_all else min(n_tokens, n_trajectories * n_calls * limits.max_tokens)
     if isinstance(stage, RewardModel):  # a number a row, and no logits
         n_sampled = 1
@@ -281,10 +281,10 @@ def _most_rows(recipe: Recipe, stage: Any) -> int:
     """Most rows of a trajectory: one where each prompt extends the one before it, else one of each call."""
     agent, is_folded = recipe.agent, not isinstance(stage, PolicyGradient) or stage.layout == "trajectory"
     extends = isinstance(agent, ChatAgent) and isinstance(agent.memory, FullHistory)
-    return 1 if stage.reads_file or (is_folded and extends) else recipe.limits.max_turns * _most_calls(recipe)
+    return 1 if stage.reads_file or (is_folded and extends) else recipe.limits.max_turns * most_calls(recipe)
 
 
-def _most_calls(recipe: Recipe) -> int:
+def most_calls(recipe: Recipe) -> int:
     """Most calls of the policy in a turn: what limits allow where an agent says that it calls in several roles."""
     return recipe.limits.max_calls if len(Capabilities(recipe.agent).roles) > 1 else 1
 

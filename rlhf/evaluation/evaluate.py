@@ -115,8 +115,8 @@ async def evaluate(
         high=found.high,
         n=found.n,
         n_errors=n_errors,
-        return_mean=values["rollout/return_mean"],
-        n_turns_mean=values["rollout/n_turns_mean"],
+        return_mean=values.get("rollout/return_mean", 0.0),
+        n_turns_mean=values.get("rollout/n_turns_mean", 0.0),
         split=split,
         collected=collected,
     )

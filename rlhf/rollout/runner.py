@@ -60,17 +60,13 @@ class RolloutBatch:
         failures = [f for g in self.groups for f in g.failures]
         turns = [turn for t in trajectories for turn in t.own_turns]  # what attempts share counts once
         generations = counted_once(turn.generations for turn in turns)
-        n = max(len(trajectories), 1)
+        n = len(trajectories)
         n_tokens = sum(g.n_tokens for g in generations)
         returns = [s.total for s in scores]
-        mean = sum(returns) / n
         n_invalid = sum(not turn.valid for turn in turns)
         values = {
-            "rollout/success": sum(t.solved for t in trajectories) / n,
-            "rollout/return_mean": mean,
-            "rollout/return_std": (sum((r - mean) ** 2 for r in returns) / n) ** 0.5,
             "rollout/n_episodes": float(self.n_episodes),
-            "rollout/n_turns_mean": sum(len(t.turns) - t.n_given for t in trajectories) / n,
+            "rollout/n_generations": float(len(generations)),
             "rollout/n_replayed_turns": float(sum(len(t.turns) for t in trajectories) - len(turns)),
             "rollout/n_tokens": float(n_tokens),
             "rollout/tokens_per_s": n_tokens / max(self.seconds, 1e-9),
@@ -82,6 +78,14 @@ class RolloutBatch:
             "rollout/n_retries": float(sum(t.n_retries for t in trajectories)),
             "time/rollout_s": self.waited_s,
         }
+        if trajectories:
+            mean = sum(returns) / n
+            values |= {
+                "rollout/success": sum(t.solved for t in trajectories) / n,
+                "rollout/return_mean": mean,
+                "rollout/return_std": (sum((r - mean) ** 2 for r in returns) / n) ** 0.5,
+                "rollout/n_turns_mean": sum(len(t.turns) - t.n_given for t in trajectories) / n,
+            }
         outcomes = Counter(t.outcome for t in trajectories) + Counter(f.outcome for f in failures)
         values |= {f"rollout/n_{outcome.value}": float(outcomes[outcome]) for outcome in Outcome}
         for name in scores[0].parts if scores else ():

@@ -15,9 +15,11 @@ _ROUNDING = 1e-9
 
 def step_line(metrics: Mapping[str, Any]) -> str:
     """Progress line: success with its 95% interval, return, loss, KL and speed, where computed."""
-    success, n = metrics["rollout/success"], metrics["rollout/n_episodes"] - metrics["rollout/n_failures"]
-    within = "({:.0%}-{:.0%})".format(*share_interval(success * n, n)) if n > 0 else "(nothing to count)"
-    parts = [f"success {success:.0%} {within}", f"return {metrics['rollout/return_mean']:+.2f}"]
+    parts = []
+    if "rollout/success" in metrics:
+        success, n = metrics["rollout/success"], metrics["rollout/n_episodes"] - metrics["rollout/n_failures"]
+        parts.append(f"success {success:.0%} ({'{:.0%}-{:.0%}'.format(*share_interval(success * n, n))})")
+        parts.append(f"return {metrics['rollout/return_mean']:+.2f}")
     if "loss/total" in metrics:
         parts.append(f"loss {metrics['loss/total']:.3g}")
     name = next((name for name in _KL if name in metrics), None)

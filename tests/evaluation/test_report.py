@@ -224,10 +224,8 @@ def test_few_effective_samples_are_pointed_out(tmp_path: Path, share: float, lev
 
 
 def test_truncation_names_the_key_that_sets_it(tmp_path: Path) -> None:
-    found = run_with(tmp_path, rollout__n_truncated_generations=30, rollout__n_episodes=10, rollout__n_turns_mean=10)[
-        "Cut generations"
-    ]
-    assert (found.value, found.level) == ("30%", "problem")  # 30 of 10 episodes x 10 turns
+    found = run_with(tmp_path, rollout__n_truncated_generations=30, rollout__n_generations=100)["Cut generations"]
+    assert (found.value, found.level) == ("30%", "problem")
     assert found.hint == "raise limits.max_tokens (now 24)"
 
 

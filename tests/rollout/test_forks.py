@@ -88,8 +88,15 @@ def test_a_tree_that_branches_within_replies(n, rounds, choose, seed):
     found = tree_of(scored(group))
     assert len(trees(found.parents_V, found.leaves_G)) == 1
     distinct = {id(g): len(g.token_ids) for t in group for g in t.generations}
-    assert RolloutBatch((scored(group),), 1.0).metrics()["rollout/n_tokens"] == sum(distinct.values())
+    metrics = RolloutBatch((scored(group),), 1.0).metrics()
+    assert metrics["rollout/n_tokens"] == sum(distinct.values()) and metrics["rollout/n_generations"] == len(distinct)
     assert spent_on(group, 0, "").n_tokens == sum(distinct.values())
+
+
+def test_means_of_no_trajectory_are_left_out():
+    metrics = RolloutBatch((), 0.0).metrics()
+    assert metrics["rollout/n_episodes"] == metrics["rollout/n_generations"] == 0
+    assert not {"rollout/success", "rollout/return_mean", "rollout/return_std", "rollout/n_turns_mean"} & metrics.keys()
 
 
 def test_one_seed_gives_one_tree_however_many_run_at_once():

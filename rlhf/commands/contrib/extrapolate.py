@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def extrapolate(
 
     Without --target, the update of one checkpoint (for a run, its newest) is scaled by --alpha. With --target, a line
     is fitted to several checkpoints against their success rates: for a run, those kept of its last stage
-    (keep_checkpoints).
+    (keep_checkpoints) that were evaluated during training (evaluate_every).
 
     Examples: rlhf extrapolate runs/my-run --alpha 1.5 --out longer; rlhf extrapolate runs/my-run --target 0.9 --out on
     """
@@ -60,6 +61,8 @@ def extrapolate(
             expected="a success between 0 and 1",
             hint="name one checkpoint, or give --target 0.9",
         )
+    if target is not None and not success and len(targets) == 1:
+        checkpoints = [one for one in checkpoints if _logged_success(one) is not None] or checkpoints
     successes = _successes(checkpoints, success) if target is not None else []
     quiet_libraries()
     found, path = _write(checkpoints, successes, start, target, alpha, out)
@@ -105,9 +108,7 @@ def _checkpoint(target: str) -> Path:
 
 
 def _successes(checkpoints: Sequence[Path], given: Sequence[float] | None) -> list[float]:
-    """The success of each checkpoint: as given, or the last that was logged at its step."""
-    from rlhf.sinks import read_metrics
-
+    """Success rate of each checkpoint: as given, or as logged at its step."""
     if given:
         if len(given) != len(checkpoints):
             raise RecipeError(
@@ -119,19 +120,29 @@ def _successes(checkpoints: Sequence[Path], given: Sequence[float] | None) -> li
         return list(given)
     found = []
     for folder in checkpoints:
-        log = read_metrics(folder.parent.parent / "metrics.jsonl")
-        lines = [line.values for line in log if f"{line.stage}-{line.step:06d}" == folder.name]
-        values = [values["eval/success"] for values in lines if values.get("eval/success") is not None]
-        if not values:
+        if (logged := _logged_success(folder)) is None:
             raise CheckpointError(
                 "the success rate of this checkpoint is unknown",
                 where=str(folder),
-                got="no evaluation at its step in metrics.jsonl",
+                got="no evaluation during training at its step in metrics.jsonl",
                 expected="evaluate_every and checkpoint_every that meet",
                 hint="measure it with `rlhf evaluate`, and give --success once for each checkpoint",
             )
-        found.append(float(values[-1] or 0.0))
+        found.append(logged)
     return found
+
+
+def _logged_success(checkpoint: Path) -> float | None:
+    """Success rate of an evaluation during training at its step; that after training is of other tasks."""
+    from rlhf.sinks import read_metrics
+
+    run = checkpoint.parent.parent
+    results = run / "result.json"
+    final = json.loads(results.read_text("utf-8")).get("after", {}).get("version") if results.is_file() else None
+    log = read_metrics(run / "metrics.jsonl")
+    lines = [line.values for line in log if f"{line.stage}-{line.step:06d}" == checkpoint.name]
+    logged = [values["eval/success"] for values in lines if values.get("eval/version") not in (None, final)]
+    return float(logged[-1] or 0.0) if logged else None
 
 
 def _write(

@@ -75,7 +75,7 @@ def _effective(run: RunData) -> Iterator[Finding]:
 
 
 def _truncated(run: RunData) -> Iterator[Finding]:
-    cut, calls = sum(run.values("rollout/n_truncated_generations")), _n_generations(run)
+    cut, calls = sum(run.values("rollout/n_truncated_generations")), sum(run.values("rollout/n_generations"))
     if not calls:
         return
     share = cut / calls
@@ -87,13 +87,6 @@ def _truncated(run: RunData) -> Iterator[Finding]:
         f"{cut:.0f} of {calls:.0f} generations were cut by the limit on new tokens.",
         f"raise limits.max_tokens{f' (now {now})' if now is not None else ''}" if cut else "",
     )
-
-
-def _n_generations(run: RunData) -> float:
-    if counted := sum(run.values("rollout/n_generations")):
-        return counted
-    episodes, turns = run.values("rollout/n_episodes"), run.values("rollout/n_turns_mean")
-    return sum(n * k for n, k in zip(episodes, turns, strict=False))
 
 
 def _errors(run: RunData) -> Iterator[Finding]:
@@ -273,8 +266,9 @@ def _chance(run: RunData) -> Iterator[Finding]:
     if (pair := compared(run)) is not None:
         low, high, n = pair.difference.low, pair.difference.high, pair.difference.n
         if low <= 0 <= high:
+            title = "Borderline change" if pair.p_value < 0.05 else "No clear change"
             words = f"Task by task, success changed by {100 * low:+.1f} to {100 * high:+.1f} points: it may be chance."
-            yield Finding("No clear change", f"n = {n}", "look", words, hint)
+            yield Finding(title, f"n = {n}, p = {pair.p_value:.2g}", "look", words, hint)
         return
     first, last = points[0], points[-1]
     if last["low"] <= first["high"] and first["low"] <= last["high"]:

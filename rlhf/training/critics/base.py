@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,9 +120,10 @@ def means(updates: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def value_metrics(values: torch.Tensor, returns: torch.Tensor) -> dict[str, float]:
-    """Metrics of predictions `[N]` against what they predict: explained variance, and the mean of each."""
+    """Metrics of predictions `[N]` against what they predict: means, and explained variance where returns vary."""
+    explained = explained_variance(values, returns)
     return {
-        "critic/explained_variance": explained_variance(values, returns),
+        **({} if math.isnan(explained) else {"critic/explained_variance": explained}),
         "critic/value_mean": float(values.mean()),
         "critic/return_mean": float(returns.mean()),
     }

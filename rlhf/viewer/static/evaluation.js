@@ -86,7 +86,7 @@ function drawFigures(box, at, told, stored) {
 function drawJudges(box, at, told) {
   if (!told.models.length && !told.audits.length && !told.problems.length) return;
   const charts = h("div", { class: "charts" });
-  put(box, h("div", { class: "heading" }, h("h2", null, "Reward models and judges"), h("p", { class: "soft" }, "Dots below the line: the model is overconfident.")),
+  put(box, h("div", { class: "heading" }, h("h2", null, "Reward models and judges"), h("p", { class: "soft" }, "Dots below the line: it happens less often than the model says.")),
     told.problems.length ? h("ul", { class: "problems", role: "alert" }, told.problems.map((says) => h("li", null, says))) : null, charts);
   const draw = (spec, lines) => { const chart = new Chart({ share: true, ...spec }); at.closing(() => chart.close()); charts.append(chart.element); chart.update(lines); };
   for (const one of told.models) {
@@ -103,12 +103,18 @@ function comparison(box, at, first, second, told) {
   const tile = (title, figure, words) => h("div", { class: "card tile" }, h("h3", null, title), h("p", { class: "figure" }, figure), h("div", { class: "words" }, words));
   put(box, h("div", { class: "tiles" },
     tile("Difference", `${points(told.difference)} points`, `95% interval ${points(told.low)} to ${points(told.high)}`),
-    tile("Significant", told.low > 0 || told.high < 0 ? "yes" : "no", `${test(told)}, ${told.n} tasks`),
+    tile("Significant", significant(told), `${test(told)}, ${told.n} tasks`),
     tile("Better", String(told.n_better), "tasks"), tile("Worse", String(told.n_worse), told.n_unpaired ? `tasks; ${told.n_unpaired} are in one evaluation only` : "tasks")),
   told.flipped.length ? table("Tasks that flipped", [{ title: "Task" }, { title: `${first.words}`, n: true }, { title: `${second.words}`, n: true }, { title: "Attempts" }], told.flipped.map((one) => h("tr", null,
     h("th", { scope: "row", class: "task" }, h("bdi", null, one.task)), h("td", { class: `n ${one.first > one.second ? "better" : "worse"}`, "data-title": first.words }, percent(one.first)), h("td", { class: `n ${one.second > one.first ? "better" : "worse"}`, "data-title": second.words }, percent(one.second)),
     h("td", null, h("a", { href: attempts(first, one.task) }, "baseline"), " · ", h("a", { href: attempts(second, one.task) }, "candidate")))), { showCaption: true, class: "flips cards", most: 20 }) : h("p", { class: "soft" }, "No task flipped."));
 }
+
+// Interval and p are of two methods, which may disagree at the border.
+const significant = (told) => {
+  const clear = told.low > 0 || told.high < 0;
+  return clear === told.p_value < 0.05 ? (clear ? "yes" : "no") : "borderline";
+};
 
 // A task of a whole evaluation may be in any of its files.
 const attempts = (one, task) => link("groups", one.run, one.name ? { stage: one.name, phase: "eval", task } : { task, all: "1" });

@@ -25,12 +25,11 @@ from rlhf.credit.estimator import without_given
 from rlhf.credit.flat_tokens import TokenLine, nested, scan, shape_of
 from rlhf.data import ScoredGroup, Values
 from rlhf.inference.embedded.swapped_weights import having, held_by
-from rlhf.losses.value import explained_variance
 from rlhf.settings import STRICT
 from rlhf.training.context import StageKeys
 from rlhf.training.contrib.critics.archer_model import Judged, TurnModel
 from rlhf.training.contrib.critics.turn_buffer import Episode, TurnBuffer, episodes_of, packed
-from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, means, optimizer_of
+from rlhf.training.critics.base import CriticTrainerBase, StepPredictions, means, optimizer_of, value_metrics
 from rlhf.training.critics.value_model import ValueHeadSettings
 from rlhf.training.policy.model import Policy
 
@@ -206,11 +205,7 @@ class ArcherTrainer(CriticTrainerBase[ArcherCritic, TurnModel]):
         earned[is_last & is_cut] += self.settings.gamma * after[is_last & is_cut]
         lengths = np.array([e.n_turns for e in fresh], np.int64)
         v, g = (torch.from_numpy(x) for x in (states, scan(earned, lengths, self.settings.gamma)))
-        return {
-            "critic/explained_variance": explained_variance(v, g),
-            "critic/value_mean": float(v.mean()),
-            "critic/return_mean": float(g.mean()),
-        }
+        return value_metrics(v, g)
 
     # --- what it learns ---
 
