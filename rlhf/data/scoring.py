@@ -71,12 +71,14 @@ class Failure:
         outcome: which part failed.
         message: what happened, for the reader.
         retryable: whether another try may succeed.
+        trajectory: what was played before that, for the reader; None where it is not known.
     """
 
     attempt: int
     outcome: Outcome
     message: str
     retryable: bool = False
+    trajectory: Trajectory | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,9 @@ class _Tally:
 
     def judge(self, groups: Sequence[ScoredGroup], limits: Limits) -> None:
         """Count attempts; raises TrainingError where too many of all have failed."""
-        self._failed += [replace(g, trajectories=(), scores=()) for g in groups if g.failures]
+        for g in (g for g in groups if g.failures):
+            failures = tuple(replace(failure, trajectory=None) for failure in g.failures)
+            self._failed.append(ScoredGroup(g.task_id, (), (), failures))
         self._count(0, sum(len(g.trajectories) for g in groups))
         check_failures(self._failed, limits, before=self._before)
 

@@ -189,8 +189,10 @@ def encode(record: TrajectoryRecord) -> Row:
 
 def encode_failure(record: FailureRecord) -> Row:
     """Return the row of an attempt that ended by the failure of a part."""
-    failure = record.failure
+    failure, names = record.failure, (record.step, record.stage, record.phase, record.task_id)
+    played = {} if failure.trajectory is None else encode(TrajectoryRecord(*names, failure.trajectory))
     return {
+        **played,
         "step": record.step,
         "stage": record.stage,
         "phase": record.phase,
@@ -206,7 +208,8 @@ def encode_failure(record: FailureRecord) -> Row:
 
 def decode_failure(row: Row) -> FailureRecord:
     """Return the record that `encode_failure` was given."""
-    failure = Failure(row["attempt"], Outcome(row["outcome"]), row["detail"], row["retryable"])
+    played = None if row.get("turns") is None else decode(row).trajectory
+    failure = Failure(row["attempt"], Outcome(row["outcome"]), row["detail"], row["retryable"], played)
     return FailureRecord(row["step"], row["stage"], row["phase"], row["task_id"], failure)
 
 

@@ -2,7 +2,7 @@
 
 Token ids, log-probs, scores and advantages come back exactly as they were. A prompt that extends the generation before
 it is stored as its new tokens only. Attempts that ended by the failure of a part are rows too, with `is_failure` set
-and no turns, so that counting `outcome` over a file counts every attempt. Any Parquet reader can open the files.
+and no score, so that counting `outcome` over a file counts every attempt. Any Parquet reader can open the files.
 """
 
 from __future__ import annotations

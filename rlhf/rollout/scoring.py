@@ -211,7 +211,7 @@ class _Scorer:
         """Score one attempt, or say why it cannot be."""
         outcome = trajectory.outcome
         if outcome.is_failure_of_a_part:
-            return Failure(trajectory.attempt, outcome, trajectory.detail, outcome in RETRYABLE)
+            return Failure(trajectory.attempt, outcome, trajectory.detail, outcome in RETRYABLE, trajectory)
         parts: dict[str, Verdict] = {}
         watched: dict[str, Verdict] = {}
         errors: dict[str, str] = {}
@@ -220,14 +220,14 @@ class _Scorer:
                 verdict = _earned(await self._verdict(weighted, trajectory, shared), trajectory.n_given)
             except RewardError as error:
                 if weighted.watch is None:
-                    return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error))
+                    return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error), trajectory=trajectory)
                 errors[name] = str(error)
             else:
                 (parts if weighted.watch is None else watched)[name] = verdict
         try:
             score = _total(parts, self.rewards, len(trajectory.turns))
         except RewardError as error:
-            return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error))
+            return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error), trajectory=trajectory)
         return replace(score, watched=watched, watch_errors=errors)
 
     async def _verdict(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict:

@@ -123,7 +123,7 @@ class Answers:
         environment = settings.get("environment")
         can_play = is_evaluation(run.folder) or (isinstance(environment, dict) and "kind" in environment)
         told = trajectory.commands(folder, can_play, record["task_id"], record["attempt"], stored, row)
-        if record["is_failure"]:
+        if record["turns"] is None:  # a failure of which no more is known
             shown = trajectory.failure(record, self.redaction)
         else:
             shown = trajectory.trajectory(record, run.tokenizers.get(settings), self.redaction, folder)

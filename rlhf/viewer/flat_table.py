@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         "parts": pa.map_(pa.string(), pa.float64()),
         "rewards": pa.list_(pa.float64()),
         "messages": pa.list_(_MESSAGE),
+        "end": pa.string(),
         "n_turns": pa.int64(),
         "n_tokens": pa.int64(),
         "seconds": pa.float64(),
@@ -67,7 +68,7 @@ def write_table(run: ShownRun, path: Path, redaction: Redaction) -> int:
                     "messages": one.messages,
                     **{name: one.facts.get(name) for name in SCHEMA.names if name in one.facts},
                 }
-                for one in conversations(run.attempts, stored, redaction)
+                for one in conversations(run, stored, redaction)
             ]
             writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
             n += len(rows)

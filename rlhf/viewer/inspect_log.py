@@ -36,7 +36,7 @@ def write_log(run: ShownRun, stored: StoredStep, folder: Path, redaction: Redact
     summaries: list[dict[str, Any]] = []
     epochs: Counter[str] = Counter()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as log:
-        for one in conversations(run.attempts, stored, redaction):
+        for one in conversations(run, stored, redaction):
             epochs[one.task_id] += 1
             sample = _sample(one, epochs[one.task_id], eval_spec["model"], eval_spec["eval_id"])
             log.writestr(f"samples/{one.task_id}_epoch_{sample['epoch']}.json", _text(sample))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
-from rlhf.evaluation.store import list_steps, read_failures, read_trajectories
+from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn, Verdict
+from rlhf.evaluation.groups import pack_groups, unpack_groups
+from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_failures, read_trajectories
+from rlhf.rollout.scoring import Weighted, score_group
 from tests.commands import last_json, run
-from tests.evaluation.synthetic import make_run
+from tests.evaluation.synthetic import SYSTEM, make_run, make_tokenizer
 from tests.viewer.served import SECRET, hostile_run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,6 +60,11 @@ def logs(coin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def _said(played: Trajectory) -> list[str]:
+    """What was sampled and read in turns, without the last reply, which nobody read."""
+    return [text for turn in played.turns for text in (turn.action.text, turn.reply)][:-1]
+
+
 @pytest.mark.skipif(not INSPECT.is_file(), reason="no inspect_ai: make install-inspect")
 def test_inspects_own_loader_reads_the_logs(coin: Path, logs: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -75,8 +86,7 @@ def test_inspects_own_loader_reads_the_logs(coin: Path, logs: Path) -> None:
         assert value == ("C" if first.solved else "I") and error is None
         assert limit == (None if first.solved else "message")
         assert reached in (None, 1 + 2 * len(first.turns))
-        said = [text for turn in first.turns for text in (turn.action.said or turn.action.text, turn.reply)]
-        assert texts == [first.opening, *said]
+        assert texts == [SYSTEM, first.opening, *_said(first)]
 
 
 def test_a_log_says_the_same_to_who_reads_the_zip(coin: Path, logs: Path) -> None:
@@ -111,9 +121,94 @@ def test_one_table_has_every_attempt(coin: Path, tmp_path: Path) -> None:
     [record] = read_trajectories(coin / "trajectories", stage="after", task_id="coin/test/2")
     assert record.score is not None and row["score"] == record.score.total
     assert dict(row["parts"])["environment"] == record.score.parts["environment"].value
-    assert row["messages"][0]["content"] == record.trajectory.opening
+    played = record.trajectory
+    roles = ["system", *["user", "assistant"] * len(played.turns)]
+    said = zip(roles, [SYSTEM, played.opening, *_said(played)], strict=True)
+    assert row["messages"] == [{"role": role, "content": text} for role, text in said]
+    assert row["end"] == played.turns[-1].reply
     again = run("export", coin, "--format", "parquet", "--out", out)
     assert again.exit_code == 2 and "nothing is overwritten" in again.output
+
+
+#: Special tokens of a template, a prompt as it writes it, and what a reader makes of that.
+TEMPLATES = [
+    (
+        ["<|im_start|>", "<|im_end|>"],
+        "<|im_start|>system\nuser\nBe.<|im_end|>\n<|im_start|>tool\nr\n<|im_end|>\n<|im_start|>assistant\n<think>\n",
+        [("system", "user\nBe."), ("tool", "r"), ("assistant", "<think>\nab")],
+    ),
+    (
+        ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        "<|start_header_id|>user<|end_header_id|>\n\ntool\nq<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        [("user", "tool\nq"), ("assistant", "ab")],
+    ),
+    (
+        ["<start_of_turn>", "<end_of_turn>"],
+        "<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n",
+        [("user", "hi"), ("assistant", "ab")],
+    ),
+    (
+        ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"],
+        "[SYSTEM_PROMPT]Be.[/SYSTEM_PROMPT][INST]hi[/INST]",
+        [("system", "Be."), ("user", "hi"), ("assistant", "ab")],
+    ),
+    (["<end>"], "Be.<end>", [("user", "Be."), ("assistant", "ab")]),
+]
+
+
+@pytest.mark.parametrize(("special", "prompt", "expected"), TEMPLATES, ids=lambda value: str(value)[:16])
+def test_messages_are_parted_as_the_templates_of_model_families_do(
+    special: list[str], prompt: str, expected: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    core = make_tokenizer()
+    core.add_special_tokens(special)
+    sampled = [core.encode(text).ids for text in ("ab", "b")]
+    prompts = [core.encode(prompt).ids] * 2
+    calls = tuple(
+        Generation(Prompt(ids), said, [-1.0] * len(said), Finish.STOP, 0)
+        for ids, said in zip(prompts, sampled, strict=True)
+    )
+    played = Trajectory("t", 0, "?", (Turn(Action("b", calls), "{}"),), Outcome.FAILED)
+    write_run(tmp_path, core, ScoredGroup("t", (played,), (Score({}, (0.0,), 0.0),)))
+    out = tmp_path / "t.parquet"
+    run("export", tmp_path, "--format", "parquet", "--out", out)
+    (row,) = pq.read_table(out).to_pylist()
+    last = (expected[-1][0], expected[-1][1].replace("ab", "b"))
+    found = [(message["role"], message["content"]) for message in row["messages"]]
+    assert found == [*expected, *expected[:-1], last] and row["end"] == "{}"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.REWARD_ERROR])
+def test_a_failed_attempt_keeps_what_was_said(outcome: Outcome, tmp_path: Path) -> None:
+    def judge(task: Task, trajectory: Trajectory) -> Verdict:
+        raise RuntimeError("no judge is there")
+
+    core = make_tokenizer()
+    ids = core.encode("<|user|>Begin.<|assistant|>").ids
+    said = Generation(Prompt(ids), core.encode("ab<|end|>").ids, [-1.0] * 3, Finish.STOP, 0)
+    own = Outcome.FAILED if outcome is Outcome.REWARD_ERROR else outcome
+    played = Trajectory("t", 3, "Begin.", (Turn(Action("ab", (said,)), ""),), own, "step took 30 s")
+    rewards = {"judge": Weighted("judge", 1.0, judge)}
+    group = asyncio.run(score_group(Task("t"), [played], rewards, timeout_s=30))
+    write_run(tmp_path, core, group)
+    out = tmp_path / "t.parquet"
+    run("export", tmp_path, "--format", "parquet", "--out", out)
+    (row,) = pq.read_table(out).to_pylist()
+    assert (row["is_failure"], row["outcome"], row["attempt"], row["score"]) == (True, outcome, 3, None)
+    expected = [{"role": "user", "content": "Begin."}, {"role": "assistant", "content": "ab"}]
+    assert row["messages"] == expected and row["n_turns"] == 1
+    assert next(read_failures(tmp_path / "trajectories")).failure == group.failures[0]
+    assert not list(read_trajectories(tmp_path / "trajectories"))
+    assert unpack_groups(pack_groups({0: group}))[0].failures[0].trajectory == replace(
+        played, outcome=outcome, detail=row["detail"]
+    )
+
+
+def write_run(folder: Path, core: Tokenizer, group: ScoredGroup) -> None:
+    """A run folder with the attempts of one group."""
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "metrics.jsonl").write_text("")
+    TrajectoryWriter(folder / "trajectories").write_groups("s", 1, "train", [group])
 
 
 def test_a_planted_key_is_in_no_export(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def _from(run: Path, origin: str, turns: int | None) -> tuple[Any, str, str, tup
     environment = environment_of(run, stage)
     attempts = Attempts(run / "trajectories")
     record = attempts.record(attempts.find(stage, phase, step), row)
-    found = [] if record["is_failure"] else list(decode(record).trajectory.turns)
+    found = [] if record["turns"] is None else list(decode(record).trajectory.turns)
     n = max(len(found) - 1, 0) if turns is None else turns
     actions = tuple(part for turn in found[:n] if turn.action.error is None for part in turn.action.steps)
     for split in properties_of(environment).splits:
