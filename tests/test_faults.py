@@ -453,3 +453,8 @@ def curve_of(folder: Path, name: str) -> list[float]:
 def test_training_error_is_what_a_caller_of_the_library_gets(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the lamp fell over"):
         runs.run(faulty(tmp_path, every=1, after=1), tmp_path / "run")  # in the evaluation before
+
+
+def test_the_highest_seed_trains(tmp_path: Path) -> None:
+    recipe = runs.write(tmp_path, [{"kind": "supervised", "n_demonstrations": 4, "epochs": 1}], seed=2**32 - 1)
+    assert runs.log(runs.run(recipe, tmp_path / "run").folder)[0]["step"] == 1

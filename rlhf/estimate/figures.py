@@ -70,7 +70,7 @@ class Estimate:
         n_processes: that share it.
         held: throughout.
         passing: of these, whose parts are there together, one comes after the other.
-        max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held`.
+        max_kv_cache: bytes that the cache of the rollout has at most; what is counted is in `held` or `passing`.
         logits: tokens of a pass whose logits are read, and bytes of those of one token.
         is_of_pairs: whether the stage reads pairs.
         is_of_copy: whether it trains a copy of the policy.

@@ -85,7 +85,9 @@ def _estimate(
     moments = undivided["masters"] + undivided["moments"]
     others = beside(recipe, stage, parameters, _SIZES[dtype], moments=moments, attempts=_episodes(recipe, stage) > 0)
     held += [Part(name, n, name == "background") for name, n in others.items()]
-    held += [Part("kv_cache", counted), Part("program", _program(), on_host=True)]
+    cache = Part("kv_cache", counted)
+    sleeps = not isinstance(recipe.engine, VllmSettings) and not recipe.asynchrony.is_on  # before every update
+    held += [*(() if sleeps else (cache,)), Part("program", _program(), on_host=True)]
     asked = _pass_of(recipe, stage, config)
     # Once more without logits to speak of.
     peaks = [_dry(model, asked), _dry(model, replace(asked, n_sampled=1))]
@@ -99,6 +101,7 @@ def _estimate(
         (Part("update", kept["update"], "moments" in on_host),),
         (Part("critic_update", critic_update),),
         (Part("loading", loading, on_host=True),),
+        *(((cache,),) if sleeps else ()),
     )
     logits = asked.n_sampled, _SIZES[dtype] * int(config.get_text_config().vocab_size)
     kinds = isinstance(stage, PairStage), isinstance(stage, RewardModel)
@@ -192,8 +195,13 @@ def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
 
     engine = recipe.engine
     if not isinstance(engine, VllmSettings):
-        return n_parameters * _SIZES[dtype] if copies_policy(recipe) else 0
-    return 0 if engine.servers else n_parameters * _engine_size(recipe, dtype) // engine.tensor_parallel
+        return n_parameters * _SIZES[dtype] if copies_policy(recipe) and not recipe.cluster.is_on else 0
+    return 0 if samples_elsewhere(recipe) else n_parameters * _engine_size(recipe, dtype) // engine.tensor_parallel
+
+
+def samples_elsewhere(recipe: Recipe) -> bool:
+    """True if servers sample, which have memory of their own."""
+    return recipe.cluster.is_on or bool(isinstance(recipe.engine, VllmSettings) and recipe.engine.servers)
 
 
 def _engine_size(recipe: Recipe, dtype: str) -> int:
@@ -209,7 +217,7 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
     """
     engine, limits = recipe.engine, recipe.limits
     text = config.get_text_config()
-    if isinstance(engine, VllmSettings) and engine.servers:
+    if samples_elsewhere(recipe):
         return 0, 0
     if isinstance(engine, VllmSettings) and engine.kv_cache_gb is not None:
         return int(engine.kv_cache_gb * 1e9), int(engine.kv_cache_gb * 1e9)

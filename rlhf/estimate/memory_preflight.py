@@ -89,14 +89,15 @@ def _sleeps(recipe: Recipe, estimate: Estimate) -> bool:
 
 def with_engine_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> list[Part]:
     """Parts with a separate engine's weights and cache raised to its share of the GPU."""
+    from rlhf.estimate.memory import samples_elsewhere
     from rlhf.inference.settings import VllmSettings
 
-    if not isinstance(recipe.engine, VllmSettings) or recipe.engine.servers or recipe.engine.kv_cache_gb is not None:
+    engine = recipe.engine
+    if not isinstance(engine, VllmSettings) or engine.kv_cache_gb is not None or samples_elsewhere(recipe):
         return parts  # with a size of its own the cache is counted, and vLLM ignores the share
-    share = recipe.engine.gpu_memory_share
     others = [part for part in parts if part.name not in ("engine", "kv_cache")]
-    [engine] = [part for part in parts if part.name == "engine"]
-    return [*others, replace(engine, n_bytes=max(engine.n_bytes, int(share * all_of_gpu)))]
+    [own] = [part for part in parts if part.name == "engine"]
+    return [*others, replace(own, n_bytes=max(own.n_bytes, int(engine.gpu_memory_share * all_of_gpu)))]
 
 
 def size_of(n_bytes: float) -> str:

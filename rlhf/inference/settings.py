@@ -76,6 +76,9 @@ def shares_policy(engine: object) -> bool:
     return EngineCapabilities(engine).shares_policy
 
 
+#: Others vLLM refuses, or replaces by the least one.
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 2.0
+
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
 OF_START = (
     *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
@@ -151,7 +154,19 @@ class VllmSettings:
             raise ValueError("servers names an address twice")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse to say how adapters are delivered where there are none."""
+        """Refuse to say how adapters are delivered where there are none, and temperatures that vLLM does not take."""
+        recipe = context.recipe
+        sampling = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
+        for path, part in (*sampling, ("evaluation", recipe.evaluation)):
+            value = getattr(part, "temperature", 1.0)
+            if value > _MAX_TEMPERATURE or 0 < value < _MIN_TEMPERATURE:
+                yield Problem(
+                    "vLLM does not sample at this temperature",
+                    where=f"{path}.temperature",
+                    got=str(value),
+                    expected=f"{_MIN_TEMPERATURE} to {_MAX_TEMPERATURE}, or 0 for greedy evaluations",
+                    do="change it, or use engine: {kind: transformers}",
+                )
         if self.lora != type(self)().lora and context.recipe.policy.lora is None:
             yield no_effect(context.at("lora"), self.lora, "the policy has no adapter, see policy.lora")
 

@@ -77,7 +77,9 @@ def adapter_parameters(model: Any, role: str = "") -> Iterator[tuple[str, torch.
 
     unwrapped = ModelWrapper(model).inner
     with assembled(unwrapped, lambda path: ".lora_" in path):  # an adapter is small
-        yield from get_peft_model_state_dict(unwrapped, adapter_name=role or SHARED).items()
+        yield from get_peft_model_state_dict(
+            unwrapped, adapter_name=role or SHARED, save_embedding_layers=False
+        ).items()
 
 
 def adapter_config(model: Any) -> dict[str, Any]:

@@ -37,6 +37,24 @@ def test_a_server_that_missed_a_delivery_is_out_of_use() -> None:
     assert [r.fault for r in replicas.all] == ["it missed a delivery", "", "", "it was started again"]
 
 
+def test_all_servers_are_asked_at_once() -> None:
+    waiting: list[str] = []
+
+    def gone(name: str) -> Any:
+        async def is_up() -> bool:
+            waiting.append(name)
+            while len(waiting) < 3:
+                await asyncio.sleep(0)
+            return False
+
+        return SimpleNamespace(name=name, is_up=is_up)
+
+    deliverer: Any = SimpleNamespace(version_of=lambda _: 0, token="t")
+    replicas = ReplicaSet([gone(name) for name in "abc"], deliverer, 1.0)
+    assert asyncio.run(replicas.check_health(is_delivered=False, limit_s=5.0)) == []
+    assert [r.fault for r in replicas.all] == ["it does not answer"] * 3
+
+
 @pytest.mark.parametrize(
     ("strings", "kept", "spans"),
     [((), 6, [(0, 4), (1, 2)]), (("ab",), 5, [(0, 4), (1, 1)]), (("a", "wxyz"), 3, [(0, 3)]), (("x" * 20,), 0, [])],

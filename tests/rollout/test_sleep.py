@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,6 +116,19 @@ def test_it_sleeps_only_where_the_recipe_says_so() -> None:
     assert asyncio.run(go()) == ["sample"]
     assert "enable_sleep_mode" not in StartOptions("m", 9, "float32", 1, 9).arguments()
     assert StartOptions("m", 9, "float32", 1, 9, sleep=True).arguments()["enable_sleep_mode"] is True
+
+
+def test_a_shorter_context_than_asked_for_is_said() -> None:
+    async def connect(max_context: int) -> int:
+        engine = VllmEngine([Sleeper()])
+        await engine.connect(shapes={}, n_vocab=9, max_context=max_context)
+        return engine.max_context
+
+    with pytest.warns(UserWarning, match=r"a context of 9 tokens: .* not at 12 .*limits\.max_context=9"):
+        assert asyncio.run(connect(12)) == 9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asyncio.run(connect(7)) == 7
 
 
 def test_without_a_gpu_the_key_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,37 @@ def test_a_turn_computes_its_new_tokens_only():
     assert stats.forward_s > 0
 
 
+def test_asleep_it_holds_no_cache_and_a_session_goes_on():
+    def second_of(sleeps):
+        engine = make_engine()
+
+        async def two_turns():
+            first = await engine.generate(prompt_of(50), SamplingParams(max_tokens=10, seed=1), session="a")
+            assert engine.cache_bytes > 0
+            if sleeps:
+                await engine.sleep()
+                assert engine.cache_bytes == 0
+            prompt = Prompt((*first.full_ids, 1, 2, 3))
+            return await engine.generate(prompt, SamplingParams(max_tokens=5, seed=2), session="a")
+
+        return asyncio.run(two_turns()).token_ids, engine.stats.n_cached_tokens
+
+    (slept, n_cached), (awake, n) = second_of(True), second_of(False)
+    assert slept == awake and n_cached < n == 59
+
+
+def test_slots_are_added_as_sessions_come():
+    engine = make_engine(max_sessions=128)
+
+    async def sessions(n):
+        await asyncio.gather(*(engine.generate(prompt_of(5), SamplingParams(max_tokens=2), session=str(i)) for i in n))
+
+    asyncio.run(sessions(range(40)))
+    of_40 = engine.cache_bytes
+    asyncio.run(sessions(range(64)))
+    assert of_40 < engine.cache_bytes <= 2 * of_40 * 0.9
+
+
 def test_the_same_prompt_again_computes_one_token():
     engine = make_engine()
 

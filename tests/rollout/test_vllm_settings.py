@@ -105,6 +105,26 @@ def test_a_mistake_is_told(recipe: str, overrides: list[str], what: str) -> None
     assert raised.value.where.startswith("engine") and what in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "is_taken"),
+    [
+        ("stages.1.temperature=2.5", False),
+        ("stages.1.temperature=0.005", False),
+        ("evaluation.temperature=0.001", False),
+        ("evaluation.temperature=0", True),
+        ("stages.1.temperature=2", True),
+    ],
+)
+def test_temperatures_that_vllm_does_not_sample_at_are_refused(recipe: str, override: str, is_taken: bool) -> None:
+    load(recipe, [override])
+    if is_taken:
+        load(recipe, ["engine.kind=vllm", override])
+        return
+    with pytest.raises(RecipeError, match=r"0\.01 to 2\.0") as raised:
+        load(recipe, ["engine.kind=vllm", override])
+    assert raised.value.where == override.partition("=")[0].replace("stages.1", "stages[1]")
+
+
 def options_of(**settings: Any) -> StartOptions:
     return StartOptions("m", 1024, "float32", **{"max_sequences": 48, "max_batch_tokens": 8192, **settings})
 
@@ -146,6 +166,8 @@ def test_show_counts_what_the_engine_adds(recipe: str) -> None:
     servers = memory(recipe, "engine.kind=vllm", SERVERS)
     assert (servers["engine"], servers["max_kv_cache"]) == (0, 0)  # they have theirs
     assert servers["training_total"] == embedded["training_total"]
+    started = memory(recipe, "engine.kind=vllm", "cluster={servers: 1, rollout_workers: 1}", "asynchrony.staleness=1")
+    assert (started["engine"], started["max_kv_cache"]) == (0, 0), "on Ray, in processes of their own"
 
 
 def test_show_prints_a_recipe_with_vllm(recipe: str) -> None:

@@ -18,7 +18,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
 from rlhf.cli import app
 from rlhf.credit.grpo import GRPO
-from rlhf.errors import MissingPackageError, RecipeError
+from rlhf.errors import MissingPackageError, ModelError, RecipeError
 from rlhf.estimate.meta import meta_model, parameters_of
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.inference.embedded.copied import CopiedEngine
@@ -29,7 +29,7 @@ from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.lora import Lora, merged, unadapted
 from rlhf.training.policy.model import Policy, Pretrained, restore
-from rlhf.training.publisher import Publisher, parameters
+from rlhf.training.publisher import Publisher, adapter_parameters, parameters
 from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.trl_trainers import train_dpo
 from tests import recipe_parts
@@ -270,3 +270,22 @@ def test_dora_is_fine_where_it_is_merged(tmp_path: Path, engine: str) -> None:
     keys = ["policy={kind: pretrained, path: some/model, lora: {dora: true}}", engine]
     loaded = load(str(recipe_parts.write(tmp_path)), keys)
     assert loaded.policy.lora == Lora(dora=True)
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "lm_head"), ("embed_tokens",)])
+def test_an_adapter_on_a_weight_with_two_uses_is_refused(targets: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError, match="are one weight") as raised:
+        policy(lora=Lora(rank=2, targets=targets))
+    assert raised.value.where == "policy.lora.targets"
+
+
+def test_the_hub_is_not_asked_for_the_base_of_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import peft.utils.save_and_load as peft_files
+
+    asked: list[Any] = []
+    monkeypatch.setattr(peft_files, "check_file_exists_on_hf_hub", lambda *names, **_: asked.append(names))
+    made = policy(lora=Lora(rank=2))
+    made.model.peft_config["default"].base_model_name_or_path = "someone/model"
+    assert dict(adapter_parameters(made.model))
+    made.save(tmp_path / "policy")
+    assert not asked

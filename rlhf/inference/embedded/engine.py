@@ -173,6 +173,10 @@ class TransformersEngine:
         if weights.version != self._version:
             self._table.begin_version(weights.version)
         self._version, self._fingerprint = weights.version, found
+        await self.sleep()
+
+    async def sleep(self) -> None:
+        """Free keys and values; what is cached is computed again where a session goes on."""
         self._cache.clear()
         self._table.forget_cache()
 

@@ -39,6 +39,8 @@ _MAX_QUERIES = 128
 _CALL_COST = 1024
 #: Most query-key pairs of one kernel call; bounds the memory for scores to this times H floats.
 _MAX_PAIRS = 1 << 20
+#: Slots added at a time: few, as each has room for a whole context.
+_SLOT_STEP = 16
 #: Tokens that a slot has room for at first.
 _FIRST_LENGTH = 128
 
@@ -48,9 +50,10 @@ def _round_up(n: int, step: int) -> int:
 
 
 class KVCache:
-    """Key and value buffers of every layer, `[S, G, length, D]`, allocated on first write, grown by doubling.
+    """Key and value buffers of every layer, `[S, G, length, D]`, allocated on first write and grown.
 
-    Once cleared they begin with the size that they had: new weights come with every step, and growing copies all.
+    Slots come in small steps, lengths double. Once cleared they begin with the size that they had: new weights
+    come with every step, and growing copies all.
 
     Args:
         max_slots: most sessions.
@@ -81,7 +84,7 @@ class KVCache:
         if not self._layers:
             n_slots, length = max(n_slots, self._before[0]), max(length, self._before[1])
         if n_slots > self._n_slots:
-            self._n_slots = min(max(n_slots, 2 * self._n_slots), self._max_slots)
+            self._n_slots = min(max(n_slots, self._n_slots + _SLOT_STEP), self._max_slots)
         if length > self._length:
             wanted = max(length, 2 * self._length, _FIRST_LENGTH)
             self._length = min(_round_up(wanted, _KEY_STEP), self._max_length)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -185,6 +186,12 @@ class VllmEngine:
         self._n_vocab = n_vocab
         found = await self._replicas.connect(shapes, n_vocab, lora_rank, leaves_out=leaves_out)
         self._max_context = min(max_context, found or max_context)
+        if self._max_context < max_context:
+            warnings.warn(
+                f"a server has a context of {found} tokens: episodes are cut there, not at {max_context} as the recipe "
+                f"and the model have it; start it with more, or set limits.max_context={found}",
+                stacklevel=2,
+            )
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once.

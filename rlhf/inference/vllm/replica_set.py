@@ -219,17 +219,19 @@ class ReplicaSet:
         Raises:
             TimeoutError: an instance did not answer within `limit_s` seconds.
         """
-        found = []
-        for replica in self.all:
-            if replica.has_left:
-                continue
+
+        async def asked(instance: Instance) -> tuple[bool, str]:
             try:
                 async with asyncio.timeout(limit_s):
-                    is_up, name = await replica.instance.is_up(), ""
-                    if is_up and is_delivered:
-                        name = await replica.instance.version()
+                    is_up = await instance.is_up()
+                    return is_up, await instance.version() if is_up and is_delivered else ""
             except InstanceDownError:
-                is_up = False
+                return False, ""
+
+        found = []
+        present = [replica for replica in self.all if not replica.has_left]
+        answers = await asyncio.gather(*(asked(replica.instance) for replica in present))
+        for replica, (is_up, name) in zip(present, answers, strict=True):
             if not is_up:
                 replica.fault = replica.fault or "it does not answer"
                 continue

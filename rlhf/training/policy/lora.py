@@ -173,11 +173,26 @@ class Lora:
         with self._fitting("policy.lora.targets"):
             # In 16 bits as the base: the optimiser keeps float32 masters, and engines compute with this format too.
             adapted = get_peft_model(model, self._config("CAUSAL_LM"), autocast_adapter_dtype=False)
+            self._refuse_tied(adapted)
             roles = sorted(self.roles)  # as they are found in the folder of a checkpoint
             refuse_names(adapted, roles)
             for name in roles:
                 adapted.add_adapter(name, copy.deepcopy(adapted.peft_config[SHARED]), autocast_adapter_dtype=False)
             return route(adapted, roles) if roles else adapted
+
+    def _refuse_tied(self, adapted: Any) -> None:
+        """Refuse an adapter on one use of a weight that has two: merged, it would change the other."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        base = adapted.get_base_model()
+        ends = base.get_input_embeddings(), base.get_output_embeddings()
+        if base.config.get_text_config().tie_word_embeddings and any(isinstance(m, BaseTunerLayer) for m in ends):
+            raise ModelError(
+                "embeddings and output layer of this model are one weight: no adapter changes one alone",
+                where="policy.lora.targets",
+                got=str(self._named),
+                expected="layers between the two, or all-linear",
+            )
 
     @property
     def _named(self) -> str | list[str]:

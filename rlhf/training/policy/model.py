@@ -283,7 +283,10 @@ class Policy:
         whole = full_state(self.model, trained_only=self.is_lora, keep=is_main) if is_laid_out(self.model) else None
         if is_main:
             self.name_stop_tokens()
-            self.model.save_pretrained(folder, **({} if whole is None else {"state_dict": whole}))
+            given: dict[str, Any] = {} if whole is None else {"state_dict": whole}
+            if self.is_lora:  # which asks the hub for the base's configuration else
+                given["save_embedding_layers"] = False
+            self.model.save_pretrained(folder, **given)
             self.tokenizer.save_pretrained(folder)
 
     def name_stop_tokens(self) -> None:
