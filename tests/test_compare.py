@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from rlhf.build.record import write_record
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
+from rlhf.evaluation.judging import judged_by, settings_of
 from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
 from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.recipe import load
+from rlhf.recipe.model import values_of
 from tests.commands import last_json, run
 from tests.evaluation.pages import Page
 
@@ -160,6 +164,82 @@ def test_it_says_when_runs_were_measured_and_which_have_not_ended(tmp_path: Path
     mixed = run("compare", own, done)
     assert "measured: own by `rlhf evaluate`; done after training, step 30" in mixed.stdout and not mixed.stderr
     assert "measured" not in run("compare", own, own).stdout
+
+
+JUDGED = {
+    "environment": {"kind": "dataset", "path": "/a/rows.jsonl", "train": "a.jsonl", "columns": {"prompt": "q"}},
+    "rewards": {"right": {"kind": "math", "weight": 1.0}, "short": {"kind": "turn_cost", "cost": 0.1}},
+    "limits": {"max_turns": 3, "max_tokens": 8},
+    "evaluation": {"temperature": 1.0, "seed": 20_000, "n_tasks": 10},
+}
+
+
+def judged_run(folder: Path, solved_by: str | None, **changes: Any) -> Path:
+    """Run with these recipe keys, and the reward that decided what it solved."""
+    write(folder, tasks([True, False]), stage="after", step=3, is_run=True)
+    (folder / "recipe.yaml").write_text(json.dumps({**JUDGED, **changes}))
+    (folder / "versions.json").write_text(json.dumps({"solved_by": {"tasks": solved_by}}))
+    (folder / "result.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "solved_by", "said"),
+    [
+        ({}, "right", ""),
+        ({"rewards": {"right": {"kind": "exact_match"}}}, "right", "solved_by.kind math and exact_match"),
+        ({"rewards": {"right": {"kind": "math", "solved_at": 0.5}}}, None, "solved_by.solved_at 1.0 and 0.5"),
+        ({}, None, "solved_by.kind math and the environment"),
+        ({"limits": {"max_turns": 9}}, "right", "limits.max_turns 3 and 9"),
+        ({"environment": {**JUDGED["environment"], "columns": {"prompt": "p"}}}, "right", "columns.prompt q and p"),
+        ({"evaluation": {"temperature": 0.0}}, "right", "sampling.temperature 1.0 and 0.0"),
+        # what it is trained with, limits of the policy, places, and the name of the reward decide nothing
+        ({"rewards": {"right": {"kind": "math", "weight": 2.0}, "long": {"kind": "overlong"}}}, "right", ""),
+        ({"rewards": {"good": {"kind": "math", "weight": 1.0}}}, "good", ""),
+        ({"limits": {"max_turns": 3, "max_tokens": 99}}, "right", ""),
+        ({"environment": {**JUDGED["environment"], "path": "/b/rows.jsonl", "train": "b.jsonl"}}, "right", ""),
+    ],
+)
+def test_runs_that_were_not_judged_alike_are_told_and_ranked_apart(
+    tmp_path: Path, changes: dict[str, Any], solved_by: str | None, said: str
+) -> None:
+    runs = judged_run(tmp_path / "a", "right"), judged_run(tmp_path / "b", solved_by, **changes)
+    [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
+    assert row["cautions"] == [caution for caution in row["cautions"] if "a and b were not judged alike" in caution]
+    assert said in " ".join(row["cautions"]) and bool(row["cautions"]) is bool(said)
+    assert len(last_json(run("leaderboard", *runs, "--json"))["boards"]) == 1 + bool(said)
+
+
+def test_runs_that_do_not_say_what_decided_are_compared_as_far_as_they_say(tmp_path: Path) -> None:
+    runs = [judged_run(tmp_path / name, "right") for name in "ab"]
+    (runs[1] / "versions.json").unlink()
+    (runs[1] / "recipe.yaml").write_text("")
+    [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
+    assert row["cautions"] == [] and len(last_json(run("leaderboard", *runs, "--json"))["boards"]) == 1
+    for name, text in (("recipe.yaml", "rewards: 3"), ("versions.json", "{")):
+        (runs[1] / name).write_text(text)
+        damaged = run("compare", *runs).stderr
+        assert "this file is damaged" in damaged and name in damaged
+        (runs[1] / name).write_text("{}")
+
+
+def test_a_run_records_the_verifier_that_decides_where_no_key_says_so(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "is {i}?", "reference": "{i}"}}' for i in range(9)))
+    values = {
+        "policy": {"kind": "from_scratch"},
+        "environment": {"kind": "dataset", "path": "rows.jsonl"},
+        "rewards": {"short": {"kind": "turn_cost"}, "right": {"kind": "exact_match"}},
+        "limits": {"max_tokens": 4},
+        "stages": [{"kind": "policy_gradient"}],
+    }
+    (tmp_path / "own.yaml").write_text(json.dumps(values))
+    recipe = load(str(tmp_path / "own.yaml"))
+    write_record(tmp_path, recipe)
+    found = settings_of(tmp_path, is_run=True)
+    assert found["parts"]["tasks"]["solved_by"]["kind"] == "exact_match"
+    assert found["parts"]["tasks"] == judged_by(values_of(recipe), "right") and found["sampling"] == {
+        "temperature": 1.0
+    }
 
 
 def test_a_run_without_metrics_is_not_finished_either(tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ def test_commas_part_values_outside_of_brackets_alone() -> None:
         (["seed=1,2"], "says what is compared"),
         (["stages.0.steps=1,2"], "says what is compared"),
         (["environment.rows=2,3"], "says what is compared"),
-        (["limits.max_turns=2,3"], "says what is compared"),
-        (["rewards.right.solved_at=0.5,1.0"], "says what is compared"),
         (["a=1", "a=2"], "a key twice"),
     ],
 )
@@ -80,6 +78,50 @@ def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_pa
         nim = load("textarena/nim-opponents")
         Tuning("textarena/nim-opponents", (), nim, tmp_path / "tuned", 1).check([()], 3)
     assert "3 of 30 steps" in caught.value.got and "--keep" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("choice", "key"),
+    [
+        ("limits.max_turns=2", "limits.max_turns 2, in the recipe 3"),
+        ("limits={max_turns: 3, max_calls: 2, max_tokens: 8}", "limits.max_calls"),
+        ("rewards.right.solved_at=0.5", "solved_by.solved_at"),
+        ("rewards.right={kind: outcome, solved_at: 1.0}", "solved_by.kind outcome, in the recipe parts.py:solved"),
+        ("rewards={other: {kind: outcome}}", "solved_by.kind the environment"),
+        ("rewards.right.weight=2.0", ""),
+        ("rewards.short={kind: turn_cost, cost: 0.1}", ""),
+        ("limits.max_tokens=4", ""),
+    ],
+)
+def test_no_choice_changes_what_decides_success(tmp_path: Path, choice: str, key: str) -> None:
+    tuning = tuning_of(tmp_path)
+    own = ("rewards.right.solved_at=1.0",)
+    tuning = replace(tuning, overrides=own, loaded=load(tuning.recipe, list(own)))
+    if not key:
+        tuning.check([(), (choice,)], 4)
+        return
+    with pytest.raises(RecipeError, match="changes what decides success") as refused:
+        tuning.check([(), (choice,)], 4)
+    assert key in refused.value.got and not (tmp_path / "tuned").exists()
+
+
+def test_the_verifier_that_decides_where_nothing_says_so_is_no_choice(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "is {i}?", "reference": "{i}"}}' for i in range(60)))
+    values = {
+        "policy": {"kind": "from_scratch"},
+        "environment": {"kind": "dataset", "path": "rows.jsonl"},
+        "rewards": {"short": {"kind": "turn_cost"}, "right": {"kind": "exact_match"}},
+        "limits": {"max_tokens": 4},
+        "stages": [{"kind": "policy_gradient"}],
+    }
+    (tmp_path / "own.yaml").write_text(json.dumps(values))
+    recipe = str(tmp_path / "own.yaml")
+    split = ("environment.split_ratios={train: 0.5, dev: 0.2, test: 0.3}",)
+    tuning = Tuning(recipe, split, load(recipe, list(split)), tmp_path / "tuned", 1)
+    tuning.check([(), ("rewards.short.weight=0.1",)], 4)
+    with pytest.raises(RecipeError, match="changes what decides success") as refused:
+        tuning.check([(), ("rewards.right={kind: math}",)], 4)
+    assert refused.value.got == "solved_by.kind math, in the recipe exact_match"
 
 
 def test_tasks_that_choose_cannot_judge(tmp_path: Path) -> None:

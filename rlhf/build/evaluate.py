@@ -39,6 +39,7 @@ from rlhf.recipe.evaluation_target import EvaluationTarget, contender
 from rlhf.recipe.suites import Part, Suite, hash_of, values_of_suite
 from rlhf.recipe.text import parse, to_text
 from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import deciding_reward
 from rlhf.stats import share_interval
 from rlhf.terminal import CleanConsole
 from rlhf.viewer.report import write_report
@@ -296,12 +297,13 @@ def _list_older(folder: Path, console: CleanConsole) -> None:
 
 
 def versions_of(found: EvaluationTarget, *, is_kept: bool = True) -> dict[str, Any]:
-    """Versions of packages, interpreter, hardware, engine and environments, and digests of code and weights."""
+    """Versions of packages, interpreter, hardware, engine and environments, deciding rewards, and digests."""
     part, recipe = found.suite.parts[0], found.recipe
     return {
         **versions(part.environment),
         **{key: value for p in found.suite.parts for key, value in programs_record(p.rewards).items()},
         "environment": {p.name: properties_of(p.environment).package for p in found.suite.parts},
+        "solved_by": {p.name: deciding_reward(p.rewards) for p in found.suite.parts},
         "engine": plain_part("engine", recipe.engine) if recipe else {"kind": found.kind},
         "code": code_digests(values_of_suite(found.suite)),
         "weights": _weights_digest(found) if is_kept else {},

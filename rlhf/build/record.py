@@ -21,7 +21,7 @@ from rlhf.build.supervised_data import digests
 from rlhf.digests import write_listed
 from rlhf.recipe import Recipe, dump
 from rlhf.recipe.model import values_of
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import Weighted, deciding_reward
 
 #: Packages whose versions can change a result.
 _RECORDED = (
@@ -32,9 +32,10 @@ _RECORDED = (
 
 
 def write_record(folder: Path, recipe: Recipe) -> None:
-    """Write the versions and the resolved recipe, which make the folder a run."""
+    """Write versions, name of the deciding reward, and resolved recipe, which make the folder a run."""
     record = versions(recipe.environment) | programs_record(recipe.all_rewards)
     record |= {"data": digests(recipe), "code": code_digests(values_of(recipe))}
+    record |= {"solved_by": {"tasks": deciding_reward(recipe.rewards)}}
     record |= {path: _made(environment) for path, environment in own_environments(recipe).items()}
     write_listed(folder / "versions.json", json.dumps(record, indent=1))
     write_listed(folder / "recipe.yaml", dump(recipe))

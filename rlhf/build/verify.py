@@ -20,7 +20,7 @@ from rlhf.terminal import CleanConsole
 
 _Key = tuple[str, str, int]
 #: Facts that evaluations of earlier versions have not on record.
-_KEPT_LATER = ("policy.", "versions.code", "versions.weights")
+_KEPT_LATER = ("policy.", "versions.code", "versions.weights", "versions.solved_by")
 
 
 def verify(folder: Path, *, console: CleanConsole | None = None) -> dict[str, Any]:

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 Choice = tuple[str, ...]
 _FILE = "tune.json"
 #: Keys that say what is compared, rather than how it is trained.
-_MEASURES = re.compile(
-    r"seed|name|evaluation.*|.*\.steps|limits(\.(max_turns|max_calls|episode_timeout_s))?|rewards(\..*)?\.solved_at"
-    r"|environment(?!(\..*)?\.(n_train|train|n_workers|weight)$).*"
-)
+_MEASURES = re.compile(r"seed|name|evaluation.*|.*\.steps|environment(?!(\..*)?\.(n_train|train|n_workers|weight)$).*")
 #: Differing keys that a message names.
 _MOST_NAMED = 4
 
@@ -198,7 +195,7 @@ class Tuning:
         check_declared_split(judge.watch_split, self.loaded.environment, "evaluation.watch_split")
         for choice in choices:
             words = [*self.overrides, *choice, *self.held_out]
-            load(self.recipe, words)
+            _refuse_judged_otherwise(choice, self.loaded, load(self.recipe, words))
             try:
                 load(self.recipe, [*words, f"stages.{len(self.loaded.stages) - 1}.steps={first}"])
             except RecipeError as error:
@@ -313,6 +310,23 @@ def _ends(words: Sequence[str], run: Path) -> bool:
     if code == INTERRUPTED:
         raise Stopped("stopped", where=str(run), got="interrupted", hint="run the same command to continue")
     return code == 0
+
+
+def _refuse_judged_otherwise(choice: Choice, recipe: Recipe, chosen: Recipe) -> None:
+    """Raise RecipeError where another verifier or limit decides what a choice has solved than what the recipe has."""
+    from rlhf.evaluation.judging import differences, judged_by
+    from rlhf.recipe.model import values_of
+    from rlhf.rollout.scoring import deciding_reward
+
+    mine, theirs = (judged_by(values_of(one), deciding_reward(one.rewards)) for one in (recipe, chosen))
+    for key, (own, other) in differences(mine, theirs).items():
+        raise RecipeError(
+            "a choice changes what decides success",
+            where=f"--try {_words(choice)}",
+            got=f"{key} {other}, in the recipe {own}",
+            expected="choices that the same verifier judges, within the same limits of an attempt",
+            hint=f"leave it out, or give all choices one value: rlhf tune RECIPE {_words(choice)} --try ...",
+        )
 
 
 def _words(choice: Choice) -> str:

@@ -12,12 +12,15 @@ from typing import Any, Literal
 from rlhf.errors import DataError, RecipeError
 from rlhf.evaluation.attempts import Attempt, evaluations_in, openings, read_attempts, scores_by_task, solved_by_task
 from rlhf.evaluation.folder import SUMMARY, is_evaluation, kept_in, nearest_beside
+from rlhf.evaluation.judging import differences, settings_of
 from rlhf.evaluation.paired import Paired, compare, holm, n_tasks_needed
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import list_steps
 from rlhf.given_parts import how_to_resume
 
 Metric = Literal["success", "score"]
+#: Differing settings that a caution names.
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -131,15 +134,30 @@ def _standing(run: Path) -> str:
 
 
 def _cautions(first: Side, second: Side, n_unpaired: int) -> list[str]:
-    """Cautions on a comparison: unpaired tasks and figures from before the end."""
+    """Cautions on a comparison: unpaired tasks, figures from before the end, and success that is judged otherwise."""
     found = [caution for side in (first, second) if (caution := caution_of(side))]
     stages = [side.stage for side in (first, second)]
     if all(stages) and len(set(stages)) > 1:
         times = " and ".join(f"{side.name} {when(side.stage)}" for side in (first, second))
         found.append(f"not measured at the same time of a run: {times}")
+    found += _judged_otherwise(first, second)
     if n_unpaired:
         found.append(f"{n_unpaired} tasks are of one evaluation alone and left out")
     return found
+
+
+def _judged_otherwise(first: Side, second: Side) -> list[str]:
+    """Caution where another verifier, environment, limit or temperature decided what the second solved."""
+    mine, theirs = (settings_of(side.folder, is_run=bool(side.stage)) for side in (first, second))
+    other = [
+        f"{key.removeprefix('parts.').removeprefix('tasks.')} {one} and {two}"
+        for key, (one, two) in differences(mine, theirs).items()
+        if key != "seed"
+    ]
+    if not other:
+        return []
+    told = "; ".join(other[:_MOST_NAMED]) + f"; and {len(other) - _MOST_NAMED} more" * (len(other) > _MOST_NAMED)
+    return [f"{first.name} and {second.name} were not judged alike: {told}"]
 
 
 def evaluations_below(folder: Path) -> list[Path]:

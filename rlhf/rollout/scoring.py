@@ -59,6 +59,11 @@ class Weighted:
             raise DataError("a weight is not a finite number", where=f"reward {self.name}", got=repr(self.weight))
 
 
+def deciding_reward(rewards: Mapping[str, Weighted]) -> str | None:
+    """Name of the reward that says what is solved; None where the environment does."""
+    return next((name for name, weighted in rewards.items() if weighted.solved_at is not None), None)
+
+
 async def score_group(
     task: Task,
     trajectories: Sequence[Trajectory],
@@ -179,7 +184,7 @@ class _Scorer:
 
     async def decide(self, trajectories: Sequence[Trajectory]) -> tuple[Sequence[Trajectory], Sequence[_Shared]]:
         """Apply the reward that decides success; returns attempts with that outcome, and its verdicts."""
-        name = next((name for name, weighted in self.rewards.items() if weighted.solved_at is not None), None)
+        name = deciding_reward(self.rewards)
         if name is None:
             return trajectories, [{} for _ in trajectories]
         weighted, shared = self.rewards[name], await self.together(trajectories, [name])

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlhf.digests import read_listed
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides, when
-from rlhf.evaluation.folder import PLAN
+from rlhf.evaluation.judging import differences, settings_of
 from rlhf.evaluation.summary import summarize
 
 #: What is said of each evaluation, in the order of `cells`.
 COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
 
-#: Limits that say how long an attempt may take; those of a policy, of failures and of single calls are not among them.
-_LIMITS = ("max_turns", "max_calls", "episode_timeout_s")
 #: Types of tasks that the title of a run's evaluation names.
 _TYPES = 3
 
@@ -52,7 +47,8 @@ class _Board:
     def takes(self, other: _Board) -> bool:
         """True if an evaluation, as a board of its own, is on the same suite, tasks and settings."""
         own, theirs = ((b.suite, b.n_attempts, b.metric, b.tasks) for b in (self, other))
-        return own == theirs and _agree(self.settings, other.settings) and _agree(self.said, other.said)
+        is_known_alike = not differences(self.settings, other.settings) and not differences(self.said, other.said)
+        return own == theirs and is_known_alike
 
 
 def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -69,7 +65,8 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """Return the boards of these evaluations, each with its rows, the best first.
 
     Evaluations share a board where suite, tasks, attempts, sampling, rewards and the limits of an attempt are the same,
-    and the environments said the same.
+    and the environments said the same; those of runs where the reward that decides success is the same, whatever else
+    the runs were trained with.
 
     Raises:
         DataError: a file is damaged.
@@ -78,7 +75,8 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     for side in sides:
         suite, policy, strategy, n_attempts, metric = _named(side)
         tasks = frozenset(a.task_id for a in side.attempts)
-        own = _Board(suite, _settings(side), n_attempts, metric, tasks, openings(side.attempts))
+        settings = settings_of(side.folder, is_run=bool(side.stage), with_score=not side.stage)
+        own = _Board(suite, settings, n_attempts, metric, tasks, openings(side.attempts))
         board = next((b for b in found if b.takes(own)), None)
         if board is None:
             board = own
@@ -164,58 +162,10 @@ def _named(side: Side) -> tuple[str, str, str, int, str]:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 
 
-def _settings(side: Side) -> Mapping[str, Any]:
-    """Settings of an evaluation's suite besides its tasks; empty for an evaluation of a run."""
-    path = side.folder / PLAN
-    if side.stage or not path.is_file():
-        return {}
-    try:
-        suite = (yaml.safe_load(read_listed(path)) or {}).get("suite", {})
-        own = {key: suite[key] for key in ("seed", "sampling") if key in suite}
-        return own | {"parts": {name: _of_part(part) for name, part in suite.get("parts", {}).items()}}
-    except (yaml.YAMLError, TypeError, AttributeError) as error:
-        raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
-
-
-def _of_part(part: Mapping[str, Any]) -> dict[str, Any]:
-    limits, rewards = part.get("limits", {}), part.get("rewards", {})
-    return {
-        "environment": _asked(part.get("environment", {})),
-        "rewards": rewards,
-        "names": sorted(rewards),
-        "limits": {key: limits[key] for key in _LIMITS if key in limits},
-    }
-
-
-def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of an environment that say what is asked there, rather than by which processes it is served."""
-    kind, inner = environment.get("kind"), environment.get("environment")
-    if kind == "processes" and isinstance(inner, Mapping):
-        return _asked(inner)
-    if kind == "external" and isinstance(world := environment.get("world"), Mapping):
-        own = {key: environment[key] for key in ("kind", "reward", "solved_at") if key in environment}
-        return _asked(world) if environment.get("reward") == "world" else own | {"world": _asked(world)}
-    # Paths and addresses differ between machines: what was told there is compared by itself.
-    shared = {key: value for key, value in environment.items() if not _is_place(value)}
-    return {key: _asked(value) if isinstance(value, Mapping) else value for key, value in shared.items()}
-
-
-def _is_place(value: Any) -> bool:
-    """True for an absolute path or an address."""
-    return isinstance(value, str) and (value.startswith("/") or re.match(r"\w+://", value) is not None)
-
-
 def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Union of two settings that agree."""
     both = {key: _joined(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(one[key], Mapping)}
     return {**other, **one, **both}
-
-
-def _agree(one: Any, other: Any) -> bool:
-    """True if two settings are the same, as far as both are known: an older version may have written fewer keys."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return all(_agree(one[key], other[key]) for key in one.keys() & other.keys())
-    return bool(one == other)
 
 
 def _evaluation_of(run: Side) -> str:

@@ -1,0 +1,124 @@
+"""What decides success in an evaluation: environment, limits of an attempt, and the reward that says what is solved."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf.digests import read_listed
+from rlhf.errors import DataError
+from rlhf.evaluation.folder import PLAN, RECIPE, VERSIONS
+
+#: Limits that say how long an attempt may take; those of a policy, of failures and of single calls are not among them.
+_LIMITS = ("max_turns", "max_calls", "episode_timeout_s")
+#: Keys of an environment that say what is trained on, and by how many processes it is served.
+_OF_TRAINING = ("n_train", "train", "weight", "n_workers")
+
+
+def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict[str, Any]:
+    """Return the settings that attempts were judged by: `seed`, `sampling` and, for each part, those of `judged_by`.
+
+    Args:
+        folder: of an evaluation, or of a run, whose evaluations have one part, `tasks`.
+        is_run: which of them it is.
+        with_score: also all rewards that the score of an attempt is made of.
+
+    Returns:
+        Plain values; without what the folder does not say.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    path = folder / (RECIPE if is_run else PLAN)
+    values, record = _read(path, yaml.safe_load), _read(folder / VERSIONS, json.loads)
+    try:
+        names = record.get("solved_by", {})
+        if is_run:
+            own = values.get("evaluation", {})
+            sampling = {key: own[key] for key in ("temperature",) if key in own}
+            suite = {**own, "sampling": sampling, "parts": {"tasks": values}}
+        else:
+            suite = values.get("suite", {})
+        found = {key: suite[key] for key in ("seed", "sampling") if key in suite}
+        parts = {name: judged_by(part, names.get(name, "")) for name, part in suite.get("parts", {}).items()}
+        for name, part in parts.items() if with_score else ():
+            rewards = suite["parts"][name].get("rewards", {})
+            part |= {"rewards": rewards, "names": sorted(rewards)}
+        return found | {"parts": parts}
+    except (TypeError, AttributeError) as error:
+        raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+    """Values of a file; none where it is missing or empty. Raises DataError where it is damaged."""
+    try:
+        return (parse(read_listed(path)) if path.is_file() else None) or {}
+    except (ValueError, yaml.YAMLError) as error:
+        raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+
+
+def judged_by(part: Mapping[str, Any], solved_by: str | None) -> dict[str, Any]:
+    """Return what decides success in a recipe or a part of a suite.
+
+    Args:
+        part: its plain values.
+        solved_by: name of the reward that says what is solved; None where the environment does, '' where that is not
+            known.
+
+    Returns:
+        `environment` and `limits`, as far as they say what is asked, and `solved_by`, the keys of the reward.
+    """
+    limits, rewards = part.get("limits", {}), part.get("rewards", {})
+    solved_by = next((name for name, reward in rewards.items() if "solved_at" in reward), solved_by)
+    found = {
+        "environment": _asked(part.get("environment", {})),
+        "limits": {key: limits[key] for key in _LIMITS if key in limits},
+    }
+    if solved_by is None:
+        found["solved_by"] = {"kind": "the environment"}
+    elif solved_by in rewards:
+        reward = {key: value for key, value in rewards[solved_by].items() if key != "weight"}
+        found["solved_by"] = {"solved_at": 1.0, **_portable(reward)}
+    return found
+
+
+def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys that two settings give other values, with both; an older version may have written fewer keys.
+
+    >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4})
+    {'a.b': (1, 3)}
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        shared = [key for key in one if key in other]
+        found = (differences(one[key], other[key], f"{path}.{key}" if path else str(key)) for key in shared)
+        return {key: values for each in found for key, values in each.items()}
+    return {} if one == other else {path: (one, other)}
+
+
+def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of an environment that say what is asked there, rather than by which processes it is served."""
+    kind, inner = environment.get("kind"), environment.get("environment")
+    if kind == "processes" and isinstance(inner, Mapping):
+        return _asked(inner)
+    if kind == "external" and isinstance(world := environment.get("world"), Mapping):
+        own = {key: environment[key] for key in ("kind", "reward", "solved_at") if key in environment}
+        return _asked(world) if environment.get("reward") == "world" else own | {"world": _asked(world)}
+    # Paths and addresses differ between machines: what was told there is compared by itself.
+    own = _portable({key: value for key, value in environment.items() if key not in _OF_TRAINING})
+    return {key: _asked(value) if isinstance(value, Mapping) else value for key, value in own.items()}
+
+
+def _portable(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys whose values mean the same on any machine; of a file of the user's own its name is left."""
+    named = {"kind": Path(keys["kind"]).name} if isinstance(keys.get("kind"), str) else {}
+    return {key: value for key, value in keys.items() if not _is_place(value)} | named
+
+
+def _is_place(value: Any) -> bool:
+    """True for an absolute path or an address."""
+    return isinstance(value, str) and (value.startswith("/") or re.match(r"\w+://", value) is not None)
