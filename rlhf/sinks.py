@@ -66,7 +66,7 @@ class Metrics:
             DataError: an unknown name, or a value that is no number.
             CheckpointError: a sink cannot be written.
         """
-        line = LogLine(step, stage, time.time(), {name: _number(name, value) for name, value in values.items()})
+        line = LogLine(step, stage, time.time(), checked(values))
         for sink in self.sinks:
             sink.write(line)
 
@@ -87,6 +87,11 @@ class Metrics:
         """Close every sink; after a failed run, by `fail` where a sink has it."""
         for sink in self.sinks:
             (getattr(sink, "fail", sink.close) if has_failed else sink.close)()
+
+
+def checked(values: Mapping[str, Any]) -> dict[str, float | None]:
+    """Metrics as plain numbers, None where one is not finite. Raises DataError for an unknown name or no number."""
+    return {name: _number(name, value) for name, value in values.items()}
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -30,7 +30,7 @@ from rlhf.api.values import Arguments
 from rlhf.build.processes import STOP_REQUEST
 from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.data import Task
-from rlhf.errors import CheckpointError, RecipeError, TrainingError
+from rlhf.errors import CheckpointError, DataError, RecipeError, TrainingError
 from rlhf.recipe.model import values_of
 from rlhf.recipe.text import parse
 from rlhf.sinks import read_metrics
@@ -432,14 +432,44 @@ def test_a_run_that_fails_while_a_step_is_counted_saves_no_half_of_it() -> None:
     assert set(Watching.seen) == {("after_update", False), ("on_step_end", True), ("between_steps", False)}
 
 
-def test_a_hook_that_raises_is_named() -> None:
+@pytest.mark.parametrize("method", ["after_update", "on_step_end", "between_steps"])
+def test_a_hook_that_raises_is_named_and_what_was_trained_is_saved(method: str) -> None:
+    class Bad(StageHook):
+        async def fail(self, run: Any, parts: Any, step: Any = None) -> None:
+            if (run.state.step if step is None else step.number + 1) == 2:
+                raise KeyError("loss")
+
+    setattr(Bad, method, Bad.fail)
+    with pytest.raises(TrainingError, match="a hook raised") as caught:
+        small(4, callbacks=[Bad()], out="run")
+    after = "after " * (method == "between_steps")
+    assert f"hook Bad, {after}step 2 of 0-policy_gradient" in caught.value.where
+    assert caught.value.got.startswith("KeyError: 'loss' (test_python.py:")
+    assert (Path("run") / "checkpoints" / "0-policy_gradient-000002").is_dir()
+    resumed, whole = small(resume="run"), small(4, out="whole")
+    assert resumed.is_finished and logged(resumed.run) == logged(whole.run)
+
+
+@pytest.mark.parametrize("place", ["values", "metrics"])
+def test_a_hook_that_logs_what_is_no_metric_is_named_and_what_was_trained_is_saved(place: str) -> None:
     class Bad(StageHook):
         async def on_step_end(self, run: Any, parts: Any, step: Any) -> None:
-            raise KeyError("loss")
+            step.metrics["custom/n"] = 1.0
+            if step.number == 1:
+                getattr(step, place)["n_long"] = 1.0
 
-    with pytest.raises(TrainingError, match="a hook raised") as caught:
-        small(3, callbacks=[Bad()])
-    assert "hook Bad, after step 0 of" in caught.value.where and caught.value.got == "KeyError: 'loss'"
+    with pytest.raises(DataError, match="no such metric") as caught:
+        small(4, callbacks=[Bad()], out="run")
+    assert caught.value.where == "hook Bad, step 2 of 0-policy_gradient: metrics" and caught.value.got == "'n_long'"
+    resumed, whole = small(resume="run"), small(4, out="whole")
+    lines = logged(resumed.run)
+    assert [values.pop("custom/n", None) for *_, values in lines if "rollout/success" in values] == [
+        1.0,
+        None,
+        None,
+        None,
+    ]
+    assert resumed.is_finished and lines == logged(whole.run)
 
 
 def test_hooks_whose_states_a_checkpoint_could_not_give_back_are_refused() -> None:

@@ -128,7 +128,7 @@ async def train_on(
     shares, hooks = run.runner.engine.shares_policy, parts.hooks if step.trains_policy else ()
     step.values = await parts.work(update, stage, parts.trainer, step.samples, step.rng, shares, hooks)
     for hook in parts.hooks:
-        await hook.after_update(run, parts, step)
+        await run.callbacks.after_training(hook, hook.after_update, run, parts, step)
     train_s = time.perf_counter() - start
     step.values |= parts.trainer.meter.rates(train_s)
     await (run.publish() if parts.ahead is None else parts.ahead.publish(run))
@@ -136,7 +136,7 @@ async def train_on(
     parts.is_ending_step = True  # what learns now is ahead of the run's state, also where nothing was trained on
     step.metrics |= parts.source.learn(step.all_groups)
     for hook in parts.hooks:
-        await hook.on_step_end(run, parts, step)
+        await run.callbacks.after_training(hook, hook.on_step_end, run, parts, step)
     run.say_once(step.cautions)
     figures = None if step.figures is None else gathered.of_all(step.figures)
     run.record(label, number + 1, "train", gathered.recorded, gathered.of_all(credits), figures)

@@ -62,7 +62,9 @@ class StageHook:
     """Base of hooks in a stage's steps; every method does nothing by default.
 
     Methods are called in the order they have here, each of all hooks of the stage before the next. A step may be begun
-    and never finished, so `state_dict` changes in `on_step_end` and the methods below it alone.
+    and never finished, so `state_dict` changes in `on_step_end` and the methods below it alone. Where a program's own
+    hook raises in `after_update` or `on_step_end`, the step is finished without what it logged there, the run is saved,
+    and the error is raised.
     """
 
     #: Name of its state in a checkpoint; empty where it keeps none.

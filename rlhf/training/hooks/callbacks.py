@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import io
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 
 from rlhf import processes
 from rlhf.data.untrusted import name_of
-from rlhf.errors import RecipeError, RlhfError, TrainingError
-from rlhf.sinks import LogLine
+from rlhf.errors import RecipeError, RlhfError, TrainingError, raised_at
+from rlhf.sinks import LogLine, checked
 from rlhf.training.context import LiveStage, RunContext
-from rlhf.training.hooks.base import StageHook
+from rlhf.training.hooks.base import StageHook, Step
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Callbacks(StageHook):
     hooks: Sequence[StageHook] = ()
     is_stopped: bool = False
     _lines: list[LogLine] = field(default_factory=list)
+    _fault: RlhfError | None = None
 
     @classmethod
     def of(cls, given: Any) -> Callbacks:
@@ -97,8 +98,41 @@ class Callbacks(StageHook):
     # --- a hook ---
 
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
-        """Call the functions with what was logged since."""
+        """Call the functions with what was logged since; raise what a hook raised in the step before."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
         await self.call(run.folder)
+
+    async def after_training(
+        self,
+        hook: StageHook,
+        method: Callable[[RunContext, LiveStage, Step], Awaitable[None]],
+        run: RunContext,
+        parts: LiveStage,
+        step: Step,
+    ) -> None:
+        """Call a hook's method in a step whose updates are made.
+
+        What a hook of the program raises, or logs under a name that is no metric, waits for `between_steps`: the step
+        is finished without what the method logged, so that it can be saved.
+        """
+        values, metrics = dict(step.values), dict(step.metrics)
+        try:
+            await method(run, parts, step)
+            checked({**step.values, **step.metrics})
+        except Exception as error:
+            if all(hook is not own for own in self.hooks):
+                raise
+            step.values, step.metrics = values, metrics
+            where = f"{_named(hook)}, {step.where}"
+            if isinstance(error, RlhfError):
+                error.where = f"{where}: {error.where}" if error.where else where
+                fault = error
+            else:
+                fault = _of_hook(error, where)
+                fault.__cause__ = error
+            self._fault = self._fault or fault
 
     async def call(self, folder: Path, *, is_last: bool = False) -> None:
         """Call the functions with each line that is kept, in order.
@@ -151,18 +185,26 @@ class Callbacks(StageHook):
         owners = (frame.f_locals.get("self") for frame in reversed(frames))
         hook = next((one for one in owners if any(one is own for own in self.hooks)), None)
         if hook is not None and not isinstance(error, RlhfError):
-            raise TrainingError(
-                "a hook raised",
-                where=f"hook {type(hook).__name__}, after {step}",
-                got=f"{type(error).__name__}: {error}",
-                expected="no exception",
-                hint="fix the hook and resume the run: rlhf.train(resume=RUN, callbacks=...)",
-            ) from error
+            raise _of_hook(error, f"{_named(hook)}, after {step}") from error
 
     def _stop(self) -> None:
         self.is_stopped = True
         if processes.current().n > 1:
             processes.current().stops = True
+
+
+def _named(hook: object) -> str:
+    return f"hook {type(hook).__name__}"
+
+
+def _of_hook(error: Exception, where: str) -> TrainingError:
+    return TrainingError(
+        "a hook raised",
+        where=where,
+        got=f"{type(error).__name__}: {error}{raised_at(error)}",
+        expected="no exception",
+        hint="fix the hook and resume the run: rlhf.train(resume=RUN, callbacks=...)",
+    )
 
 
 def _check_async(hook: StageHook) -> None:
