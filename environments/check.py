@@ -164,9 +164,12 @@ class _EnvironmentCheck:
                 return None
             lists.append(tasks)
         first, again = lists
-        change = next((f"{a.id!r}, then {b.id!r}" for a, b in zip(first, again, strict=False) if a != b), "")
+        pairs = zip(first, again, strict=False)
+        # By what is written: `==` of NumPy's arrays, which `Task.info` may not hold, is no truth value.
+        change = next((f"{a.id!r}, then {b.id!r}" for a, b in pairs if repr(a) != repr(b)), "")
         got = f"split '{split}': {change or f'{len(first)} tasks, then {len(again)}'}"
-        self.walk.note(first == again, "tasks(): same tasks in the same order every time", got)
+        is_same = not change and len(first) == len(again)
+        self.walk.note(is_same, "tasks(): same tasks in the same order every time", got)
         return list(first)
 
     def _list(self, split: str) -> list[Task]:

@@ -233,6 +233,31 @@ def test_a_fault_of_an_environment_is_told_once_with_its_line_before_anything_is
     assert error.value.expected and "rlhf check environment ./FILE.py:NAME" in error.value.hint
 
 
+@pytest.mark.parametrize(("declared", "got"), [("{'deterministic': True}", "dict"), ("None", ""), ("Properties()", "")])
+def test_properties_of_another_type_are_told_of_and_the_run_goes_on(tmp_path: Path, declared: str, got: str) -> None:
+    text = WORLD.replace("import StepResult", "import Properties, StepResult")
+    (tmp_path / "world.py").write_text(text.replace("class World:", f"class World:\n    properties = {declared}\n"))
+    said: list[str] = []
+    recipe = load(runs.write(tmp_path, STAGES[1:], environment={"kind": "./world.py:World"}))
+    asyncio.run(try_once(recipe, said.append))
+    assert [text.partition(",")[0] for text in said] == [f"caution: environment.properties is {got}"] * bool(got)
+
+
+@pytest.mark.parametrize(
+    ("success", "rewards", "n_said"), [(None, {}, 1), (False, {}, 0), (None, {"solved_at": 1.0}, 0)]
+)
+def test_an_environment_that_never_says_what_is_solved_is_told_of_once(
+    tmp_path: Path, success: bool | None, rewards: dict[str, Any], n_said: int
+) -> None:
+    (tmp_path / "world.py").write_text(WORLD.replace("success=True", f"success={success}"))
+    stage = {**STAGES[1], "steps": 2}
+    own = {"all": {"kind": "environment", **rewards}}
+    done = runs.run(
+        runs.write(tmp_path, [stage], environment={"kind": "./world.py:World"}, rewards=own), tmp_path / "run"
+    )
+    assert done.said.count("did not say whether the task was solved: return success=True or False with") == n_said
+
+
 def test_more_tasks_than_there_are_is_said_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(WORLD)
     world = {"kind": "./world.py:World"}

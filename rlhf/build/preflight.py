@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from agents.tools import ToolAgent
+from environments.base import Properties
 from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
 from rlhf.build.program_trial import ProgramTrial, temperatures_of
 from rlhf.build.reference_trial import to_try
+from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Task, Trajectory
 from rlhf.data.report import counted, one_line
+from rlhf.data.untrusted import shown
 from rlhf.errors import EnvError, RecipeError, RewardError
 from rlhf.evaluation.evaluate import Evaluation
 from rlhf.recipe import Recipe
@@ -38,6 +41,13 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 _N_TASKS = 16
 #: Tasks that an environment may fail at when it is tried, and turns of an attempt then.
 _N_TRIED, _N_TURNS = 3, 2
+
+
+class _Declared(CapabilityView):
+    """What an environment declares of itself, of whatever type."""
+
+    properties = Capability[object](None)
+    """See `environments.base.Properties`."""
 
 
 def refuse_without_references(recipe: Recipe) -> None:
@@ -152,6 +162,12 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
 
 
 async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str], None]) -> None:
+    declared = _Declared(recipe.environment).properties
+    if not isinstance(declared, Properties | None):
+        say(
+            f"caution: {path}environment.properties is {shown(declared)}, and what it says is not heard: the defaults "
+            "hold; return an environments.base.Properties"
+        )
     task, attempt = await attempted(recipe, split, path, say)
     for name, weighted in recipe.rewards.items():
         if (copied := to_try(weighted)) is None:

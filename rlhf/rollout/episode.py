@@ -31,6 +31,9 @@ from rlhf.rollout.opponent_engine import OpponentEngine
 from rlhf.rollout.policy_client import EpisodeMonitor, EpisodePolicy, EpisodeStatus
 from rlhf.rollout.renderer import Renderer
 
+#: Detail of an attempt that the environment terminated with `success=None`, which counts as unsolved.
+UNDECIDED = "the environment did not say whether the task was solved"
+
 
 def lanes_of(environment: Environment) -> CallExecutor:
     """Executor of the environment's calls, by its declared properties; see `rlhf.rollout.executors`."""
@@ -172,7 +175,7 @@ class _Run:
         if now.success:
             return Outcome.SOLVED, ""
         if now.terminated:
-            return Outcome.FAILED, ""
+            return Outcome.FAILED, UNDECIDED if now.success is None else ""
         return Outcome.TURN_LIMIT, "the environment's own step limit"
 
     async def _replay(self, live: EnvSession, turn: Turn, now: StepResult) -> StepResult:

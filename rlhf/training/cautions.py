@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlhf.data import Finish, Outcome
+from rlhf.rollout.episode import UNDECIDED
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.scoring import commonest_failure
@@ -12,18 +13,20 @@ from rlhf.training.backends.optimizer import AdamW
 TRUNCATED_SHARE = 0.01
 
 
-def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, str]:
+def cautions(collected: RolloutBatch, limits: Limits, where: str, *, judged_by_reward: bool = False) -> dict[str, str]:
     """Cautions on a rollout, one sentence each, by a name that prevents repeats.
 
     Args:
         collected: of one step or evaluation.
         limits: that held there.
         where: what was done, for the reader.
+        judged_by_reward: whether a reward says what is solved, whatever the environment does.
     """
     found = {
         **_truncated(collected, limits, where),
         "silent": _silent(collected, where),
         "failures": _failures(collected, where),
+        "undecided": "" if judged_by_reward else _undecided(collected, where),
     }
     return {name: f"caution: {text}" for name, text in found.items() if text}
 
@@ -57,6 +60,17 @@ def _silent(collected: RolloutBatch, where: str) -> str:
     return (
         f"{len(full)} of {len(trajectories)} attempts in {where} ended before the policy could say anything: the "
         "first prompt fills the context: raise policy.max_context or limits.max_context, or shorten agent.system"
+    )
+
+
+def _undecided(collected: RolloutBatch, where: str) -> str:
+    trajectories = [t for group in collected.groups for t in group.trajectories]
+    n = sum(UNDECIDED in t.detail for t in trajectories)
+    if not n:
+        return ""
+    return (
+        f"{n} of {len(trajectories)} attempts in {where} count as unsolved, as {UNDECIDED}: return success=True or "
+        "False with terminated=True, or write solved_at at the reward that says what is solved"
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from environments.base import Properties, StepResult
@@ -262,6 +263,11 @@ class BoastsOfAnOracle(Corridor):
     plan: Any = None
 
 
+class Arrays(Corridor):
+    def tasks(self, split: str) -> Any:
+        return [replace(task, info={"cells": np.arange(3)}) for task in super().tasks(split)]
+
+
 class TextProperties(Corridor):
     properties: ClassVar[Any] = {"deterministic": True}
 
@@ -296,6 +302,7 @@ GALLERY: list[tuple[Any, str, str]] = [
     (Numbers(), "tasks(): gives Task objects", "0 in 'train'"),
     (Empty(), "tasks(): lists at least one task", "none in split 'train'"),
     (Secretive(), "Task.info: holds plain JSON values", "not JSON serializable"),
+    (Arrays(), "Task.info: holds plain JSON values", "Object of type ndarray is not JSON serializable"),
     (WrongPlan(), "plan(): solves the task", "corridor/train/0 after (): ['left', 'left'"),
     (TextPlan(), "plan(): gives a sequence of actions", "'right right'"),
     (NoPlan(), "plan(): knows a way for some task", "0 of 4 tasks"),
