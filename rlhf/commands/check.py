@@ -137,7 +137,8 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     from rlhf.recipe import load
 
     recipe = load(target, overrides)
-    from rlhf.build.pair_data import check_sources  # loads torch: after the cheap checks
+    from rlhf.build.algorithm_trial import own_algorithms  # loads torch: after the cheap checks
+    from rlhf.build.pair_data import check_sources
     from rlhf.build.preflight import lacking_reference, splits_of
     from rlhf.build.supervised_data import check_data
 
@@ -164,6 +165,7 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
         reports.append(tried)
     return [
         *reports,
+        *own_algorithms(recipe),
         *(_program(seen, splits_of(seen, path)[0], path) for path, seen in tried_in.items() if _starts(seen)),
     ]
 

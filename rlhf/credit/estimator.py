@@ -134,8 +134,9 @@ def credit_of(
         values: aligned with `groups`.
 
     Raises:
-        DataError: a score is not finite, `over_batch` returned another number of credits than there are groups, or
-            values that the estimator needs are missing or do not match the groups.
+        DataError: a score or a credit is not finite, a credit does not match the tokens of its group, `over_batch`
+            returned another number of credits than there are groups, or values that the estimator needs are missing or
+            do not match the groups.
     """
     groups = [without_given(group) for group in groups]
     given: list[Sequence[Values]] = []
@@ -146,15 +147,20 @@ def credit_of(
             of_group.check(group)
         given = [values]
     if not isinstance(estimator, BatchEstimator):
-        return [_checked(estimator(*of_group), estimator) for of_group in zip(groups, *given, strict=True)]
+        return [_checked(estimator(*of_group), of_group[0], estimator) for of_group in zip(groups, *given, strict=True)]
     credits = estimator.over_batch(groups, *given)
     _check_number(len(credits), len(groups), "credits", f"{type(estimator).__name__}.over_batch")
-    return [_checked(credit, estimator) for credit in credits]
+    return [_checked(credit, group, estimator) for credit, group in zip(credits, groups, strict=True)]
 
 
-def _checked(credit: object, estimator: object) -> Credit:
-    """Return what an estimator says of a group. Raises DataError where that is no credit."""
+def _checked(credit: object, group: ScoredGroup, estimator: object) -> Credit:
+    """Return what an estimator says of a group. Raises DataError where that is no credit of it."""
     if isinstance(credit, Credit):
+        try:
+            credit.check(group)
+        except DataError as error:
+            error.where = f"{type(estimator).__name__}, {error.where}"
+            raise
         return credit
     raise DataError(
         "an advantage estimator returned something else than the credit of a group",

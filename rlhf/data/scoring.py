@@ -190,7 +190,9 @@ class Credit:
 
     def check(self, group: ScoredGroup) -> None:
         """Raise DataError unless there is one finite number, and return, for each sampled token of `group`."""
-        _check_tokens("credit", self.tokens_GNT, group, hint="look for NaN in the rewards")
+        _check_tokens(
+            "credit", self.tokens_GNT, group, hint="mind a division by 0, as by the deviation of equal scores"
+        )
         if self.returns_GNT is not None:
             _check_tokens("returns of the credit", self.returns_GNT, group, hint="look for NaN in rewards and values")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from rlhf.credit.contrib.treerl import TreeRL
 from rlhf.credit.estimator import credit_of, critic_of, may_take, needs_branches
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
-from rlhf.data import ScoredGroup, Values
+from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.errors import DataError, RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.checks import problems
@@ -120,3 +121,22 @@ def test_an_estimator_that_returns_no_credit_is_named(returned: object) -> None:
         with pytest.raises(DataError, match="something else than the credit") as caught:
             credit_of(estimator, [outcome_group([1, 0])])
         assert caught.value.where == type(estimator).__name__
+
+
+@pytest.mark.parametrize(
+    ("credit", "says"), [(math.nan, "credit is not finite"), (None, "credit does not match the tokens")]
+)
+def test_an_estimator_whose_credit_cannot_be_trained_on_is_named(credit: float | None, says: str) -> None:
+    class Own(GRPO):
+        def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
+            n = 0 if credit is None else 1
+            return Credit(tuple(tuple((credit,) * n * g.n_tokens for g in t.generations) for t in group.trajectories))
+
+    class Joint(Own):
+        def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
+            return [self(group) for group in groups]
+
+    for estimator in (Own(), Joint()):
+        with pytest.raises(DataError, match=says) as caught:
+            credit_of(estimator, [outcome_group([1, 0])])
+        assert caught.value.where == f"{type(estimator).__name__}, task"
