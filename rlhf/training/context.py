@@ -185,8 +185,12 @@ class RunContext(Protocol):
     progress: Progress
     state: State
     demonstrations: Mapping[int, Any]
-    estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None
     background_evaluation: BackgroundEvaluation | None
+
+    @property
+    def estimate(self) -> Callable[[Sequence[bool], Sequence[str]], Any]:
+        """Says how sure a share is; takes what was right, and the tasks these belong to."""
+        ...
 
     @property
     def record(self) -> RecordGroups:

@@ -149,4 +149,4 @@ async def train_on(
     n_episodes = run.state.n_episodes + gathered.collected.n_episodes
     run.advance(step=number + 1, n_episodes=n_episodes, **n_updates, **step.state)
     parts.is_ending_step = False
-    run.progress.advance(step_line(metrics))
+    run.progress.advance(step_line(metrics, step.all_groups, run.estimate))

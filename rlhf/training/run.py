@@ -72,9 +72,9 @@ class Run:
         home: runner of the recipe's environment, where the present stage has its own; else None.
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
+        estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         demonstrations: played beforehand for each supervised stage, by its index.
         evaluates_before: whether the policy is measured before the first stage that plays.
-        estimate: says how sure a share is; takes what was right, and the tasks these belong to.
         store_keeper: of the agent's store, or None where it has none.
         lookahead: how far rollouts may run ahead; None where attempts and updates take turns.
         background_evaluation: evaluations on servers of their own; None has those of the rollouts play them.
@@ -93,12 +93,12 @@ class Run:
     metrics: Metrics
     record: RecordGroups
     evaluate: Callable[[str, bool], Awaitable[Any]]
+    estimate: Callable[[Sequence[bool], Sequence[str]], Any]
     progress: Progress
     state: State
     demonstrations: Mapping[int, Any] = field(default_factory=dict)
     worlds: Mapping[int, World] = field(default_factory=dict)
     home: RolloutRunner | None = None
-    estimate: Callable[[Sequence[bool], Sequence[str]], Any] | None = None
     evaluates_before: bool = True
     store_keeper: StoreKeeper | None = None
     lookahead: Lookahead | None = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf.stats import share_interval
+from rlhf.data import ScoredGroup
 
 #: KL to the reference where there is one, else to the policy that sampled, from which a step's later updates move away.
 _KL = ("loss/kl_ref", "loss/approx_kl")
@@ -13,12 +13,21 @@ _KL = ("loss/kl_ref", "loss/approx_kl")
 _ROUNDING = 1e-9
 
 
-def step_line(metrics: Mapping[str, Any]) -> str:
-    """Progress line: success with its 95% interval, return, loss, KL and speed, where computed."""
+def step_line(
+    metrics: Mapping[str, Any], groups: Sequence[ScoredGroup], estimate: Callable[[Sequence[bool], Sequence[str]], Any]
+) -> str:
+    """Progress line: success with its 95% interval, return, loss, KL and speed, where computed.
+
+    Args:
+        metrics: of the step.
+        groups: of the step, all of them.
+        estimate: interval of a share, of what was right and the tasks that these belong to.
+    """
     parts = []
     if "rollout/success" in metrics:
-        success, n = metrics["rollout/success"], metrics["rollout/n_episodes"] - metrics["rollout/n_failures"]
-        parts.append(f"success {success:.0%} ({'{:.0%}-{:.0%}'.format(*share_interval(success * n, n))})")
+        attempts = [t for group in groups for t in group.trajectories]
+        found = estimate([t.solved for t in attempts], [t.task_id for t in attempts])
+        parts.append(f"success {metrics['rollout/success']:.0%} ({found.low:.0%}-{found.high:.0%})")
         parts.append(f"return {metrics['rollout/return_mean']:+.2f}")
     if "loss/total" in metrics:
         parts.append(f"loss {metrics['loss/total']:.3g}")

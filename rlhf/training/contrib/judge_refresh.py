@@ -174,7 +174,6 @@ class PolicyJudge(StageHook):
         audit = self.audit or await self._attempted(run)
         asking = self.reward if is_first else self._asking(self.next, self.next_step)
         preferred, n_unread = await _judged(run, asking, audit, self.settings.split)
-        assert run.estimate is not None
         ids = [task_id for pair in audit for task_id in (pair.task_id,) * 2]
         found = run.estimate(doubled(preferred), ids)
         # From here on nothing waits.

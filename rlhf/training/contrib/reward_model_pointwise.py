@@ -114,7 +114,6 @@ def backward(model: Any, rows: Sequence[Labelled], at_once: int) -> float:
 
 def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Labelled], step: int) -> None:
     """Log pairwise accuracy and calibration on held-out attempts."""
-    assert run.estimate is not None
     said = logits(model, [(row.token_ids, row.ends) for row in rows], stage.at_once)
     values = [(p, row.right, row.task_id) for row, xs in zip(rows, said, strict=True) for p in map(sigmoid, xs)]
     bins = bins_of([p for p, _, _ in values], [r for _, r, _ in values], [t for _, _, t in values], run.estimate)

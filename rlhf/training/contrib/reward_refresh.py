@@ -13,7 +13,6 @@ import torch
 
 from rewards.models.model_folder import SCALE, ModelReward, load, logits
 from rlhf.data import Score, ScoredGroup, Task, Trajectory, Verdict
-from rlhf.errors import TrainingError
 from rlhf.losses.preference import bradley_terry
 from rlhf.rollout.scoring import Weighted
 from rlhf.spans import span
@@ -127,10 +126,6 @@ class Refresher(StageHook):
             return
         await run.check_stop()
         with span("reward models"):
-            if run.estimate is None:
-                raise TrainingError(
-                    "no interval estimator for a share", where="reward_refresh", expected="Run.estimate"
-                )
             run.progress.note(f"training the reward model of {self.name} further")
             figures = self.refresh(run.estimate)
             run.log(run.state.step, figures, delivered=False)

@@ -63,7 +63,6 @@ def _tell(run: RunContext, ahead: Sequence[float], task_ids: Sequence[str], step
 
     `ahead` is by how much the better side of each pair scores higher.
     """
-    assert run.estimate is not None
     right = [x > 0 for x in ahead]
     found = run.estimate(right, task_ids)
     bins = bins_of([sureness(x) for x in ahead], right, task_ids, run.estimate, least=0.5)
