@@ -142,6 +142,15 @@ def test_a_stage_that_would_end_early_is_tuned_to_its_end(tmp_path: Path) -> Non
     assert load(recipe, [*patient, *tuning.held_out]).stages[1].patience is None
 
 
+def test_servers_of_evaluations_in_between_are_none_where_there_are_none(tmp_path: Path) -> None:
+    recipe = str(recipe_parts.write(tmp_path))
+    ray = ("engine.kind=vllm", "asynchrony.staleness=1", "cluster={rollout_workers: 1, servers: 1, eval_servers: 1}")
+    given = (*ray, "stages.1.evaluate_every=1")
+    tuning = Tuning(recipe, given, load(recipe, list(given)), tmp_path / "tuned", 1)
+    tuning.check([(), ("stages.1.group_size=2",)], 4)
+    assert load(recipe, [*given, *tuning.held_out]).cluster.eval_servers == 0
+
+
 def test_data_without_tasks_to_choose_by_is_told_the_setting_that_makes_some(tmp_path: Path) -> None:
     rows = [json.dumps({"prompt": f"is {i}?", "reference": str(i)}) for i in range(40)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))

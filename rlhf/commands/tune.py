@@ -178,7 +178,8 @@ class Tuning:
         watching = [f"stages.{i}.evaluate_every=0" for i, stage in enumerate(stages) if stage.get("evaluate_every")]
         usual = ["evaluation.watch_split=dev", "evaluation.watch_n_tasks=64"] if watching else []
         patient = [f"stages.{i}.patience=null" for i, stage in enumerate(stages) if stage.get("patience") is not None]
-        return [f"evaluation.split={self.loaded.evaluation.watch_split}", *usual, *watching, *patient]
+        idle = ["cluster.eval_servers=0"] if self.loaded.cluster.eval_servers else []
+        return [f"evaluation.split={self.loaded.evaluation.watch_split}", *usual, *watching, *patient, *idle]
 
     def check(self, choices: Sequence[Choice], first: int) -> None:
         """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained.
