@@ -39,9 +39,9 @@ class TrlFunction:
     """A reward function of TRL's signature, asked about all attempts at a task in one call.
 
     It is given `prompts`, `completions`, `completion_ids` and the columns of the data set, each as a list with an entry
-    for each attempt; the prompt and the reference also under their usual names (`question`, `problem`, ...; `answer`,
-    `solution`, `ground_truth`, ...), as text. Of these a
-    function without `**kwargs` is given those that it names. None in place of a number counts as 0, as in TRL's sum.
+    for each attempt; the prompt and the reference under the names of their columns and under usual names (`question`,
+    `problem`, ...; `answer`, `solution`, `ground_truth`, ...), as text. Of these a function without `**kwargs` is given
+    those that it names. None in place of a number counts as 0, as in TRL's sum.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -70,14 +70,18 @@ class TrlFunction:
 
     def _arguments(self, task: Task, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         n, is_chat = len(trajectories), _is_chat(task)
-        columns = task.info.get("columns")
-        columns = columns if isinstance(columns, Mapping) else task.info
+        is_row = isinstance(task.info.get("columns"), Mapping)
+        columns = task.info["columns"] if is_row else task.info
         references = dict.fromkeys(_REFERENCES, task.reference) if task.reference is not None else {}
         prompts = [_prompt(task, t, is_chat) for t in trajectories]
-        usual = dict.fromkeys(_PROMPTS, prompts)
+        named = {
+            name: prompts if what == "prompt" else [task.reference] * n
+            for name, what in (task.info.get("named", {}) if is_row else {}).items()
+        }
         given = (
-            usual
+            dict.fromkeys(_PROMPTS, prompts)
             | {name: [value] * n for name, value in {**references, **columns}.items()}
+            | named
             | {
                 "prompts": prompts,
                 "completions": [_completion(t, is_chat) for t in trajectories],

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import rlhf
@@ -238,6 +239,19 @@ def test_tasks_may_be_rows_a_file_or_a_frame(given: Any, folder: Path) -> None:
     assert sum(len(made.environment.tasks(split)) for split in ("train", "dev", "test")) == len(ROWS)
 
 
+def test_cells_of_a_frame_become_plain_values_or_are_named(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS).assign(
+        steps=[np.array([1, 2])] * len(ROWS), at=[pandas.Timestamp("2026-01-02"), *[pandas.NaT] * (len(ROWS) - 1)]
+    )
+    made = Arguments(folder).environment(frame)
+    first, second, *_ = map(json.loads, Path(made["path"]).read_text().splitlines())
+    assert first == {**ROWS[0], "steps": [1, 2], "at": "2026-01-02T00:00:00"} and second["at"] is None
+    with pytest.raises(RecipeError, match="no plain value") as refused:
+        Arguments(folder).environment(frame.assign(image=b"x"))
+    assert refused.value.where == "environment[0], column image"
+
+
 def test_overrides_from_python_may_be_infinite_and_name_rewards(tmp_path: Path) -> None:
     changed = rlhf.load("quickstart", **{"stages.1.loss": {"kind": "ppo_clip", "clip_high": math.inf}})
     assert changed.stages[1].loss.clip_high == math.inf
@@ -301,7 +315,7 @@ def test_mistakes_have_the_messages_of_the_recipe(changed: Mapping[str, Any], fo
         ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object cannot stand here"),
         ({"rewards": {"r": object()}}, "rewards.r.kind", "lacks __call__"),
         ({"environment": object()}, "environment.kind", "lacks"),
-        ({"environment": [{"prompt": {1, 2}}]}, "environment[0]", "plain values"),
+        ({"environment": [{"prompt": {1, 2}}]}, "environment[0], column prompt", "plain value"),
         ({"environment": [*ROWS, "a"]}, f"environment[{len(ROWS)}]", "plain values"),
         ({"environment": []}, "environment", "there are no tasks"),
         ({"rewards": [length, 3]}, "rewards[1]", "this is no reward"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
@@ -391,7 +391,7 @@ def _tasks(settings: Dataset, state: _State) -> Mapping[str, Sequence[Task]]:
         before = number = 0
         for number, row in islice(opened.rows, settings.max_rows):
             if columns is None:
-                columns, heads = replace(Columns.of(settings.wanted, opened.name, row), info=info), tuple(row)
+                columns, heads = Columns.of(settings.wanted, opened.name, row, info), tuple(row)
             one = columns.question(number, row)
             split = opened.named or columns.split(number, row) or _drawn(settings, one.content)
             index.add(len(sources), split, before + 1, one)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from rewards.answers.extract import boxed
 from rlhf.data import Message, Role, Task
 from rlhf.data.untrusted import MAX_TEXT_BYTES
 from rlhf.errors import EnvError, RecipeError, closest, nearest
+from rlhf.finite import cell
 
 SPLITS = ("train", "dev", "test")
 #: Other names of splits in columns.
@@ -86,7 +87,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a source that are used, found at its first row, and `Task.info` of all rows."""
+    """Columns of a source that are used, found at its first row, and `Task.info` of all rows.
+
+    `info["named"]` says of the columns of prompt and reference which they are: rewards may ask for them by name.
+    """
 
     wanted: Wanted
     source: str
@@ -96,8 +100,8 @@ class Columns:
     info: Row = field(default_factory=dict)
 
     @classmethod
-    def of(cls, wanted: Wanted, source: str, row: Row) -> Columns:
-        """Find the columns. Raises EnvError where one is not there, or several may be the prompt."""
+    def of(cls, wanted: Wanted, source: str, row: Row, info: Row) -> Columns:
+        """Find the columns; `info` is of all rows. Raises EnvError where one is absent, or the prompt is not clear."""
         found = [name for name in PROMPTS if name in row]
         prompt = wanted.prompt or (found[0] if found else None)
         if prompt is None:
@@ -122,7 +126,9 @@ class Columns:
         # The prompt, where it is one column, and what nobody but verifiers may see.
         hidden = {**named, "reference": reference, "split_column": None}
         used = [prompt, *(name for key, text in hidden.items() for name in _columns_in(text, key))]
-        return cls(wanted, source, prompt, reference, frozenset(name.partition(".")[0] for name in used))
+        named = {prompt: "prompt"} | ({reference: "reference"} if reference and wanted.tests is None else {})
+        outer = frozenset(name.partition(".")[0] for name in used)
+        return cls(wanted, source, prompt, reference, outer, {"named": named, **info})
 
     def question(self, number: int, row: Row) -> Question:
         """Read a row. Raises EnvError, with its number, where it cannot be used."""
@@ -143,9 +149,17 @@ class Columns:
             answer: str | None = self._tests(row, reference, where)
         else:
             answer = self._answer(reference, where)
-        others = {str(name): value for name, value in row.items() if name not in self.used and _is_plain(value)}
         is_chat = not isinstance(asked, str)
-        return Question(self.source, number, messages, prompt, answer, others, is_chat, self.info)
+        return Question(self.source, number, messages, prompt, answer, self._others(row), is_chat, self.info)
+
+    def _others(self, row: Row) -> Row:
+        """Columns that are not used; what JSON cannot hold, such as bytes, is left out."""
+        others = {}
+        for name, value in row.items():
+            if name not in self.used:
+                with suppress(TypeError):
+                    others[str(name)] = cell(value)
+        return others
 
     def _refuse_late(self, row: Row, where: str) -> None:
         """Raise EnvError for a row with an answer where the first row, which says what the columns are, has none."""
@@ -331,14 +345,6 @@ def _at(row: Row, name: str) -> Any:
 def _is_empty(value: Any) -> bool:
     """True for a cell that holds no answer; NaN is what tables have in a cell that is empty."""
     return value is None or value in ([], {}) or value != value or not str(value).strip()
-
-
-def _is_plain(value: object) -> bool:
-    """True if a value is plain JSON, as `Task.info` holds it."""
-    try:
-        return bool(json.loads(json.dumps(value)) == value)
-    except (TypeError, ValueError):
-        return False
 
 
 def _absent(key: str, name: str, source: str, row: Row) -> EnvError:

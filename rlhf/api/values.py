@@ -14,7 +14,7 @@ from typing import Any
 from rlhf.catalog import CATALOG
 from rlhf.data.untrusted import name_of
 from rlhf.errors import RecipeError, RlhfError, disk, nearest
-from rlhf.finite import finite
+from rlhf.finite import cell
 from rlhf.given_parts import PREFIX
 from rlhf.recipe.aliases import ours
 from rlhf.recipe.builder import build_part, plain_part
@@ -173,21 +173,34 @@ def _are_rows(given: Any) -> bool:
 
 
 def _rows(given: Any) -> Any:
-    return given.to_dict("records") if hasattr(given, "iloc") else given
+    if not hasattr(given, "iloc"):
+        return given
+    return given.astype(object).where(given.notna(), None).to_dict("records")  # pandas has a value of its own for empty
 
 
 def _line(row: Any, i: int) -> str:
     """Row of a data set as a line of a file."""
-    try:
-        return json.dumps(finite(dict(row))) + "\n"  # NaN is what pandas has in a cell that is empty
-    except (TypeError, ValueError) as error:
+    if not isinstance(row, Mapping):
         raise RecipeError(
             "rows of a data set are mappings of plain values",
             where=f"environment[{i}]",
-            got=f"{told(row)}: {error}" if isinstance(row, Mapping) else told(row),
+            got=told(row),
             expected="{'prompt': ..., 'answer': ...} for each task",
             hint="give a list of dictionaries, or the path of a file",
-        ) from error
+        )
+    plain = {}
+    for name, value in row.items():
+        try:
+            plain[str(name)] = cell(value)
+        except TypeError as error:
+            raise RecipeError(
+                "a cell of a data set holds no plain value",
+                where=f"environment[{i}], column {name}",
+                got=told(value),
+                expected="text, a number, a date, or a list or mapping of such values",
+                hint="convert the column, or leave it out",
+            ) from error
+    return json.dumps(plain) + "\n"
 
 
 def _refuse_plain(one: Any, where: str) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +195,18 @@ def test_other_columns_are_at_hand_for_rewards(tmp_path: Path) -> None:
     rows = [{"question": "Q", "answer": "A", "level": 3, "tags": ["x"]}]
     [task] = Dataset(train=lines(tmp_path / "a.jsonl", rows)).tasks("train")
     assert task.info["columns"] == {"level": 3, "tags": ["x"]}
+
+
+def test_dates_and_empty_numbers_of_other_columns_are_plain_values(tmp_path: Path) -> None:
+    table = {
+        "question": ["Q"], "answer": ["A"], "at": [datetime(2026, 1, 2, 3)], "on": [date(2026, 1, 2)],
+        "share": [math.nan], "cost": [Decimal("1.50")], "bounds": [[1.5, math.inf]], "image": [b"x"],
+    }  # fmt: skip
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    [task] = Dataset(train=tmp_path / "a.parquet").tasks("train")
+    assert task.info["columns"] == {
+        "at": "2026-01-02T03:00:00", "on": "2026-01-02", "share": None, "cost": "1.50", "bounds": [1.5, None]
+    }  # fmt: skip
 
 
 # --- splits ---

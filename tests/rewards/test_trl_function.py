@@ -60,6 +60,18 @@ def test_a_prompt_has_the_name_of_its_column(tmp_path: Path) -> None:
         assert as_reward(score).over_group(task, [attempt(task, "7")])[0].value == 1.0
 
 
+def test_columns_that_the_recipe_names_have_their_names(tmp_path: Path) -> None:
+    path, seen = tmp_path / "tasks.jsonl", Seen()
+    rows = [{"frage": "3 + 4?", "loesung": "#### 7"}, {"frage": "Why?", "loesung": None}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"prompt": "frage", "reference": "loesung", "answer_pattern": "#### (.+)"}
+    told, untold = Dataset(train=path, **columns).tasks("train")
+    as_reward(seen).over_group(told, [attempt(told, "7")])
+    assert seen.columns["frage"] == ["3 + 4?"] and seen.columns["loesung"] == ["7"] == seen.columns["answer"]
+    as_reward(seen).over_group(untold, [attempt(untold, "7")])
+    assert seen.columns["loesung"] == [None]
+
+
 def test_a_function_may_take_what_there_is(tmp_path: Path) -> None:
     def every(completions: Sequence[Any], *rest: Any, **columns: Any) -> list[float]:
         return [float(not rest and columns["level"][0])] * len(completions)
