@@ -62,6 +62,7 @@ class Number:
         step: what the last digit of a decimal stands for; 0 for exact numbers.
         percent: whether it is written as a percentage; `value` is then the number before the sign.
         unit: as written, without powers of its own being looked into; empty without one.
+        currency: of an amount of money; empty without one, as in a formula between dollars.
     """
 
     value: Fraction
@@ -69,6 +70,11 @@ class Number:
     step: Fraction = Fraction(0)
     percent: bool = False
     unit: str = ""
+    currency: str = ""
+
+    def is_of_another_currency(self, other: Number) -> bool:
+        """True if both are amounts of money, in two currencies."""
+        return bool(self.currency and other.currency) and self.currency != other.currency
 
 
 def read(text: str) -> Number | None:
@@ -76,7 +82,7 @@ def read(text: str) -> Number | None:
     text = text.strip()
     if not text or len(text) > _MAX_NUMERAL or not any(map(str.isdigit, text)):
         return None
-    unit, percent = "", False
+    unit, percent, currency = "", False, _currency(text)
     text = _CURRENCY.sub(r"\1", text).strip()
     if degrees := _DEGREES.search(text):
         text, unit = text[: degrees.start()].rstrip(), f"degree {degrees[1] or ''}".strip()
@@ -102,11 +108,18 @@ def read(text: str) -> Number | None:
         return None
     word, _, others = unit.partition(" ")
     scale, unit = (_SCALES[word.lower()], others) if word.lower() in _SCALES else (1, unit)
-    return Number(number[0] * scale, number[1], number[2] * scale, percent, unit)
+    return Number(number[0] * scale, number[1], number[2] * scale, percent, unit, currency)
+
+
+def _currency(text: str) -> str:
+    """Name of the currency that is written before or behind a number; empty without one."""
+    found = _CURRENCY.search(text)
+    name = found[0].strip("+- ").lower().removesuffix("s") if found else ""
+    return {"$": "dollar", "us$": "dollar", "usd": "dollar", "€": "euro", "eur": "euro"}.get(name, name)
 
 
 def money(text: str, formula: str) -> Number | None:
-    r"""Parse an amount of money, or None, whatever its currency: `\$0.50`, `$5`, `50 cents`, `5 dollars`.
+    r"""Parse an amount of money, or None, in any currency: `\$0.50`, `$5`, `50 cents`, `5 dollars`.
 
     Args:
         text: as it was written.
@@ -115,7 +128,7 @@ def money(text: str, formula: str) -> Number | None:
     sign = _AMOUNT.fullmatch(text.strip())
     number = read(sign[1] + sign[2] if sign else formula)
     if number is None or sign:
-        return number
+        return number and replace(number, currency="dollar")
     if _CURRENCY.search(number.unit or formula):
         return replace(number, unit="")
     kind, size = _known(number.unit) or ("", Fraction(1))
@@ -204,6 +217,8 @@ def same(answer: Number, reference: Number) -> bool:
     asked for without its sign (50 % is 50, where the reference says 50 % or the answer does). Units that are known are
     converted (50 cm is 0.5 m); of two others the names have to be equal; a unit that only one of them has is left out.
     """
+    if answer.is_of_another_currency(reference):
+        return False
     if answer.unit and reference.unit and not _same_name(answer.unit, reference.unit):
         ours, theirs = in_one_unit(answer, reference)
         return ours is not None and ours == theirs

@@ -49,7 +49,8 @@ class Maths:
         ours, theirs = normal(found), normal(wanted)
         amount, of = money(found, ours), money(wanted, theirs)
         if amount is not None and of is not None:
-            return _verdict(close(amount.value, of.value, amount, of), found, wanted)
+            is_right = not amount.is_of_another_currency(of) and close(amount.value, of.value, amount, of)
+            return _verdict(is_right, found, wanted)
         decided = quick(ours, theirs)
         if decided is not None:
             return _verdict(decided, found, wanted)

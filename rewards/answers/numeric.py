@@ -45,6 +45,8 @@ class Numeric:
         wanted = math_numbers.read(normal(extract.boxed(reference) or reference))
         if number is None or wanted is None:
             return Verdict(0.0, why="no number in the answer" if wanted else "the reference is no number")
+        if number.is_of_another_currency(wanted):
+            return Verdict(0.0, why=f"in {number.currency}, not in {wanted.currency}")
         if number.unit and wanted.unit:
             value, target = math_numbers.in_one_unit(number, wanted)
             if value is None or target is None:

@@ -296,6 +296,11 @@ def test_rewards_and_agents_read_the_same_answer_after_thoughts(text: str) -> No
         (r"\boxed{\$0.50}", "50 cents", True),
         (r"\boxed{-\$1,250}", "-1250", True),
         ("5 dollars", "$5", True),
+        ("5 dollars", "5 euros", False),
+        (r"\boxed{\$5}", "€5", False),
+        ("-5 USD", "-$5", True),
+        ("€5", "5 euros", True),
+        ("5", "5 euros", True),
         (r"\boxed{\$5}", r"\sqrt{25}", True),  # a unit that only one of them has is left out
         ("$5 per hour", "5 dollars", True),
         ("150 kg", "150 pounds", False),
