@@ -17,7 +17,7 @@ from rewards.combinators.parts import compared_in, with_parts
 from rlhf.build.program_trial import ProgramTrial, temperatures_of
 from rlhf.build.reference_trial import to_try
 from rlhf.capabilities import Capability, CapabilityView
-from rlhf.data import Task, Trajectory
+from rlhf.data import Outcome, Task, Trajectory
 from rlhf.data.report import counted, one_line
 from rlhf.data.untrusted import shown
 from rlhf.errors import EnvError, RecipeError, RewardError
@@ -226,14 +226,17 @@ def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
     causes = ended.__cause__, getattr(ended.__cause__, "__cause__", None)
     told = next((cause for cause in causes if isinstance(cause, EnvError) and cause.expected), None)
     detail = "; ".join(map(one_line, [ended.detail, *(text for text in refused if text not in ended.detail)]))
-    hint = f"{told.hint if told and told.hint else 'fix it'}; to try it alone, from a file of its own: "
-    hint += "`rlhf check environment ./FILE.py:NAME`"
+    if ended.outcome is Outcome.AGENT_ERROR:
+        part, expected, do, alone = "agent's program", "a program that ends with status 0", "mend the program", ""
+    else:
+        part, expected, do = "environment", "`start` and `step` that answer, and raise nothing", "fix it"
+        alone = "; to try it alone, from a file of its own: `rlhf check environment ./FILE.py:NAME`"
     return EnvError(
-        f"the environment fails at its first tasks{f': {told.what}' if told else ''}",
+        f"the {part} fails at its first tasks{f': {told.what}' if told else ''}",
         where=f"{place}, {told.where}" if told else place,
         got=told.got if told else f"{ended.outcome.value}: {detail}",
-        expected=told.expected if told else "`start` and `step` that answer, and raise nothing",
-        hint="mend the requests of the agent's program" if refused else hint,
+        expected=told.expected if told else expected,
+        hint="mend the requests of the agent's program" if refused else ((told and told.hint) or do) + alone,
     )
 
 

@@ -37,6 +37,9 @@ _FAULTS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 _TOKENS = {"<block end>": "a key as far in as those above it", "'<stream end>'": "the end of the file", "'?'": "a key"}
+_QUOTED = 'put it in quotes, also behind a key: "{question} In metres?"'
+#: A value that goes on behind the bracket that closes what it begins with: a text, as of columns in braces.
+_BRACED = re.compile(r"(?:[^\s:{\[]+: +)?(?:\{[^{}]*\}|\[[^\[\]]*\])\s*[^\s,:#]")
 _UNCLOSED = "align the line with those above it, and close the brackets that are open there"
 
 
@@ -51,6 +54,8 @@ def of_yaml(error: Any, text: str, where: str) -> RecipeError:
     if wanted is not None and "merging" not in said:
         what, expected = (_TOKENS.get(part, part) for part in (wanted[2], wanted[1]))
         said, hint = f"found {what}", _UNCLOSED
+        if _BRACED.match(line):
+            expected, hint = "one value; a text that begins with a bracket goes in quotes", _QUOTED
     else:
         _, expected, hint = next((one for one in _FAULTS if re.search(one[0], said)), ("", "YAML", _UNCLOSED))
     return RecipeError(f"invalid YAML: {said.removeprefix('but ')}", where=place, got=got, expected=expected, hint=hint)

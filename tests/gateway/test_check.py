@@ -30,11 +30,13 @@ task, key = json.loads(os.environ["RLHF_TASK"]), os.environ["RLHF_KEY"]
 def post(url, body):
     head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)))
+if "early" in sys.argv: raise SystemExit("I end early")
 asked = {"messages": [{"role": "user", "content": task["id"]}], **json.loads(sys.argv[1])}
 try:
     post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", asked)
 except urllib.error.HTTPError:
     if "unmoved" not in sys.argv: raise
+if "late" in sys.argv: raise SystemExit("I end late")
 time.sleep(0.02)
 post(os.environ["RLHF_SESSION"] + "/reward", {"reward": 1.0})
 """
@@ -82,6 +84,14 @@ def test_a_run_whose_program_sends_refused_parameters_ends_before_it_begins(tmp_
     with pytest.raises(EnvError, match=r"(?s)refused with 400.*temperature=0\.3.*override_sampling.*status 1"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(("word", "place"), [("early", "start"), ("late", "step")])
+def test_a_program_that_crashes_is_to_be_mended_and_no_environment(word: str, place: str, tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match="agent's program fails at its first tasks") as refused:
+        attempted_with(recipe_with(tmp_path, word))
+    assert f"agent_error: {place}: " in refused.value.got and f"I end {word}" in refused.value.got
+    assert refused.value.hint == "mend the program"
 
 
 def attempted_with(recipe: str) -> list[str]:
