@@ -365,7 +365,14 @@ def _of_hub(found: Any, n_lines: int, heads: Sequence[str]) -> RowReader:
 
 def _opened(settings: Dataset) -> Iterator[_Opened]:
     if settings.hub is not None:
-        for split, found in hub_splits(settings.hub, settings.hub_config, settings.max_rows).items():
+        splits = hub_splits(settings.hub, settings.hub_config, settings.max_rows)
+        key = "split_column" if settings.split_column else "split_ratios"
+        if "" not in splits and (settings.split_column or dict(settings.split_ratios) != _RATIOS):
+            what, got = "the data set of the hub is divided already", f"{key} beside splits {', '.join(splits)}"
+            raise _misfit(
+                f"environment.{key}", what, got, "one of the two", f"remove {key}, or save one split as a file"
+            )
+        for split, found in splits.items():
             name = f"{settings.hub} {found.split}"
             yield _Opened(split, "environment.hub", name, enumerate(found, 1), partial(_of_hub, found))
     for split in ("", *SPLITS):

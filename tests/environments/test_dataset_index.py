@@ -153,6 +153,11 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(tmp_path: Path, monkeypatch: 
     with pytest.raises(EnvError, match=r"cannot be had") as refused:
         Dataset(hub="nobody/nothing").tasks("train")
     assert refused.value.where == "environment.hub" and "nobody/nothing" in refused.value.got
+    for keys in ({"split_ratios": {"train": 0.5, "test": 0.5}}, {"split_column": "part"}):
+        with pytest.raises(RecipeError, match="divided already"):
+            Dataset(hub=str(tmp_path / "mine"), **keys).tasks("train")
+    halved = Dataset(hub=str(tmp_path / "one"), split_ratios={"train": 0.5, "test": 0.5})
+    assert sum(len(halved.tasks(split)) for split in halved.splits) == 60
     with pytest.raises(RecipeError, match="hub_config belongs to hub"):
         Dataset(path=tmp_path / "a.jsonl", hub_config="main")
 
