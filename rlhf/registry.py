@@ -5,7 +5,7 @@ A recipe says `kind:` wherever a part can be chosen. A kind is
 - a name of the table in `rlhf.catalog`, or one that an installed package brings (`rlhf.plugins`),
 - `package.module:Name`, anything importable from where `rlhf` is started or from beside the recipe,
 - `./file.py:Name`, looked for beside the recipe, then in the current folder; it can import what lies beside it
-  (by its name, which within a process is one module, whatever recipe asks for it), or
+  (by its name, which within a process is one module: two files of one name beside two recipes are refused), or
 - `python:name`, an object that the program which trains has given (`rlhf.given_parts`).
 
 A recipe therefore runs Python that it names: read a stranger's recipe before you run it.
@@ -13,6 +13,7 @@ A recipe therefore runs Python that it names: read a stranger's recipe before yo
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -244,11 +245,30 @@ def _file_module(source: str, base: Path, where: str) -> ModuleType:
     _import_from(path.parent)
     try:
         with _explained(str(path), where, "fix the file: it raises when it is imported"):
+            _refuse_taken(path, where)
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _refuse_taken(path: Path, where: str) -> None:
+    """Raise RecipeError where a file imports one beside it whose name a file beside another part has taken."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for name in (name.partition(".")[0] for name in names):
+            own = path.parent / f"{name}.py"
+            taken = Path(getattr(sys.modules.get(name), "__file__", None) or own)
+            if own.is_file() and taken.resolve() != own and str(taken.parent) in _BESIDE:
+                raise RecipeError(
+                    f"two modules are called '{name}', and one process has one of a name",
+                    where=f"{where}, importing {path}",
+                    got=str(taken),
+                    expected=str(own),
+                    hint="rename one of the two files, or use each recipe in a process of its own",
+                )
 
 
 def _checked(section: str, target: Any, kind: str, where: str) -> Any:

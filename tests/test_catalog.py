@@ -186,6 +186,23 @@ print(kind_of("reward", resolve("reward", "lone_rewards_of_tests:paid", base=Pat
     assert done.stdout == f"{written}\n"
 
 
+def test_files_do_not_share_a_module_that_lies_beside_both(tmp_path: Path) -> None:
+    for name, worth in (("first", 1.0), ("second", 2.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "common_rules_of_tests.py").write_text(f"WORTH = {worth}\n")
+        (tmp_path / name / "mine.py").write_text(
+            "def paid(task, trajectory):\n    from common_rules_of_tests import WORTH\n\n    return WORTH\n"
+        )
+    try:
+        assert resolve("reward", "./mine.py:paid", base=tmp_path / "first")(None, None) == 1.0
+        with pytest.raises(RecipeError, match="two modules are called 'common_rules_of_tests'") as refused:
+            resolve("reward", "./mine.py:paid", base=tmp_path / "second")
+    finally:
+        sys.modules.pop("common_rules_of_tests", None)
+    assert refused.value.expected == str(tmp_path / "second" / "common_rules_of_tests.py")
+    assert resolve("reward", "./mine.py:paid", base=tmp_path / "first")(None, None) == 1.0
+
+
 def test_a_file_is_looked_for_beside_the_recipe_first(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
