@@ -61,6 +61,7 @@ from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import State
 from rlhf.training.contrib.profiling import profiler_of
+from rlhf.training.contrib.teacher import check_teachers
 from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import FromScratch, Policy, Pretrained, restore
@@ -256,6 +257,7 @@ async def _start(
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
+    check_teachers([stage.loss for stage in recipe.stages if isinstance(stage, PolicyGradient)], policy)
     recipe = await actors.with_servers(policy) if actors else recipe
     runner = await make_runner(recipe, policy, progress, folder / "engine.log")
     try:

@@ -130,6 +130,14 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert caught.value.where == f"loss.teacher {tmp_path}" and "unheard" in str(caught.value)
 
 
+def test_a_run_refuses_another_tokenizer_before_the_first_attempt(tmp_path: Path) -> None:
+    policy(vocab_size=301).save(tmp_path / "teacher")
+    loss = {"kind": "kdrl", "teacher": str(tmp_path / "teacher")}
+    with pytest.raises(ModelError, match="tokenizer is not the policy's"):
+        runs.run(runs.write(tmp_path, [{"kind": "policy_gradient", "loss": loss}]), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() and not (tmp_path / "run" / "trajectories").exists()
+
+
 def test_a_row_beyond_its_context_is_refused(tmp_path: Path, groups: list[ScoredGroup]) -> None:
     policy(max_context=16).save(tmp_path)
     stage, rows = stage_of(tmp_path), rows_of(groups)

@@ -6,7 +6,7 @@ recipe: the coefficient is a function of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from rlhf.batching.samples import Floats, Sample
 from rlhf.data import ScoredGroup
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, boundary
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.losses.contrib.kdrl import KDRL, Teach
 from rlhf.losses.policy_loss import PolicyLoss
@@ -70,6 +70,17 @@ class Teacher:
         rows = [replace(row, adapter="") for row in rows]  # adapters of roles are the policy's
         budget = stage.max_tokens_per_microbatch
         return trainer.scores(rows, (), temperature=stage.temperature, max_tokens=budget, model=self.model)["logprobs"]
+
+
+def check_teachers(losses: Iterable[object], policy: Policy) -> None:
+    """Raise ModelError where the teacher that a loss names has another tokenizer than the policy, or none."""
+    from transformers import AutoTokenizer
+
+    for path in {loss.teacher for loss in losses if isinstance(loss, KDRL)}:
+        where = f"loss.teacher {path}"
+        with boundary(ModelError, where, "give the folder or the hub name of a model with its tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        _check_tokenizers(tokenizer.get_vocab(), policy.tokenizer.get_vocab(), where)
 
 
 def teacher_of(stage: StageKeys, policy: Policy) -> Teacher | None:
