@@ -275,6 +275,15 @@ def test_a_home_folder_is_a_run_in_calls_too(tmp_path: Path, monkeypatch: pytest
     assert Pretrained(path="~/model").path == str(tmp_path / "model")
 
 
+def test_a_model_folder_is_recorded_whole_and_a_hub_name_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "models")
+    policies = [Pretrained(path=path) for path in ("mine", "../models/mine", "Qwen/Qwen3-0.6B")]
+    assert [policy.path for policy in policies] == [*[str(tmp_path / "models" / "mine")] * 2, "Qwen/Qwen3-0.6B"]
+
+
 # --- the same strictness ---------------------------------------------------------------------------------------------
 
 

@@ -35,9 +35,11 @@ Loader = Callable[[str, torch.dtype, dict[str, Any]], tuple[Any, Any, list[str]]
 
 
 def base_or(path: str) -> str:
-    """Folder of the base model where `path` is its name and no model lies there; else `path`, with `~` expanded."""
+    """Folder of the base model where `path` is its name and no model lies there; else `path`, a folder as absolute."""
     path = os.path.expanduser(path)
-    return str(BASE_FOLDER) if path == BASE and not (Path(path) / "config.json").is_file() else path
+    if path == BASE and not (Path(path) / "config.json").is_file():
+        return str(BASE_FOLDER)
+    return os.path.abspath(path) if os.path.isdir(path) else path
 
 
 def way_to(path: str) -> str:
