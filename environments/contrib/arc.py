@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -45,12 +46,16 @@ _UNKNOWN = (
 
 @plain_dataclass(frozen=True)
 class Rule:
-    """Examples of a rule, a grid to apply it to, what comes of it, and edits that get there."""
+    """Examples of a rule, a grid to apply it to, what comes of it, and edits that get there.
+
+    `others` are what comes of it by other edits that explain the examples as well.
+    """
 
     examples: tuple[tuple[Grid, Grid], ...]
     given: Grid
     wanted: Grid
     edits: tuple[str, ...]
+    others: tuple[Grid, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -87,7 +92,16 @@ class Arc(Drawn):
             grids = [self._grid(rng, *shape) for _ in range(self.examples + 1)]
             done = [applied(edits, grid) for grid in grids]
             if all(a != b for a, b in zip(grids, done, strict=True)) and len(set(grids)) == len(grids):
-                return Rule(tuple(zip(grids[1:], done[1:], strict=True)), grids[0], done[0], edits)
+                examples = tuple(zip(grids[1:], done[1:], strict=True))
+                others = {edited(edit, grids[0], grids[0]) or grids[0] for edit in self._explaining(examples)}
+                return Rule(examples, grids[0], done[0], edits, tuple(sorted(others - {done[0]})))
+
+    def _explaining(self, examples: Sequence[tuple[Grid, Grid]]) -> Iterator[str]:
+        """Yield the single edits that make of each example what becomes of it."""
+        colours = range(self.colours + 1)
+        for edit in [*_TURNS, *(f"recolour {a} {b}" for a in colours for b in colours if a != b)]:
+            if all(edited(edit, a, a) == b for a, b in examples):
+                yield edit
 
     def _edit(self, rng: random.Random) -> str:
         a, b = rng.sample(range(self.colours + 1), 2)
@@ -224,7 +238,7 @@ class ArcEpisode(Attempt):
         """Edit the grid, or submit it."""
         said = action.strip().strip("<>\"'`.").casefold()
         if said == "submit":
-            self.done, self.solved = True, self.grid == self._rule.wanted
+            self.done, self.solved = True, self.grid in (self._rule.wanted, *self._rule.others)
             self.score = float(self.solved)
             return "Right." if self.solved else "Wrong.", True
         made = edited(said, self.grid, self._rule.given) if len(said) <= _LONGEST else None

@@ -181,6 +181,17 @@ def test_one_rule_of_two_edits_is_found_by_trying_all() -> None:
         assert rule.edits in fits and applied(rule.edits, rule.given) == rule.wanted
 
 
+def test_two_edits_that_explain_the_examples_are_both_right() -> None:
+    world = Arc()
+    [task] = [task for task in world.tasks("test") if task.id.endswith("/20000142")]
+    rule = world.rule(task)
+    edits = ["mirror", "flip", "rotate", "transpose", *(f"recolour {a} {b}" for a in range(5) for b in range(5))]
+    fits = [edit for edit in edits if all(applied((edit,), a) == b for a, b in rule.examples)]
+    assert {applied((edit,), rule.given) for edit in fits} == {rule.wanted, *rule.others} and len(rule.others) == 1
+    assert all(play(world, task, [edit, "submit"])[-1].success for edit in fits)
+    assert not play(world, task, ["submit"])[-1].success
+
+
 def test_files_of_arc_are_read(tmp_path: Path) -> None:
     pair = {"input": [[1, 2], [3, 4]], "output": [[2, 1], [4, 3]]}
     for folder in ("training", "evaluation"):
