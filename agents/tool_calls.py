@@ -48,7 +48,7 @@ _KEYS = ('"name"', '"tool"', '"arguments"', '"parameters"')
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """Tool call.
 
     Attributes:
@@ -74,7 +74,7 @@ class Unreadable(ValueError):
     """No call can be read; the message is a sentence for the policy."""
 
 
-def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
+def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ()) -> list[ToolCall]:
     """Read the calls in a reply without its thoughts, in order.
 
     Text around the calls is passed over. In JSON and Python, where code fences hold calls, only the fences are read.
@@ -119,7 +119,7 @@ def is_attempt(text: str, style: Style, names: Collection[str]) -> bool:
     return style in ("json", "llama") and (n_keys > 1 or (n_keys == 1 and any(f'"{name}"' in text for name in names)))
 
 
-def write_calls(calls: Sequence[Call], style: Style) -> str:
+def write_calls(calls: Sequence[ToolCall], style: Style) -> str:
     """Write calls as a model of that family does; the inverse of `read_calls`."""
     if style == "hermes":
         return "\n".join(f"<tool_call>\n{call.text}\n</tool_call>" for call in calls)
@@ -142,13 +142,13 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def how_to_call(style: Style) -> str:
     """Say, by an example, how a call is to be written."""
-    return f"Write a call as {write_calls([Call('NAME', {'ARGUMENT': 'VALUE'})], style)}"
+    return f"Write a call as {write_calls([ToolCall('NAME', {'ARGUMENT': 'VALUE'})], style)}"
 
 
-def _of_json(text: str) -> Iterator[Call]:
+def _of_json(text: str) -> Iterator[ToolCall]:
     if text.lstrip().startswith(("{", "[")):
         return _objects(text)
-    found: list[Call] = []
+    found: list[ToolCall] = []
     fences = [fence for fence in _FENCE.finditer(text) if not _is_program(fence)]
     for fence in [fence for fence in fences if any(key in fence[2] for key in _KEYS)] or fences:
         try:
@@ -163,26 +163,26 @@ def _is_program(fence: re.Match[str]) -> bool:
     return fence[1] not in ("", "json") and not fence[2].lstrip().startswith(("{", "["))
 
 
-def _of_hermes(text: str) -> Iterator[Call]:
+def _of_hermes(text: str) -> Iterator[ToolCall]:
     for _, inside in _elements(text, _CALL, "</tool_call>"):
         yield from _objects(inside, must=True)
 
 
-def _of_llama(text: str) -> Iterator[Call]:
+def _of_llama(text: str) -> Iterator[ToolCall]:
     yield from _objects(text.partition(_LLAMA_TAG)[2] if _LLAMA_TAG in text else text)
 
 
-def _of_mistral(text: str) -> Iterator[Call]:
+def _of_mistral(text: str) -> Iterator[ToolCall]:
     if found := _MISTRAL.search(text):
         yield from _objects(found[1], must=True)
 
 
-def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[Call]:
+def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
     known = {function.get("name"): function for function in map(function_of, tools)}
     for function, body in _elements(text, _FUNCTION, "</function>"):
         schema = known.get(function[1], {}).get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        yield Call(function[1], dict(_parameters(body, properties if isinstance(properties, Mapping) else {})))
+        yield ToolCall(function[1], dict(_parameters(body, properties if isinstance(properties, Mapping) else {})))
 
 
 def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -215,9 +215,9 @@ def _unwrapped(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _of_python(text: str) -> Iterator[Call]:
+def _of_python(text: str) -> Iterator[ToolCall]:
     fences = [] if text.lstrip().startswith("[") else [fence[2] for fence in _FENCE.finditer(text)]
-    found: list[Call] = []
+    found: list[ToolCall] = []
     for source in map(str.strip, fences or [text]):
         is_list = source.startswith("[")
         try:
@@ -228,7 +228,7 @@ def _of_python(text: str) -> Iterator[Call]:
     yield from found
 
 
-def _of_source(source: str, *, must: bool) -> Iterator[Call]:
+def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
     """Yield the calls in an expression; `must` raises for what is none."""
     begin = source.find("[")
     source = source[begin:] if begin > 0 and source.endswith("]") else source
@@ -249,7 +249,7 @@ def _of_source(source: str, *, must: bool) -> Iterator[Call]:
         yield _of_node(node)
 
 
-def _of_node(node: ast.Call) -> Call:
+def _of_node(node: ast.Call) -> ToolCall:
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         raise Unreadable("arguments have to be named, as in f(x=1)")
     try:
@@ -257,10 +257,10 @@ def _of_node(node: ast.Call) -> Call:
         arguments = json.loads(json.dumps(arguments, allow_nan=False))
     except (ValueError, TypeError, SyntaxError, MemoryError):
         raise Unreadable("an argument is no plain value, such as a number, a text or a list of them") from None
-    return Call(ast.unparse(node.func), arguments)
+    return ToolCall(ast.unparse(node.func), arguments)
 
 
-def _objects(text: str, *, must: bool = False) -> Iterator[Call]:
+def _objects(text: str, *, must: bool = False) -> Iterator[ToolCall]:
     """Yield the calls in JSON objects of `text`, or in lists; `must` requires at least one."""
     decoder, at, n = json.JSONDecoder(), 0, 0
     while (found := _OPENING.search(text, at)) is not None:
@@ -282,7 +282,7 @@ def _objects(text: str, *, must: bool = False) -> Iterator[Call]:
         raise Unreadable("your call is no JSON object")
 
 
-def _of_object(value: Any) -> Call:
+def _of_object(value: Any) -> ToolCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]  # as the API of OpenAI has it
     name = value.get("name", value.get("tool")) if isinstance(value, dict) else None
@@ -298,7 +298,7 @@ def _of_object(value: Any) -> Call:
             raise Unreadable(f"`arguments` is no valid JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise Unreadable("`arguments` is no JSON object")
-    return Call(name, arguments)
+    return ToolCall(name, arguments)
 
 
 def _value(text: str) -> Any:
@@ -338,7 +338,7 @@ def _typed(text: str, types: Collection[str]) -> Any:
     return value if _TYPES[type(value)] & set(types) else text
 
 
-def _plain(call: Call) -> dict[str, Any]:
+def _plain(call: ToolCall) -> dict[str, Any]:
     return {"name": call.name, "arguments": call.arguments}
 
 
@@ -346,7 +346,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _xml(call: Call) -> str:
+def _xml(call: ToolCall) -> str:
     shown = ((key, _as_parameter(value)) for key, value in call.arguments.items())
     inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in shown)
     return f"<tool_call>\n<function={call.name}>\n{inside}</function>\n</tool_call>"
@@ -357,7 +357,7 @@ def _as_parameter(value: Any) -> str:
     return value if isinstance(value, str) and _value(value) == value else _json(value)
 
 
-def _python(call: Call) -> str:
+def _python(call: ToolCall) -> str:
     return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
 
 

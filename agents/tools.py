@@ -13,7 +13,7 @@ from agents.base import History
 from agents.chat import PASSED_ON, ChatAgent, passed_on
 from agents.memory.base import Exchange
 from agents.parsing import Parsed
-from agents.tool_calls import Call, Style, Unreadable, function_of, how_to_call, is_attempt, read_calls, write_calls
+from agents.tool_calls import Style, ToolCall, Unreadable, function_of, how_to_call, is_attempt, read_calls, write_calls
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Message, Role
 from rlhf.settings import STRICT
@@ -123,7 +123,7 @@ class ToolAgent(ChatAgent):
         except Unreadable:
             return action
 
-    def _check(self, calls: Sequence[Call], history: History) -> None:
+    def _check(self, calls: Sequence[ToolCall], history: History) -> None:
         if len(calls) > self.max_calls:
             raise Unreadable(f"your reply has {len(calls)} calls, at most {self.max_calls} are allowed")
         known = {function_of(tool).get("name"): function_of(tool) for tool in self.tools(history)}
@@ -149,9 +149,9 @@ def _has_called(action: Action, names: Collection[Any]) -> bool:
     return any(call.name in names or not names for call in calls)
 
 
-def _calls_of(steps: Sequence[str]) -> list[Call]:
+def _calls_of(steps: Sequence[str]) -> list[ToolCall]:
     """Calls that were made; what was none, in a turn that another played, counts for nothing."""
-    found: list[Call] = []
+    found: list[ToolCall] = []
     for step in steps:
         try:
             found += read_calls(step, "json")

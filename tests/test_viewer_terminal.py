@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
-from rlhf.evaluation.answers import Spent
+from rlhf.evaluation.answers import SamplingCost
 from rlhf.evaluation.store import FailureRecord, TrajectoryRecord
 from rlhf.viewer.terminal import TrajectoryTable, failure_table, show_trajectory
 
@@ -59,7 +59,7 @@ def test_roles_notes_branches_and_choices_are_shown() -> None:
     calls = tuple(replace(g, role=role) for g, role in zip(first.generations, ("plan", ""), strict=True))
     first = replace(first, action=replace(first.action, generations=calls, notes={"subgoal": "find the key"}))
     branch = replace(record.trajectory, turns=(first, second), parent=1, n_shared=1)
-    spent = Spent(2, "-0.5 by the judge, of 3", 3, 1, 9, 40, 300, False)
+    spent = SamplingCost(2, "-0.5 by the judge, of 3", 3, 1, 9, 40, 300, False)
     found = lines(shown(lambda c: show_trajectory(replace(record, trajectory=branch, spent=spent), c), width=200))
     assert found[1:6] == [
         "branches off attempt 1 after 1 turns",

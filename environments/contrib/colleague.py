@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties, StepResult
 from environments.core.procedural import Attempt, Drawn, digest
 from rewards.code.sandboxed_reward import program_of
-from rewards.sandbox.calls import Call, call_all
+from rewards.sandbox.calls import FunctionCall, call_all
 from rewards.sandbox.run import Bounds
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -161,7 +161,7 @@ class ColleagueEpisode(Attempt):
         limit = self._wanted.limit
         given = (0, limit // 2, limit - 1, limit, limit + 1, 2 * limit, 3 * limit + 1)
         bounds = Bounds(cpu_s=self._settings.cpu_s, wall_s=2 * self._settings.cpu_s)
-        returned = await call_all(program, [Call(self._wanted.name, (x,)) for x in given], bounds)
+        returned = await call_all(program, [FunctionCall(self._wanted.name, (x,)) for x in given], bounds)
         same = [_is(one.coded, self._wanted.value(x)) for x, one in zip(given, returned, strict=True)]
         return sum(same) / len(same)
 

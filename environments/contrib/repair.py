@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass
 from environments.base import Properties, StepResult
 from environments.core.procedural import Attempt, Drawn, digest, word_of
 from rewards.sandbox import values
-from rewards.sandbox.calls import Call, call_all
+from rewards.sandbox.calls import FunctionCall, call_all
 from rewards.sandbox.run import Bounds
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -246,7 +246,7 @@ class RepairEpisode(Attempt):
 
     async def _tested(self) -> str:
         """Return the first test that fails, or an empty text."""
-        calls = [Call(name, ast.literal_eval(args)) for name, args, _ in self._bug.calls]
+        calls = [FunctionCall(name, ast.literal_eval(args)) for name, args, _ in self._bug.calls]
         bounds = Bounds(cpu_s=self._settings.cpu_s, wall_s=2 * self._settings.cpu_s)
         returned = await call_all("\n".join(self.lines), calls, bounds, stop_early=True)
         for (name, args, expected), one in zip(self._bug.calls, returned, strict=True):

@@ -20,7 +20,7 @@ _VERB = re.compile(r"([A-Za-z_][\w-]{0,60})(?:[ \t]+(?:is|for))?(?:[ \t]*[:=]|\s
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AnswerCall:
     """Tool call.
 
     Attributes:
@@ -32,7 +32,7 @@ class Call:
     argument: str
 
 
-def calls_in(action: Action, verbs: Collection[str] = ANSWERS) -> list[Call]:
+def calls_in(action: Action, verbs: Collection[str] = ANSWERS) -> list[AnswerCall]:
     """Return the calls of an action that could be read, in order; none where it calls nothing. Never raises.
 
     A call is `{"name": "f", "arguments": {"x": 1}}` (as the agent `tools` records it, or with `tool` and `parameters`),
@@ -61,23 +61,23 @@ def tool_call(text: str) -> tuple[str, dict[str, Any]] | None:
     return (found["name"], found["arguments"]) if is_call and isinstance(found["name"], str) else None
 
 
-def _call(text: str, verbs: Collection[str]) -> Call | None:
+def _call(text: str, verbs: Collection[str]) -> AnswerCall | None:
     text = text.strip()
     if not text or len(text) > _MAX_CHARS:
         return None
     if text.startswith("{"):
         return _of_json(text)
     if (found := _BRACKETS.fullmatch(text)) is not None:
-        return Call(found[1], (found[2] if found[2] is not None else found[3]).strip())
+        return AnswerCall(found[1], (found[2] if found[2] is not None else found[3]).strip())
     known = {verb.lower(): verb for verb in verbs}
     if (found := _TAGS.fullmatch(text)) is not None and found[1].lower() in known:
-        return Call(known[found[1].lower()], found[2].strip())
+        return AnswerCall(known[found[1].lower()], found[2].strip())
     if (found := _VERB.fullmatch(text)) is not None and found[1].lower() in known:
-        return Call(known[found[1].lower()], found[2].strip())
+        return AnswerCall(known[found[1].lower()], found[2].strip())
     return _of_json(text[text.find("{") :]) if "{" in text else None
 
 
-def _of_json(text: str) -> Call | None:
+def _of_json(text: str) -> AnswerCall | None:
     try:
         found, _ = json.JSONDecoder().raw_decode(text)
         name = found.pop("name", None) or found.pop("tool", None)
@@ -85,7 +85,7 @@ def _of_json(text: str) -> Call | None:
         text = _as_text(json.loads(given) if isinstance(given, str) else given)
     except (ValueError, RecursionError, AttributeError):
         return None
-    return Call(name, text) if isinstance(name, str) and name else None
+    return AnswerCall(name, text) if isinstance(name, str) and name else None
 
 
 def _as_text(arguments: Any) -> str:

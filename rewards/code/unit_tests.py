@@ -16,7 +16,7 @@ from rewards.code.edits import edited
 from rewards.code.sandboxed_reward import Sandboxed, program_of
 from rewards.sandbox import given_tests, values
 from rewards.sandbox.asserts import Assertion, parse
-from rewards.sandbox.calls import NO_TIME, Call, Returned, call_all, program_s
+from rewards.sandbox.calls import NO_TIME, FunctionCall, Returned, call_all, program_s
 from rewards.sandbox.harness import PROGRAM
 from rewards.sandbox.level import Way
 from rewards.sandbox.run import Ending, Finished, Sandbox, run
@@ -250,7 +250,7 @@ def _call_of(call: Any, where: str) -> _Returns:
     args, kwargs = (call.get("args", []), call.get("kwargs", {})) if known else (None, None)
     if not isinstance(args, list) or not isinstance(kwargs, dict) or not isinstance(call["call"], str):
         raise _no_tests(f"{where}, calls", repr(call)[:200])
-    made = Call(call["call"], tuple(args), kwargs)
+    made = FunctionCall(call["call"], tuple(args), kwargs)
     return _Returns(str(made), (made,), call["returns"])
 
 

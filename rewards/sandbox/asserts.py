@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.sandbox.calls import Call
+from rewards.sandbox.calls import FunctionCall
 from rlhf.errors import RewardError
 
 #: Functions that are applied here, to plain values. Every other call is one of the tested program.
@@ -63,7 +63,7 @@ class Assertion:
     """
 
     text: str
-    calls: tuple[Call, ...]
+    calls: tuple[FunctionCall, ...]
     _tree: ast.expr
     _places: Mapping[int, int]
 
@@ -115,7 +115,7 @@ class _Finder:
 
     def __init__(self, where: str, line: str) -> None:
         self.where, self.line = where, line
-        self.calls: list[Call] = []
+        self.calls: list[FunctionCall] = []
         self.places: dict[int, int] = {}
 
     def look(self, node: ast.expr) -> None:
@@ -146,12 +146,12 @@ class _Finder:
             case _:
                 raise _cannot(self.where, self.line, "values, comparisons and calls", ast.unparse(node))
 
-    def call(self, node: ast.Call) -> Call:
+    def call(self, node: ast.Call) -> FunctionCall:
         name = _name(node.func)
         if not name or any(isinstance(a, ast.Starred) for a in node.args) or None in [k.arg for k in node.keywords]:
             raise _cannot(self.where, self.line, "calls by name with plain arguments", ast.unparse(node))
         args = tuple(self.argument(value) for value in node.args)
-        return Call(name, args, {str(k.arg): self.argument(k.value) for k in node.keywords})
+        return FunctionCall(name, args, {str(k.arg): self.argument(k.value) for k in node.keywords})
 
     def argument(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Call) and _name(node.func) not in _OWN:

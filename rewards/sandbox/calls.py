@@ -23,7 +23,7 @@ NO_TIME = "no time was left for it: the program has used up its share of limits.
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """Call of a function of the tested program.
 
     Attributes:
@@ -68,7 +68,7 @@ class Returned:
 
 async def call_all(
     program: str,
-    calls: Sequence[Call],
+    calls: Sequence[FunctionCall],
     bounds: Bounds,
     way: Way | Sandbox | None = None,
     *,
@@ -132,7 +132,7 @@ def _how(finished: Finished) -> str:
 
 
 def _coded(value: Any) -> Any:
-    return ["call", value.coded()] if isinstance(value, Call) else encode(value)
+    return ["call", value.coded()] if isinstance(value, FunctionCall) else encode(value)
 
 
 @cache

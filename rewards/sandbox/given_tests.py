@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rewards.sandbox.calls import NO_TIME, Call, call_all, program_s
+from rewards.sandbox.calls import NO_TIME, FunctionCall, call_all, program_s
 from rewards.sandbox.level import Way
 from rewards.sandbox.run import Bounds, Sandbox, run
 from rlhf.errors import RewardError
@@ -56,7 +56,7 @@ def names_like_own(solution: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Coded(Call):
+class _Coded(FunctionCall):
     """Call whose arguments are coded already."""
 
     order: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from rlhf.asynchrony.admission import AdmissionLimit
 from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
-from rlhf.asynchrony.shares import ordinal_of, share_of
+from rlhf.asynchrony.shares import global_ordinal, split_state
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DeliveryError, EngineError, RlhfError, TrainingError
 from rlhf.inference.vllm.instance import Load
@@ -151,14 +151,14 @@ class Controller:
 
     def snapshot(self) -> tuple[dict[str, Any], dict[int, ScoredGroup]]:
         """Return the state of the pipeline, and the groups by their ordinals in the run."""
-        named = {ordinal_of(o, self.share, self.n_per_step): group for o, group in self.groups.items()}
+        named = {global_ordinal(o, self.share, self.n_per_step): group for o, group in self.groups.items()}
         return self.pipeline.state(), named
 
     def restore(self, state: Mapping[str, Any], groups: Mapping[int, ScoredGroup], n_controllers: int) -> None:
         """Go on from a snapshot of the run with this share; what ran then begins again."""
-        snapshot = share_of(state, self.share, self.n_per_step, n_controllers)
+        snapshot = split_state(state, self.share, self.n_per_step, n_controllers)
         self.pipeline = Pipeline.restored(self.rules, snapshot)
-        self.groups = {o: groups[ordinal_of(o, self.share, self.n_per_step)] for o in self.pipeline.store}
+        self.groups = {o: groups[global_ordinal(o, self.share, self.n_per_step)] for o in self.pipeline.store}
 
     async def open(self, version: int) -> None:
         """Begin, with the weights of the present step, which the engine calls `version`."""
@@ -218,7 +218,7 @@ class Controller:
                 self._failed = error
                 raise
 
-        number, place = divmod(ordinal_of(ordinal, self.share, self.n_per_step), self.n_per_step)
+        number, place = divmod(global_ordinal(ordinal, self.share, self.n_per_step), self.n_per_step)
         tasks = self._tasks[number]
         n_before = sum(task.id == tasks[place].id for task in tasks[:place])
         try:
@@ -349,7 +349,7 @@ class Controller:
             lost = f"; at most {self.limit.now} at a time, as {self.limit.reason}{lost}"
         if not waited:
             return f"{n} groups that run{lost}"
-        first = ordinal_of(waited[0], self.share, self.n_per_step)
+        first = global_ordinal(waited[0], self.share, self.n_per_step)
         number, place = divmod(first, self.n_per_step)
         task = self._tasks[number][place].id if number in self._tasks else "a task"
         others = f" and {len(waited) - 1} more" if len(waited) > 1 else ""

@@ -13,12 +13,12 @@ from typing import Any
 from rlhf.errors import CheckpointError
 
 
-def ordinal_of(local: int, share: slice, n_per_step: int) -> int:
+def global_ordinal(local: int, share: slice, n_per_step: int) -> int:
     """Return the ordinal in the run of a group of one process.
 
     The second group of its second step, where four groups make a step and it plays the last two:
 
-    >>> ordinal_of(3, slice(2, 4), 4)
+    >>> global_ordinal(3, slice(2, 4), 4)
     7
     """
     number, place = divmod(local, int(share.stop - share.start))
@@ -31,14 +31,16 @@ def merged(states: Sequence[Mapping[str, Any]], shares: Sequence[slice], n_per_s
     What one process had not begun, and lies before what another had, is to begin.
     """
     both = list(zip(states, shares, strict=True))
-    begun = [ordinal_of(s["counts"]["n_begun"] - 1, share, n_per_step) for s, share in both if s["counts"]["n_begun"]]
+    begun = [
+        global_ordinal(s["counts"]["n_begun"] - 1, share, n_per_step) for s, share in both if s["counts"]["n_begun"]
+    ]
     n_begun = 1 + max(begun, default=-1)
     running: list[int] = []
     store: list[tuple[Any, ...]] = []
     for state, share in both:
         left = range(state["counts"]["n_begun"], _n_of(n_begun, share, n_per_step))
-        running += [ordinal_of(local, share, n_per_step) for local in (*state["running"], *left)]
-        store += [(ordinal_of(local, share, n_per_step), *rest) for local, *rest in state["store"]]
+        running += [global_ordinal(local, share, n_per_step) for local in (*state["running"], *left)]
+        store += [(global_ordinal(local, share, n_per_step), *rest) for local, *rest in state["store"]]
     total = {name: sum(s["tokens"][name] for s in states) for name in ("generated", "trained", "failed")}
     n_given_back = sum(s["counts"]["n_given_back"] for s in states)
     return {
@@ -51,7 +53,7 @@ def merged(states: Sequence[Mapping[str, Any]], shares: Sequence[slice], n_per_s
     }
 
 
-def share_of(state: Mapping[str, Any], share: slice, n_per_step: int, n_processes: int) -> dict[str, Any]:
+def split_state(state: Mapping[str, Any], share: slice, n_per_step: int, n_processes: int) -> dict[str, Any]:
     """Return one process's part of a run's snapshot; the first keeps the counts of tokens that are trained or failed.
 
     Raises:

@@ -203,8 +203,8 @@ async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], 
     lanes, failed = lanes_of(recipe.environment), list[EnvError]()
     try:
         for task in tasks_of(recipe.environment, split, _N_TRIED):
-            strays = AtRandom(1.0, {}, random.Random(recipe.seed))
-            trial = ProgramTrial(strays, recipe.agent, temperatures_of(recipe), refused)
+            deviations = AtRandom(1.0, {}, random.Random(recipe.seed))
+            trial = ProgramTrial(deviations, recipe.agent, temperatures_of(recipe), refused)
             try:
                 found = await play_one(recipe.environment, task, trial, limits, lanes.open(), ())
             except Ended as ended:

@@ -10,7 +10,7 @@ from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.request import ChatRequest, Refusal
 from rlhf.gateway.session import SESSION
 from rlhf.recipe import Recipe
-from rlhf.training.stages.demonstrations import Strays
+from rlhf.training.stages.demonstrations import Deviations
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
@@ -25,27 +25,27 @@ class ProgramTrial:
     """Random actions in place of the policy's, once requests that the run would reject are rejected.
 
     Attributes:
-        strays: who acts.
+        deviations: who acts.
         agent: that refuses sampling parameters; one of this process refuses nothing.
         temperatures: that the recipe samples at.
         refused: texts of the refusals, in the order of the first of each; filled by the trial.
     """
 
-    strays: Strays
+    deviations: Deviations
     agent: object
     temperatures: Sequence[float]
     refused: dict[str, None]
 
     def is_next(self, state: StepResult) -> bool:
         """True if the next action is not the oracle's."""
-        return self.strays.is_next(state)
+        return self.deviations.is_next(state)
 
     def action(self, state: StepResult) -> str:
         """Refuse what is refused, and act."""
         session = SESSION.get(None)
         if isinstance(self.agent, ExternalAgent) and session is not None:
             session.refuse(self._check)
-        return self.strays.action(state)
+        return self.deviations.action(state)
 
     def _check(self, asked: ChatRequest) -> None:
         assert isinstance(self.agent, ExternalAgent)

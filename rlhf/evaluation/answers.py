@@ -12,7 +12,7 @@ from rlhf.rollout.contrib.strategies import Strategy, unseen
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class SamplingCost:
     """Cost of the candidates of one answer together; what several of them share counts once.
 
     Attributes:
@@ -37,7 +37,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class EvaluatedTask:
     """The attempts of an evaluation at one task, and what each took.
 
     Attributes:
@@ -46,12 +46,12 @@ class Answered:
     """
 
     group: ScoredGroup
-    spent: tuple[Spent, ...]
+    spent: tuple[SamplingCost, ...]
 
 
-async def answers_of(
+async def select_answers(
     strategy: Strategy, task: Task, group: ScoredGroup, attempts: int, *, timeout_s: float
-) -> Answered:
+) -> EvaluatedTask:
     """Choose the answer of each of `attempts` attempts at `task` among its candidates.
 
     Candidates are numbered through. Those made from the start belong to the attempts in turn, as many to each, and what
@@ -68,7 +68,7 @@ async def answers_of(
     owner = _owners(group, strategy.rollout.n_from_start(attempts * strategy.n), attempts)
     trajectories: list[Trajectory] = []
     scores: list[Score] = []
-    spent: list[Spent] = []
+    spent: list[SamplingCost] = []
     failures: list[Failure] = []
     for attempt in range(attempts):
         own = [i for i, t in enumerate(group.trajectories) if owner[t.attempt] == attempt]
@@ -91,7 +91,7 @@ async def answers_of(
         trajectories.append(replace(chosen, attempt=attempt, parent=None, n_shared=0))
         scores.append(group.scores[own[choice.index]])
         spent.append(spent_on(candidates, chosen.attempt, choice.why))
-    return Answered(ScoredGroup(task.id, tuple(trajectories), tuple(scores), tuple(failures)), tuple(spent))
+    return EvaluatedTask(ScoredGroup(task.id, tuple(trajectories), tuple(scores), tuple(failures)), tuple(spent))
 
 
 def _is_broken_off(strategy: Strategy, candidates: Sequence[Trajectory]) -> bool:
@@ -110,14 +110,14 @@ def _owners(group: ScoredGroup, n_from_start: int, attempts: int) -> dict[int, i
     return owner
 
 
-def spent_on(candidates: Sequence[Trajectory], chosen: int, why: str) -> Spent:
+def spent_on(candidates: Sequence[Trajectory], chosen: int, why: str) -> SamplingCost:
     """Add up what the candidates took; a turn that is replayed from another candidate was taken there."""
     turns = [turn for t in candidates for turn in t.own_turns]
     generations = counted_once(turn.generations for turn in turns)
     asked = [call[0] for turn in turns for call in calls_of(turn.generations)]
     usage = [g.usage for g in generations if g.usage is not None]
     is_counted = bool(generations) and len(usage) == len(generations)
-    return Spent(
+    return SamplingCost(
         chosen=chosen,
         why=why,
         n_candidates=len(candidates),

@@ -1,4 +1,4 @@
-"""Random-action baseline: how much is solved without reading the observations."""
+"""Random baseline of an evaluation: actions drawn from the possible ones, observations unread."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agents.tool_calls import Call, Style, write_calls
+from agents.tool_calls import Style, ToolCall, write_calls
 from rlhf.chat_api import KEY, ChatServer, RetryPolicy, first_choice
 from rlhf.data import Finish, Generation, Prompt, Role, SamplingParams
 from rlhf.evaluation.baselines import MessageIdRenderer, StubEngine
@@ -111,7 +111,7 @@ class EndpointEngine(StubEngine):
         """Calls in the agent's style; those that cannot be read stay as they came, for the agent to say so."""
         try:
             functions = [call["function"] for call in calls]
-            read = [Call(str(f["name"]), json.loads(f.get("arguments") or "{}")) for f in functions]
+            read = [ToolCall(str(f["name"]), json.loads(f.get("arguments") or "{}")) for f in functions]
             return write_calls(read, self._style) if read else ""
         except (KeyError, TypeError, ValueError):
             return json.dumps(list(calls))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import SamplingParams, ScoredGroup, Task
-from rlhf.evaluation.answers import answers_of
+from rlhf.evaluation.answers import select_answers
 from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
@@ -128,7 +128,7 @@ async def play_part(
             if strategy is not None:
                 timeout_s = runner.limits.reward_timeout_s
                 pairs = zip(block, found.groups, strict=True)
-                answered = [await answers_of(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
+                answered = [await select_answers(strategy, t, g, attempts, timeout_s=timeout_s) for t, g in pairs]
                 groups, spent = tuple(a.group for a in answered), [a.spent for a in answered]
             answers.judge(groups, runner.limits)
             if strategy is not None:

@@ -16,7 +16,7 @@ from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Scor
 from rlhf.data.generation import Conversations
 from rlhf.data.tokens import packed_ids
 from rlhf.errors import DataError
-from rlhf.evaluation.answers import Spent
+from rlhf.evaluation.answers import SamplingCost
 
 Phase = Literal["train", "eval"]
 Figures = tuple[tuple[float, ...], ...]
@@ -48,7 +48,7 @@ class TrajectoryRecord:
     trajectory: Trajectory
     score: Score | None = None
     advantages: Figures | None = None
-    spent: Spent | None = None
+    spent: SamplingCost | None = None
     entropies: Figures | None = None
     gaps: Figures | None = None
 
@@ -284,7 +284,7 @@ def decode(row: Row) -> TrajectoryRecord:
     advantages = None if row["advantages"] is None else tuple(map(tuple, row["advantages"]))
     score = None if row["score"] is None else _decode_score(row["score"])
     # These three are not in the files of older versions.
-    spent = Spent(**row["spent"]) if row.get("spent") else None
+    spent = SamplingCost(**row["spent"]) if row.get("spent") else None
     entropies, gaps = (tuple(map(tuple, row[name])) if row.get(name) else None for name in ("entropies", "gaps"))
     names = (row["step"], row["stage"], row["phase"], row["task_id"])
     return TrajectoryRecord(*names, trajectory, score, advantages, spent, entropies, gaps)

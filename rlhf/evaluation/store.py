@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from rlhf.data import Credit, Outcome, ScoredGroup, TokenFigures
 from rlhf.digests import Manifest
 from rlhf.errors import DataError, whole
-from rlhf.evaluation.answers import Spent
+from rlhf.evaluation.answers import SamplingCost
 from rlhf.evaluation.rows import (
     FORMAT,
     SCHEMA,
@@ -99,7 +99,7 @@ class TrajectoryWriter:
         credits: Sequence[Credit | None] | None = None,
         figures: Sequence[TokenFigures | None] | None = None,
         *,
-        spent: Sequence[Sequence[Spent]] | None = None,
+        spent: Sequence[Sequence[SamplingCost]] | None = None,
     ) -> Path | None:
         """Write scored groups, failed attempts included, with credit, figures and what was `spent` where given."""
         none = [None] * len(groups)
@@ -140,7 +140,7 @@ def _of_group(
     group: ScoredGroup,
     credit: Credit | None,
     figures: TokenFigures | None,
-    spent: Sequence[Spent] | None,
+    spent: Sequence[SamplingCost] | None,
 ) -> Iterator[TrajectoryRecord | FailureRecord]:
     for i, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True)):
         advantages = credit.tokens_GNT[i] if credit is not None else None

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle, Reply
 from agents.parsing import split_thoughts
-from agents.tool_calls import Call, Style, Unreadable, how_to_call, read_calls
+from agents.tool_calls import Style, ToolCall, Unreadable, how_to_call, read_calls
 from agents.tools import ToolAgent
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Finish, Generation, Message, Role
@@ -95,7 +95,7 @@ class ExternalAgent:
             raise sampling_refusal(found, temperature)
         return found
 
-    def read(self, text: str, asked: ChatRequest, was_cut: bool) -> tuple[str, tuple[Call, ...]]:
+    def read(self, text: str, asked: ChatRequest, was_cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
         """Text and calls of a reply without its thoughts; what is no call of an offered tool stays text."""
         names = {tool["function"]["name"] for tool in asked.tools}
         if not names or was_cut:

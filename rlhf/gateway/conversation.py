@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from agents.parsing import split_thoughts
-from agents.tool_calls import Call, Style, write_calls
+from agents.tool_calls import Style, ToolCall, write_calls
 from rlhf.data import Finish, Message, Role
 
 #: Why a request begins a new row: `again`, another answer to a prompt that has one; `changed`, a message that is not
@@ -37,7 +37,7 @@ class ChatMessage:
 
     role: Role
     text: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     ids: tuple[object, ...] = field(default=(), compare=False)
 
     @cached_property

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.tool_calls import Call
+from agents.tool_calls import ToolCall
 from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import ChatMessage
 
@@ -91,7 +91,7 @@ class ChatReply:
 
     text: str
     reasoning: str
-    calls: tuple[tuple[str, Call], ...]
+    calls: tuple[tuple[str, ToolCall], ...]
     finish: Finish
     n_prompt: int
     n_sampled: int

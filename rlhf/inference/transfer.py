@@ -79,7 +79,7 @@ def token_digest(path: Path) -> str:
         return ""
 
 
-class Packer(ABC):
+class BucketedSender(ABC):
     """Writes tensors into a buffer one after the other; subclasses say where the buffer is.
 
     Args:
@@ -140,12 +140,12 @@ class Packer(ABC):
         """Return when all that was written can be read."""
 
 
-class Outbox(Packer):
-    """The sender's end.
+class SharedMemorySender(BucketedSender):
+    """The sender's end: a file in shared memory.
 
     Args:
         path: file to create; readable by this user only.
-        max_bytes: see `Packer`.
+        max_bytes: see `BucketedSender`.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -183,7 +183,7 @@ class Outbox(Packer):
         self._memory = memory
 
 
-class Inbox:
+class SharedMemoryReceiver:
     """The receiver's end: reads the sender's file, which lies on the same machine."""
 
     def __init__(self, path: Path) -> None:
@@ -207,7 +207,7 @@ class Inbox:
             self._memory = None
 
 
-class Copy:
+class RemoteReceiver:
     """The receiver's end on another machine: a copy of the sender's buffer, put together from its pieces."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlhf.inference.transfer import Packer, Slice, view
+from rlhf.inference.transfer import BucketedSender, Slice, view
 
 #: What torch hands from one process to another of a tensor on a GPU, behind what is known of a buffer of bytes.
 _HANDLE = ("handle", "storage_bytes", "storage_offset", "requires_grad", "counter", "counter_offset", "event", "sync")
@@ -27,7 +27,7 @@ def gpu_of(device: torch.device | None = None) -> str:
     return str(torch.cuda.get_device_properties(device or torch.cuda.current_device()).uuid)
 
 
-class DeviceOutbox(Packer):
+class DeviceSender(BucketedSender):
     """The sender's end.
 
     Args:
@@ -60,7 +60,7 @@ class DeviceOutbox(Packer):
         torch.cuda.current_stream().synchronize()  # a receiver waits for no stream of this process
 
 
-class DeviceInbox:
+class DeviceReceiver:
     """The receiver's end.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rlhf.inference.transfer import Packer, Slice, view
+from rlhf.inference.transfer import BucketedSender, Slice, view
 
 #: Most seconds that a process waits for the others of a gloo group; NCCL waits until its group is destroyed.
 _PATIENCE_S = 300.0
@@ -75,7 +75,7 @@ class _Gloo:
         self._group.abort()
 
 
-class GroupOutbox(Packer):
+class GroupSender(BucketedSender):
     """The sender's end.
 
     Args:
@@ -118,7 +118,7 @@ class GroupOutbox(Packer):
         _wait(self._device)  # a broadcast is made in another thread, whose stream is another
 
 
-class GroupInbox:
+class GroupReceiver:
     """The receiver's end.
 
     Args:

@@ -21,7 +21,7 @@ from rlhf.data import Prompt, SamplingParams
 from rlhf.errors import RecipeError, RlhfError
 from rlhf.inference.embedded.paused import PausableEngine
 from rlhf.inference.settings import EngineCapabilities, TransformersSettings
-from rlhf.inference.transfer import Copy, Inbox, Slice, token_digest
+from rlhf.inference.transfer import RemoteReceiver, SharedMemoryReceiver, Slice, token_digest
 from rlhf.recipe import Recipe
 from rlhf.serving.vllm import refuse_used_port
 from rlhf.terminal import CleanConsole
@@ -82,14 +82,14 @@ class Served:
     Attributes:
         engine: samples.
         shapes: of its model, by which a client knows it for its own.
-        inbox: where weights come from.
+        receiver: where weights come from.
         running: engine session of each request.
         idle: tokens of sessions that no request runs in, the one used last at the end.
     """
 
     engine: PausableEngine
     shapes: Mapping[str, Any]
-    inbox: Inbox | Copy | None = None
+    receiver: SharedMemoryReceiver | RemoteReceiver | None = None
     running: dict[str, str] = field(default_factory=dict)
     idle: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -194,8 +194,8 @@ class Served:
             return {"results": [self._described(Path(args[0]))]}
         if method == "rlhf_fingerprint":
             return {"results": [self.engine.fingerprint]}
-        if method == "rlhf_put" and isinstance(self.inbox, Copy):
-            self.inbox.write(args[0], a2b_base64(args[1], strict_mode=True))
+        if method == "rlhf_put" and isinstance(self.receiver, RemoteReceiver):
+            self.receiver.write(args[0], a2b_base64(args[1], strict_mode=True))
             return {"results": [None]}
         raise ValueError(f"the embedded engine has no method {method}")
 
@@ -215,7 +215,7 @@ class Served:
         path = body["init_info"]["path"]
         if body["init_info"].get("group"):
             raise ValueError("the embedded engine joins no process group: set engine.delivery: auto")
-        self.inbox = Inbox(Path(path)) if path else Copy()
+        self.receiver = SharedMemoryReceiver(Path(path)) if path else RemoteReceiver()
         return {}
 
     async def start(self, body: Any, query: Mapping[str, str]) -> Any:
@@ -226,10 +226,10 @@ class Served:
     async def update(self, body: Any, query: Mapping[str, str]) -> Any:
         """Load what lies in the buffer."""
         rows = body["update_info"]["slices"]
-        if self.inbox is None:
+        if self.receiver is None:
             raise ValueError("no sender has announced itself")
         slices = [Slice(name, dtype, tuple(shape), at, size) for name, dtype, shape, at, size in rows]
-        self.engine.put(self.inbox.read(slices))
+        self.engine.put(self.receiver.read(slices))
         return {}
 
     async def finish(self, body: Any, query: Mapping[str, str]) -> Any:

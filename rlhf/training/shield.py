@@ -1,4 +1,4 @@
-"""Shield of work that a cancellation waits for."""
+"""Awaiting work to its end even when the caller is cancelled."""
 
 from __future__ import annotations
 

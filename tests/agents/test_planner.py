@@ -151,14 +151,14 @@ def test_parts_of_an_action_are_kept() -> None:
 @pytest.mark.parametrize("word", ["done", "Done.\n"])
 @pytest.mark.parametrize("style", ["json", "hermes", "python"])
 def test_an_executor_that_calls_tools_ends_a_subgoal_with_the_word_that_it_is_taught(style: Any, word: str) -> None:
-    from agents.tool_calls import Call, write_calls
+    from agents.tool_calls import ToolCall, write_calls
     from agents.tools import ToolAgent
 
     made = agent(executor=ToolAgent(system="", style=style))
     assert made.write(Shown("go", subgoal="b", before="a")) == "done"
-    call = write_calls([Call("f", {})], style)
+    call = write_calls([ToolCall("f", {})], style)
     _, turns = play(made, ["a", "b"], [call, word, call, "well done"], 3)
-    assert [t.action.text for t in turns] == [Call("f", {}).text, Call("f", {}).text, ""]
+    assert [t.action.text for t in turns] == [ToolCall("f", {}).text, ToolCall("f", {}).text, ""]
     assert dict(turns[1].action.notes) == {"subgoal": "b", "subgoal ended": "done"}
     assert turns[2].action.error and "No tool was called" in turns[2].action.error
 

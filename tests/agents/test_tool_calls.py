@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agents.base import History
 from agents.check import check_agent
 from agents.memory.base import Shown
-from agents.tool_calls import Call, Style, Unreadable, read_calls, write_calls
+from agents.tool_calls import Style, ToolCall, Unreadable, read_calls, write_calls
 from agents.tools import ToolAgent
 from rlhf.data import Action, Finish, Generation, Prompt, Role, Task, Turn
 from rlhf.rollout.renderer import Renderer
@@ -37,12 +37,12 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=5,
 )
-CALLS = st.lists(st.builds(Call, NAMES, st.dictionaries(NAMES, VALUES, max_size=3)), min_size=1, max_size=4)
+CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(NAMES, VALUES, max_size=3)), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("style", STYLES)
 @given(calls=CALLS)
-def test_what_is_written_is_read_back(style: Style, calls: list[Call]) -> None:
+def test_what_is_written_is_read_back(style: Style, calls: list[ToolCall]) -> None:
     assert read_calls(write_calls(calls, style), style) == calls
 
 
@@ -74,8 +74,8 @@ def test_any_text_is_read_or_refused_in_a_sentence(style: Style, text: str) -> N
     ],
 )
 def test_calls_as_models_write_them(style: Style, text: str) -> None:
-    assert read_calls(text, style) == [Call("search", {"query": "a"})]
-    assert read_calls('[plot(points={1: 2, "a": 3})]', "python") == [Call("plot", {"points": {"1": 2, "a": 3}})]
+    assert read_calls(text, style) == [ToolCall("search", {"query": "a"})]
+    assert read_calls('[plot(points={1: 2, "a": 3})]', "python") == [ToolCall("plot", {"points": {"1": 2, "a": 3}})]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_forgotten_end_of_a_parameter_is_no_part_of_its_value() -> None:
     with pytest.raises(Unreadable, match="no </parameter> before <parameter=y>"):
         read_calls("<function=f><parameter=x>1\n<parameter=y>2</parameter></function>", "xml", tools)
     text = "<function=f><parameter=x>as <parameter=other></parameter></function>"
-    assert read_calls(text, "xml", tools) == [Call("f", {"x": "as <parameter=other>"})]
+    assert read_calls(text, "xml", tools) == [ToolCall("f", {"x": "as <parameter=other>"})]
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_a_forgotten_end_of_a_parameter_is_no_part_of_its_value() -> None:
 def test_text_in_xml_is_text_where_the_schema_says_so(schema: Any, written: str, value: Any) -> None:
     tool = {"function": {"name": "search", "parameters": {"properties": {"query": schema}}}}
     text = f"<function=search>\n<parameter=query>\n{written}\n</parameter>\n</function>"
-    assert read_calls(text, "xml", [tool]) == [Call("search", {"query": value})]
+    assert read_calls(text, "xml", [tool]) == [ToolCall("search", {"query": value})]
 
 
 @given(text=TEXTS | st.from_regex(r"-?[0-9.e]{1,4}|null|true|NaN|\"[a0\"]{0,3}\"", fullmatch=True))
 def test_any_text_of_a_text_argument_is_read_back_from_xml(text: str) -> None:
-    [found] = read_calls(write_calls([Call("search", {"query": text})], "xml"), "xml", [SEARCH])
+    [found] = read_calls(write_calls([ToolCall("search", {"query": text})], "xml"), "xml", [SEARCH])
     assert found.arguments == {"query": text}
 
 
@@ -202,7 +202,7 @@ def test_an_agent_of_any_style_keeps_the_contract_and_gives_json(style: Style) -
     written = agent.write(Shown(call()))
     action, _ = act(agent, written)
     assert (action.text, action.error, action.parts) == (call(), None, ())
-    assert written == write_calls([Call("search", {"query": "a"})], style)
+    assert written == write_calls([ToolCall("search", {"query": "a"})], style)
 
 
 def test_several_calls_are_parts_of_one_turn() -> None:
@@ -277,28 +277,28 @@ def test_a_fence_within_an_argument_ends_nothing() -> None:
 @pytest.mark.parametrize("program", ["```python\nprint({1})\n```", "```bash\nls\n```", "```\nls\n```"])
 def test_calls_are_read_from_every_fence_and_programs_are_passed_over(program: str) -> None:
     fenced = [f"```json\n{call(query)}\n```" for query in ("a", "```\nb\n```", "c")]
-    expected = [Call("search", {"query": query}) for query in ("a", "```\nb\n```", "c")]
+    expected = [ToolCall("search", {"query": query}) for query in ("a", "```\nb\n```", "c")]
     assert read_calls("\n".join([program, *fenced]), "json") == expected
     assert read_calls("\n".join(["So:", *fenced[:1], program, *fenced[2:]]), "json") == expected[::2]
-    assert read_calls(f"{program}\nNow: {call()}", "json") == [Call("search", {"query": "a"})]
+    assert read_calls(f"{program}\nNow: {call()}", "json") == [ToolCall("search", {"query": "a"})]
     written = "\n".join(f"```python\n{write_calls([one], 'python')}\n```" for one in expected[::2])
     assert read_calls(f"So:\n{written}", "python") == expected[::2]
 
 
 def test_calls_of_one_fence_are_made_once_and_expected_results_are_no_calls() -> None:
-    several = [Call("search", {"query": "a"}), Call("search", {"query": "```\nb\n```"})]
+    several = [ToolCall("search", {"query": "a"}), ToolCall("search", {"query": "```\nb\n```"})]
     both = "\n".join(call(one.arguments["query"]) for one in several)
     assert read_calls(f"So:\n```json\n{both}\n```", "json") == several
     for result in ('```json\n{"result": 3}\n```', "```text\n{ok}\n```", "```\n[1, 2]\n```"):
         assert read_calls(f"So:\n```json\n{call()}\n```\nThen:\n{result}", "json") == several[:1]
-    assert read_calls("So:\n```python\n[f(x=1)]\n```\n```python\nprint(2)\n```", "python") == [Call("f", {"x": 1})]
+    assert read_calls("So:\n```python\n[f(x=1)]\n```\n```python\nprint(2)\n```", "python") == [ToolCall("f", {"x": 1})]
     with pytest.raises(Unreadable, match="named"):
         read_calls("So:\n```python\nprint(2)\n```", "python")
 
 
 def test_a_call_without_arguments_may_say_null_and_no_number_is_infinite() -> None:
     [found] = read_calls('{"name": "look", "arguments": null}', "json")
-    assert found == Call("look", {})
+    assert found == ToolCall("look", {})
     with pytest.raises(Unreadable, match="no plain value"):
         read_calls("[move(x=1e999)]", "python")
 
@@ -308,4 +308,4 @@ def test_the_mark_of_a_call_that_is_a_control_token_is_read() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
     ids = tokenizer.encode('[TOOL_CALLS][{"name": "look", "arguments": {}}]', add_special_tokens=False)
     [found] = read_calls(Renderer(tokenizer).reply_text(ids), "mistral")
-    assert found == Call("look", {})
+    assert found == ToolCall("look", {})

@@ -106,15 +106,15 @@ def test_a_process_without_a_group_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_number_of_processes_goes_on_but_not_where_each_chose(tmp_path: Path) -> None:
-    from rlhf.asynchrony.shares import merged, share_of
+    from rlhf.asynchrony.shares import merged, split_state
 
     rules = Rules(2, 4, order="first_finished")
     shares = [slice(0, 2), slice(2, 4)]
     states = [Pipeline(rules).state() for _ in shares]
     both = merged(states, shares, 4)
     with pytest.raises(CheckpointError, match="chosen by each process"):
-        share_of(both, slice(0, 4), 4, 1)
-    assert [share_of(both, share, 4, 2)["counts"] for share in shares] == [s["counts"] for s in states]
+        split_state(both, slice(0, 4), 4, 1)
+    assert [split_state(both, share, 4, 2)["counts"] for share in shares] == [s["counts"] for s in states]
 
 
 def served(folder: Path, name: str, urls: Sequence[str], asynchrony: Values) -> Path:

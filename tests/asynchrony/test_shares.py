@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlhf.asynchrony.controller import Counts, figures
 from rlhf.asynchrony.pipeline import Ledger, Pipeline, Rules
 from rlhf.asynchrony.settings import Asynchrony
-from rlhf.asynchrony.shares import merged, share_of
+from rlhf.asynchrony.shares import merged, split_state
 from rlhf.data import ScoredGroup, Task
 from rlhf.processes import ProcessGroup
 from rlhf.tasks.shuffled import ShuffledTasks
@@ -53,7 +53,7 @@ def test_a_cut_goes_on_in_another_number_of_processes(
     others = []
     for share in shares_of(after, n):
         own = replace(rules, n_per_step=share.stop - share.start)
-        others.append(Pipeline.restored(own, share_of(whole, share, n, after)))
+        others.append(Pipeline.restored(own, split_state(whole, share, n, after)))
     again = merged([part.state() for part in others], shares_of(after, n), n)
     assert again["counts"] == whole["counts"] and again["tokens"] == whole["tokens"]
     assert sorted(again["store"]) == sorted(whole["store"])
@@ -67,7 +67,7 @@ def test_the_same_processes_find_their_own_cut_again(n_processes: int, seed: int
     parts = [played(Rules(share.stop - share.start, 8), rng, 2) for share in shares]
     whole = merged([part.state() for part in parts], shares, n)
     for part, share in zip(parts, shares, strict=True):
-        cut = share_of(whole, share, n, n_processes)
+        cut = split_state(whole, share, n, n_processes)
         assert cut["store"] == part.state()["store"]
         assert set(part.state()["running"]) <= set(cut["running"])
 

@@ -12,7 +12,7 @@ import pytest
 from environments.base import Environment, Oracle, StepResult, properties_of
 from environments.check import check_environment
 from environments.contrib.bfcl.apis import Apis
-from environments.contrib.bfcl.calls import Call, NoCall, decode
+from environments.contrib.bfcl.calls import BfclCall, NoCall, decode
 from environments.contrib.bfcl.environment import BFCL, CATEGORIES, Category, _entries, _reference
 from environments.workers.pool import Processes
 from rlhf.data import Task
@@ -70,24 +70,26 @@ def test_other_text_is_no_call(text: str) -> None:
 def test_what_no_object_offers_is_not_called(name: str) -> None:
     apis = Apis(["GorillaFileSystem"], {}, long_context=False)
     root = name.partition(".")[0]
-    assert apis.run(Call(name, {})) == f"Error during execution: name '{root}' is not defined"
+    assert apis.run(BfclCall(name, {})) == f"Error during execution: name '{root}' is not defined"
 
 
 def test_names_that_the_benchmark_refuses_are_refused() -> None:
     apis = Apis(["MathAPI"], {}, long_context=False)
-    assert apis.run(Call("os.remove", {"path": "x"})) == "Error during execution: Function call remove is not allowed."
+    assert (
+        apis.run(BfclCall("os.remove", {"path": "x"})) == "Error during execution: Function call remove is not allowed."
+    )
 
 
 def test_numbers_that_take_for_ever_are_refused_and_precision_is_put_back() -> None:
     apis = Apis(["MathAPI"], {}, long_context=False)
     assert (
-        apis.run(Call("power", {"base": 9, "exponent": 10**9}))
+        apis.run(BfclCall("power", {"base": 9, "exponent": 10**9}))
         == "Error during execution: exponent may be 5000 at most"
     )
-    assert apis.run(Call("power", {"base": 2, "exponent": 3})) == '{"result": 8}'
-    before = apis.run(Call("square_root", {"number": 2, "precision": 5}))
-    apis.run(Call("square_root", {"number": 2, "precision": 30}))
-    assert apis.run(Call("square_root", {"number": 2, "precision": 5})) == before
+    assert apis.run(BfclCall("power", {"base": 2, "exponent": 3})) == '{"result": 8}'
+    before = apis.run(BfclCall("square_root", {"number": 2, "precision": 5}))
+    apis.run(BfclCall("square_root", {"number": 2, "precision": 30}))
+    assert apis.run(BfclCall("square_root", {"number": 2, "precision": 5})) == before
 
 
 def test_a_call_among_the_arguments_is_made_first() -> None:

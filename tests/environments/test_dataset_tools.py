@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.base import History
-from agents.tool_calls import Call, write_calls
+from agents.tool_calls import ToolCall, write_calls
 from agents.tools import ToolAgent
 from environments.check import check_environment
 from environments.tasks.dataset import Dataset
@@ -99,7 +99,7 @@ def raised() -> str:
 
 
 def call(tool: str, /, **arguments: Any) -> str:
-    return Call(tool, arguments).text
+    return ToolCall(tool, arguments).text
 
 
 def test_docstrings_and_hints_say_what_a_call_takes(world: Dataset) -> None:
@@ -222,7 +222,7 @@ def test_a_changed_file_is_loaded_again_and_is_another_data_set(world: Dataset) 
 def test_a_reply_without_a_call_is_the_answer_in_every_style(world: Dataset, style: Any) -> None:
     task = world.tasks("train")[0]
     agent, history = ToolAgent(style=style, think="allow"), History(task, "")
-    made = write_calls([Call("price", {"name": "cup"})], style)
+    made = write_calls([ToolCall("price", {"name": "cup"})], style)
     assert json.loads(agent.parsed(made, made, history, False).text)["name"] == "price"
     for said in ("It costs 19.", r"So \boxed{19}", "{19}", "f(3) = 19", "[19]", '{"cost": 19}', 'd = {1: "name"}'):
         assert agent.parsed(said, said, history, False).text == said

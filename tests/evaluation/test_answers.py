@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
-from rlhf.evaluation.answers import Spent, answers_of, spent_on
+from rlhf.evaluation.answers import SamplingCost, select_answers, spent_on
 from rlhf.evaluation.attempts import read_attempts
 from rlhf.evaluation.store import read_trajectories
 from rlhf.rollout.contrib.strategies import Choice, ReflectAndRetry
@@ -55,7 +55,7 @@ def group(*found: Trajectory | Failure) -> ScoredGroup:
 
 
 def answered(strategy: Any, found: ScoredGroup, attempts: int):
-    return asyncio.run(answers_of(strategy, TASK, found, attempts, timeout_s=1.0))
+    return asyncio.run(select_answers(strategy, TASK, found, attempts, timeout_s=1.0))
 
 
 def test_each_attempt_has_candidates_of_its_own() -> None:
@@ -82,7 +82,7 @@ def test_branches_belong_to_the_attempt_of_their_tree() -> None:
 
 def test_what_a_server_counts_is_what_was_spent() -> None:
     counted = spent_on([tried(0, turn(5, 2, (50, 20))), tried(1, turn(5, 2, (60, 30)), solved=True)], 0, "")
-    assert counted == Spent(0, "", 2, 1, 2, 50, 110, True)
+    assert counted == SamplingCost(0, "", 2, 1, 2, 50, 110, True)
     half = spent_on([tried(0, turn(5, 2, (50, 20))), tried(1, turn(6, 3))], 0, "")
     assert (half.n_tokens, half.n_prompt_tokens, half.is_counted) == (5, 11, False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.tool_calls import Call
+from agents.tool_calls import ToolCall
 from rlhf.data import Finish, Role
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.gateway.conversation import ChatMessage, Conversations
@@ -16,7 +16,7 @@ def user(text: str) -> ChatMessage:
     return ChatMessage(Role.USER, text)
 
 
-def reply(text: str, *calls: Call) -> ChatMessage:
+def reply(text: str, *calls: ToolCall) -> ChatMessage:
     return ChatMessage(Role.ASSISTANT, text, calls)
 
 
@@ -31,11 +31,11 @@ def told(
 
 def test_a_reply_keeps_its_ids_however_a_client_writes_it_again() -> None:
     known = Conversations()
-    assert told(known, user("a"), says=reply("", Call("f", {"x": 1, "y": 2})), ids=(5, 6)) == ""
-    place = known.place([user("a"), reply(" ", Call("f", {"y": 2, "x": 1})), user("b")])
+    assert told(known, user("a"), says=reply("", ToolCall("f", {"x": 1, "y": 2})), ids=(5, 6)) == ""
+    place = known.place([user("a"), reply(" ", ToolCall("f", {"y": 2, "x": 1})), user("b")])
     assert place.fork is None and place.messages[1].token_ids == (5, 6)
-    told(known, user("c"), says=reply("", Call("f", {"x": [{"y": 5.0}], "z": 0.5})), ids=(7,))
-    place = known.place([user("c"), reply("", Call("f", {"x": [{"y": 5}], "z": 0.5})), user("d")])
+    told(known, user("c"), says=reply("", ToolCall("f", {"x": [{"y": 5.0}], "z": 0.5})), ids=(7,))
+    place = known.place([user("c"), reply("", ToolCall("f", {"x": [{"y": 5}], "z": 0.5})), user("d")])
     assert place.fork is None and place.messages[1].token_ids == (7,)
 
 
@@ -101,7 +101,7 @@ def test_conversations_are_recorded_as_chats_in_which_each_reply_is_learnt_once(
     told(known, *begun, reply("1"), user("d"), says=reply("3"), ids=(3,))
     told(known, *begun, reply("1"), user("d"), reply("3"), user("e"), says=reply("4"), ids=(4,), finish=Finish.LENGTH)
     place = known.place([user("x")], TOOLS)
-    known.record(place, TOOLS, reply("", Call("f", {})), (5,), Finish.STOP)
+    known.record(place, TOOLS, reply("", ToolCall("f", {})), (5,), Finish.STOP)
     for through in ("text", "template"):
         rows = list(chats_of(known, ExternalAgent(through=through), lambda ids: f"said {ids[0]}"))
         said = [
@@ -121,4 +121,4 @@ def test_what_is_text_in_the_schema_of_a_tool_stays_text() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": {"type": "string"}}}}}
     said = "<function=f><parameter=q>2024</parameter></function>"
     _, [call] = ExternalAgent(style="xml").read(said, ChatRequest((), tools=(tool,)), was_cut=False)
-    assert call == Call("f", {"q": "2024"})
+    assert call == ToolCall("f", {"q": "2024"})

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agents.tool_calls import Call, write_calls
+from agents.tool_calls import ToolCall, write_calls
 from environments.tasks.dataset import Dataset
 from environments.tasks.tools import Tools
 from rlhf.data import SamplingParams, Trajectory
@@ -39,7 +39,7 @@ def knowing(text: str) -> str:
     """Looks a price up, and answers with it."""
     name = re.findall(r"What does 1 (\w+) cost", text)[-1]
     price = re.findall(rf"{name}: (\d+)", text)
-    call = Call("answer", {"value": int(price[-1])}) if price else Call("lookup", {"name": name})
+    call = ToolCall("answer", {"value": int(price[-1])}) if price else ToolCall("lookup", {"name": name})
     return f"<think>Well.</think>\n{write_calls([call], 'hermes')}"
 
 

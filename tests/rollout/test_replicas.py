@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf.data import Finish, Prompt, SamplingParams
-from rlhf.inference.vllm.call import Call
+from rlhf.inference.vllm.call import GenerationRequest
 from rlhf.inference.vllm.instance import Sampled
 from rlhf.inference.vllm.replica_set import ReplicaSet
 
@@ -62,7 +62,7 @@ def test_all_servers_are_asked_at_once() -> None:
 def test_an_interrupted_call_samples_anew_what_a_stop_string_may_have_begun_in(
     strings: tuple[str, ...], kept: int, spans: list[tuple[int, int]]
 ) -> None:
-    call = Call(Prompt((1,)), SamplingParams(max_tokens=9, stop_strings=strings), "s")
+    call = GenerationRequest(Prompt((1,)), SamplingParams(max_tokens=9, stop_strings=strings), "s")
     call.take(Sampled((1, 2, 3, 4), (0.0, -1.0, -2.0, -3.0), Finish.ABORT, ()), [(0, 4)])
     call.take(Sampled((5, 6), (-4.0, -5.0), Finish.ABORT, ()), [(1, 2)])
     call.rewind()

@@ -11,7 +11,7 @@ import pytest
 from agents.chat import ChatAgent
 from rewards.shaping.outcome import Outcome as OutcomeReward
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
-from rlhf.evaluation.answers import answers_of
+from rlhf.evaluation.answers import select_answers
 from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.contrib.strategies import ReflectAndRetry, unseen
 from rlhf.rollout.group import run_groups
@@ -94,7 +94,7 @@ def test_the_last_attempt_is_the_answer_and_all_are_counted() -> None:
     task = Corridor(length=3).tasks("test")[0]
     rewards = {"solved": Weighted("solved", 1.0, OutcomeReward())}
     group = asyncio.run(score_group(task, _run(strategy.rollout, 6)[0], rewards))
-    made = asyncio.run(answers_of(strategy, task, group, 2, timeout_s=5.0))
+    made = asyncio.run(select_answers(strategy, task, group, 2, timeout_s=5.0))
     assert [s.chosen for s in made.spent] == [2, 3] and all(t.solved for t in made.group.trajectories)
     assert [s.n_turns for s in made.spent] == [4 + 3, 4 + 3] and made.spent[0].why == "attempt 2 of at most 3"
 

@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer import Copy, Inbox, Outbox, Slice, memory_folder, token_digest, write_token
+from rlhf.inference.transfer import (
+    RemoteReceiver,
+    SharedMemoryReceiver,
+    SharedMemorySender,
+    Slice,
+    memory_folder,
+    token_digest,
+    write_token,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64, torch.bool]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -37,16 +45,16 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def send(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int, **how: object) -> tuple[Named, int]:
     """What arrives, and in how many buffers; sender and receiver must agree on the digest."""
-    outbox, inbox = Outbox(folder / "weights", max_bytes), Inbox(folder / "weights")
+    sender, receiver = SharedMemorySender(folder / "weights", max_bytes), SharedMemoryReceiver(folder / "weights")
     sent, received, found, n_buffers = Digest(), Digest(), [], 0
-    for slices in outbox.fill(tensors, sent, **how):  # type: ignore[arg-type]
+    for slices in sender.fill(tensors, sent, **how):  # type: ignore[arg-type]
         n_buffers += 1
-        for name, tensor in inbox.read(slices):
+        for name, tensor in receiver.read(slices):
             received.add(name, tensor)
             found.append((name, tensor))
     assert sent.hexdigest() == received.hexdigest()
-    inbox.close()
-    outbox.close()
+    receiver.close()
+    sender.close()
     return found, n_buffers
 
 
@@ -88,16 +96,16 @@ def test_a_buffer_holds_what_fits_and_a_larger_tensor_gets_one_of_its_own(folder
 
 
 def test_the_buffer_grows_as_far_as_it_must(folder):
-    outbox, inbox = Outbox(folder / "weights", 10**6), Inbox(folder / "weights")
+    sender, receiver = SharedMemorySender(folder / "weights", 10**6), SharedMemoryReceiver(folder / "weights")
     for n in (10, 10_000, 100, 200_000, 1):  # floats; the last two but one lie beyond what was mapped before
         value = torch.arange(float(n))
-        (slices,) = outbox.fill([("x", value)], Digest())
-        ((_, found),) = inbox.read(slices)
+        (slices,) = sender.fill([("x", value)], Digest())
+        ((_, found),) = receiver.read(slices)
         assert torch.equal(found, value)
     assert (folder / "weights").stat().st_size <= 10**6
     assert (folder / "weights").stat().st_mode & 0o777 == 0o600
-    inbox.close()
-    outbox.close()
+    receiver.close()
+    sender.close()
     assert not (folder / "weights").exists()
 
 
@@ -125,42 +133,42 @@ def test_a_value_may_change_once_the_next_is_drawn(folder):
 
 
 def test_what_was_read_outlives_the_buffer(folder):
-    outbox, inbox = Outbox(folder / "weights", 1000), Inbox(folder / "weights")
-    (slices,) = outbox.fill([("x", torch.ones(8))], Digest())
-    ((_, found),) = inbox.read(slices)
-    list(outbox.fill([("x", torch.zeros(8))], Digest()))
-    inbox.close()
-    outbox.close()
+    sender, receiver = SharedMemorySender(folder / "weights", 1000), SharedMemoryReceiver(folder / "weights")
+    (slices,) = sender.fill([("x", torch.ones(8))], Digest())
+    ((_, found),) = receiver.read(slices)
+    list(sender.fill([("x", torch.zeros(8))], Digest()))
+    receiver.close()
+    sender.close()
     assert found.tolist() == [1.0] * 8
 
 
 def test_a_changed_bit_changes_the_digest(folder):
-    outbox, inbox = Outbox(folder / "weights", 1000), Inbox(folder / "weights")
+    sender, receiver = SharedMemorySender(folder / "weights", 1000), SharedMemoryReceiver(folder / "weights")
     sent = Digest()
-    (slices,) = outbox.fill([("x", torch.randn(50))], sent)
+    (slices,) = sender.fill([("x", torch.randn(50))], sent)
     with (folder / "weights").open("r+b") as file:
         file.seek(slices[0].offset + 101)
         byte = file.read(1)[0]
         file.seek(slices[0].offset + 101)
         file.write(bytes([byte ^ 16]))
     received = Digest()
-    for name, tensor in inbox.read(slices):
+    for name, tensor in receiver.read(slices):
         received.add(name, tensor)
     assert received.hexdigest() != sent.hexdigest()
-    inbox.close()
-    outbox.close()
+    receiver.close()
+    sender.close()
 
 
 def test_another_process_reads_it(folder):
-    outbox = Outbox(folder / "weights", 1000)
-    (slices,) = outbox.fill([("x", torch.arange(6.0).bfloat16().view(2, 3))], Digest())
+    sender = SharedMemorySender(folder / "weights", 1000)
+    (slices,) = sender.fill([("x", torch.arange(6.0).bfloat16().view(2, 3))], Digest())
     program = (
-        "from pathlib import Path\nfrom rlhf.inference.transfer import Inbox, Slice\nimport sys\n"
-        f"print(list(Inbox(Path(sys.argv[1])).read([{slices[0]!r}]))[0][1].tolist())"
+        "from pathlib import Path\nfrom rlhf.inference.transfer import SharedMemoryReceiver, Slice\nimport sys\n"
+        f"print(list(SharedMemoryReceiver(Path(sys.argv[1])).read([{slices[0]!r}]))[0][1].tolist())"
     )
     done = subprocess.run([sys.executable, "-c", program, str(folder / "weights")], capture_output=True, text=True)
     assert done.stdout.strip() == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]", done.stderr
-    outbox.close()
+    sender.close()
 
 
 # --- to a receiver that does not see the file -----------------------------------------------------------------------
@@ -175,17 +183,23 @@ def test_another_process_reads_it(folder):
 def test_what_is_sent_in_pieces_arrives_in_order_and_to_the_bit(kinds, max_bytes, piece):
     tensors = [(f"layer.{i}", tensor_of(dtype, shape, i)) for i, (dtype, shape) in enumerate(kinds)]
     folder = memory_folder()
-    outbox, copy, sent, received, found = Outbox(folder / "weights", max_bytes), Copy(), Digest(), Digest(), []
+    sender, copy, sent, received, found = (
+        SharedMemorySender(folder / "weights", max_bytes),
+        RemoteReceiver(),
+        Digest(),
+        Digest(),
+        [],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlhf.inference.transfer.PIECE_BYTES", piece)
-        for slices in outbox.fill(tensors, sent):
-            for place, data in outbox.pieces(slices):
+        for slices in sender.fill(tensors, sent):
+            for place, data in sender.pieces(slices):
                 assert 0 < len(data) <= piece  # no message is larger, however large a tensor is
                 copy.write(place, data)
             for name, tensor in copy.read(slices):
                 received.add(name, tensor)
                 found.append((name, tensor))
-    outbox.close()
+    sender.close()
     copy.close()
     folder.rmdir()
     assert [name for name, _ in found] == [name for name, _ in tensors]
@@ -194,22 +208,22 @@ def test_what_is_sent_in_pieces_arrives_in_order_and_to_the_bit(kinds, max_bytes
 
 
 def test_a_copy_is_no_larger_than_the_buffer_and_what_was_read_outlives_it(folder):
-    outbox, copy, kept = Outbox(folder / "weights", 400), Copy(), []
+    sender, copy, kept = SharedMemorySender(folder / "weights", 400), RemoteReceiver(), []
     sizes = []
-    for slices in outbox.fill([(f"p{i}", torch.full((50,), float(i))) for i in range(9)], Digest()):
-        for place, data in outbox.pieces(slices):
+    for slices in sender.fill([(f"p{i}", torch.full((50,), float(i))) for i in range(9)], Digest()):
+        for place, data in sender.pieces(slices):
             copy.write(place, data)
         kept += [value for _, value in copy.read(slices)]
         sizes.append(len(copy._memory))
     assert max(sizes) <= 400 and len(sizes) == 9  # 200 bytes each, and the second would begin at 256
     copy.close()
     assert [value.tolist() for value in kept] == [[float(i)] * 50 for i in range(9)]
-    outbox.close()
+    sender.close()
 
 
 def test_a_piece_that_is_missing_is_an_error(folder):
-    outbox, copy = Outbox(folder / "weights", 1000), Copy()
-    (slices,) = outbox.fill([("x", torch.ones(50))], Digest())
+    sender, copy = SharedMemorySender(folder / "weights", 1000), RemoteReceiver()
+    (slices,) = sender.fill([("x", torch.ones(50))], Digest())
     with pytest.raises(ValueError, match="x has not arrived"):
         list(copy.read(slices))
     with pytest.raises(ValueError, match="bytes 0 to 100 of the buffer have not arrived"):
@@ -217,7 +231,7 @@ def test_a_piece_that_is_missing_is_an_error(folder):
     copy.write(0, bytes(199))
     with pytest.raises(ValueError, match="x has not arrived"):
         list(copy.read(slices))
-    outbox.close()
+    sender.close()
 
 
 def test_a_token_is_known_to_whoever_sees_the_file_and_to_nobody_else(folder):
@@ -235,13 +249,13 @@ def test_a_full_disk_is_an_error_and_no_fatal_signal(folder):
     # A limit on the size of files stands for a disk without room: both refuse what the buffer asks for.
     program = (
         "import resource, signal, sys, torch\nfrom pathlib import Path\n"
-        "from rlhf.inference.fingerprint import Digest\nfrom rlhf.inference.transfer import Outbox\n"
+        "from rlhf.inference.fingerprint import Digest\nfrom rlhf.inference.transfer import SharedMemorySender\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "outbox = Outbox(Path(sys.argv[1]), 10**6)\n"
-        "list(outbox.fill([('small', torch.ones(100))], Digest()))\n"
-        "try:\n    list(outbox.fill([('large', torch.ones(100_000))], Digest()))\n"
+        "sender = SharedMemorySender(Path(sys.argv[1]), 10**6)\n"
+        "list(sender.fill([('small', torch.ones(100))], Digest()))\n"
+        "try:\n    list(sender.fill([('large', torch.ones(100_000))], Digest()))\n"
         "except OSError as error:\n    print('OSError', error.errno)\n"
-        "(slices,) = outbox.fill([('small', torch.ones(3))], Digest())\nprint(slices[0].n_bytes)\noutbox.close()\n"
+        "(slices,) = sender.fill([('small', torch.ones(3))], Digest())\nprint(slices[0].n_bytes)\nsender.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(folder / "weights")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -251,13 +265,13 @@ def test_a_full_disk_is_an_error_and_no_fatal_signal(folder):
 def test_a_file_that_exists_is_not_written_over(folder):
     (folder / "weights").write_text("mine")
     with pytest.raises(FileExistsError):
-        Outbox(folder / "weights", 1000)
+        SharedMemorySender(folder / "weights", 1000)
     assert (folder / "weights").read_text() == "mine"
 
 
 def test_a_sender_that_is_gone_is_an_error(folder):
     with pytest.raises(OSError, match="weights"):
-        list(Inbox(folder / "weights").read([Slice("x", "float32", (1,), 0, 4)]))
+        list(SharedMemoryReceiver(folder / "weights").read([Slice("x", "float32", (1,), 0, 4)]))
 
 
 def test_memory_folders_are_new_and_private():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlhf.errors import EngineError
 from rlhf.inference import transfer_cuda
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer_cuda import DeviceInbox, DeviceOutbox, gpu_of
+from rlhf.inference.transfer_cuda import DeviceReceiver, DeviceSender, gpu_of
 from rlhf.inference.vllm.routes import Placement, route
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -37,16 +37,18 @@ def memory_of_a_cpu() -> Iterator[None]:
         patch.setattr(transfer_cuda, "_exported", export)
         patch.setattr(transfer_cuda, "_imported", lambda address, device: EXPORTED[address["handle"]])
         patch.setattr(torch.cuda, "ipc_collect", lambda: None)
-        patch.setattr(DeviceOutbox, "_settle", lambda self: None)
+        patch.setattr(DeviceSender, "_settle", lambda self: None)
         yield
 
 
-def sent(outbox: DeviceOutbox, inbox: DeviceInbox, tensors: Any, dtype: Any = None) -> list[tuple[str, torch.Tensor]]:
+def sent(
+    sender: DeviceSender, receiver: DeviceReceiver, tensors: Any, dtype: Any = None
+) -> list[tuple[str, torch.Tensor]]:
     """What a receiver reads, copied, whose digest is that of what was sent."""
     there, here, found = Digest(), Digest(), []
-    for slices in outbox.fill(tensors, there, dtype):
-        inbox.open(outbox.address())
-        for name, tensor in inbox.read(slices):
+    for slices in sender.fill(tensors, there, dtype):
+        receiver.open(sender.address())
+        for name, tensor in receiver.read(slices):
             here.add(name, tensor)
             found.append((name, tensor.clone()))
     assert there.hexdigest() == here.hexdigest()
@@ -59,32 +61,32 @@ def sent(outbox: DeviceOutbox, inbox: DeviceInbox, tensors: Any, dtype: Any = No
 @memory_of_a_cpu()
 def test_what_is_sent_is_what_is_read(kinds: Any, max_bytes: int) -> None:
     tensors = [(f"p{i}", (torch.randn(shape) * 9).to(dtype)) for i, (dtype, shape) in enumerate(kinds)]
-    found = sent(DeviceOutbox(max_bytes), DeviceInbox(torch.device(transfer_cuda._DEVICE)), tensors)
+    found = sent(DeviceSender(max_bytes), DeviceReceiver(torch.device(transfer_cuda._DEVICE)), tensors)
     assert [name for name, _ in found] == [name for name, _ in tensors]
     assert all(a.dtype == b.dtype and torch.equal(a.cpu(), b) for (_, a), (_, b) in zip(found, tensors, strict=True))
 
 
 @memory_of_a_cpu()
 def test_the_handle_stays_until_a_tensor_needs_more_room() -> None:
-    outbox, inbox = DeviceOutbox(1000), DeviceInbox(torch.device(transfer_cuda._DEVICE))
+    sender, receiver = DeviceSender(1000), DeviceReceiver(torch.device(transfer_cuda._DEVICE))
     addresses = []
     for n in (10, 200, 3, 1000, 10, 1000):  # floats; 1,000 of them are more than a buffer
         tensors = [("w", torch.arange(float(n)))]
-        assert torch.equal(sent(outbox, inbox, tensors)[0][1].cpu(), tensors[0][1])
-        addresses.append(dict(outbox.address()))
+        assert torch.equal(sent(sender, receiver, tensors)[0][1].cpu(), tensors[0][1])
+        addresses.append(dict(sender.address()))
     assert addresses[0] == addresses[1] == addresses[2] != addresses[3]
     assert addresses[3] == addresses[4] == addresses[5]
-    inbox.close()
+    receiver.close()
     with pytest.raises(RuntimeError, match="no buffer"):
-        list(inbox.read([]))
-    outbox.close()
-    assert outbox.address() == {}
+        list(receiver.read([]))
+    sender.close()
+    assert sender.address() == {}
 
 
 @memory_of_a_cpu()
 def test_floats_arrive_in_the_engines_number_format() -> None:
     value = torch.randn(5, 7)
-    found = sent(DeviceOutbox(10), DeviceInbox(torch.device(transfer_cuda._DEVICE)), [("w", value)], torch.bfloat16)
+    found = sent(DeviceSender(10), DeviceReceiver(torch.device(transfer_cuda._DEVICE)), [("w", value)], torch.bfloat16)
     assert torch.equal(found[0][1].cpu(), value.bfloat16())
 
 
@@ -136,15 +138,15 @@ def test_a_cpu_is_no_gpu() -> None:
 
 
 def receive(pipe: Any) -> None:
-    inbox = DeviceInbox(torch.device("cuda", 0))
+    receiver = DeviceReceiver(torch.device("cuda", 0))
     while (message := pipe.recv()) is not None:
         address, slices = message
-        inbox.open(address)
+        receiver.open(address)
         digest = Digest()
-        for name, tensor in inbox.read(slices):
+        for name, tensor in receiver.read(slices):
             digest.add(name, tensor)
         pipe.send((digest.hexdigest(), gpu_of(torch.device("cuda", 0))))
-    inbox.close()
+    receiver.close()
 
 
 @needs_cuda
@@ -153,15 +155,15 @@ def test_another_process_reads_the_same_memory() -> None:
     here, there = context.Pipe()
     process = context.Process(target=receive, args=(there,))
     process.start()
-    outbox = DeviceOutbox(2**20)
+    sender = DeviceSender(2**20)
     for n in (1000, 300_000, 500_000, 7):
         digest = Digest()
-        (slices,) = outbox.fill([("w", torch.randn(n, device="cuda").bfloat16())], digest)
-        here.send((outbox.address(), slices))
+        (slices,) = sender.fill([("w", torch.randn(n, device="cuda").bfloat16())], digest)
+        here.send((sender.address(), slices))
         assert here.recv() == (digest.hexdigest(), gpu_of())
     here.send(None)
     process.join(30)
-    outbox.close()
+    sender.close()
     assert process.exitcode == 0
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlhf.errors import EngineError
 from rlhf.inference import transfer_group
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer_group import GroupInbox, GroupOutbox
+from rlhf.inference.transfer_group import GroupReceiver, GroupSender
 from rlhf.inference.vllm import broadcast
 from rlhf.inference.vllm.broadcast import own_address
 from rlhf.inference.vllm.instance import InstanceDownError
@@ -53,21 +53,21 @@ class Other(Line):
 @settings(max_examples=60)
 def test_what_is_sent_is_what_is_read(kinds: Any, max_bytes: int) -> None:
     tensors = [(f"p{i}", (torch.randn(shape) * 9).to(dtype)) for i, (dtype, shape) in enumerate(kinds)]
-    outbox, line, there, here, found = GroupOutbox(max_bytes, CPU), Line(), Digest(), Digest(), []
-    outbox._group = line
-    inbox = GroupInbox(Other(line), CPU)
-    for slices in outbox.fill(tensors, there):
-        outbox.broadcast(slices)
-        for name, tensor in inbox.read(slices):
+    sender, line, there, here, found = GroupSender(max_bytes, CPU), Line(), Digest(), Digest(), []
+    sender._group = line
+    receiver = GroupReceiver(Other(line), CPU)
+    for slices in sender.fill(tensors, there):
+        sender.broadcast(slices)
+        for name, tensor in receiver.read(slices):
             here.add(name, tensor)
             found.append((name, tensor.clone()))
     assert there.hexdigest() == here.hexdigest() and not line.sent
     assert [name for name, _ in found] == [name for name, _ in tensors]
     assert all(a.dtype == b.dtype and torch.equal(a, b) for (_, a), (_, b) in zip(found, tensors, strict=True))
-    outbox.close()
+    sender.close()
     assert line.is_left
     with pytest.raises(RuntimeError, match="no receiver"):
-        outbox.broadcast([])
+        sender.broadcast([])
 
 
 class Waiting:
@@ -113,11 +113,11 @@ def test_an_instance_that_refuses_is_heard_while_the_broadcast_waits_for_it() ->
         raise RuntimeError("no room")
 
     instance: Any = Waiting("vllm", refuse)
-    outbox = GroupOutbox(1000, CPU)
-    outbox._group = Deaf()
-    (slices,) = outbox.fill([("w", torch.ones(3))], Digest())
+    sender = GroupSender(1000, CPU)
+    sender._group = Deaf()
+    (slices,) = sender.fill([("w", torch.ones(3))], Digest())
     with pytest.raises(RuntimeError, match="no room"):
-        asyncio.run(broadcast.send(outbox, Receivers([instance], lambda *_: None), slices))
+        asyncio.run(broadcast.send(sender, Receivers([instance], lambda *_: None), slices))
     waits.set()
 
 
@@ -136,12 +136,12 @@ def test_a_server_that_dies_ends_a_broadcast_that_the_others_wait_in() -> None:
 
     async def send() -> None:
         async with asyncio.timeout(60):
-            await broadcast.send(outbox, Receivers(instances, lambda *_: None), slices)
+            await broadcast.send(sender, Receivers(instances, lambda *_: None), slices)
 
     instances: Any = [Waiting("http://b:1", wait), Waiting("http://a:1", die)]
-    outbox = GroupOutbox(1000, CPU)
-    outbox._group = Deaf()
-    (slices,) = outbox.fill([("w", torch.ones(3))], Digest())
+    sender = GroupSender(1000, CPU)
+    sender._group = Deaf()
+    (slices,) = sender.fill([("w", torch.ones(3))], Digest())
     with pytest.raises(InstanceDownError, match="http://a:1"):
         asyncio.run(send())
     is_left.set()
@@ -157,11 +157,11 @@ def test_the_error_of_a_server_is_raised_before_that_of_the_broadcast_it_broke()
         raise EngineError("out of memory", where="vllm")
 
     instance: Any = Waiting("vllm", refuse)
-    outbox = GroupOutbox(1000, CPU)
-    outbox._group = Broken()
-    (slices,) = outbox.fill([("w", torch.ones(3))], Digest())
+    sender = GroupSender(1000, CPU)
+    sender._group = Broken()
+    (slices,) = sender.fill([("w", torch.ones(3))], Digest())
     with pytest.raises(EngineError, match="out of memory"):
-        asyncio.run(broadcast.send(outbox, Receivers([instance], lambda *_: None), slices))
+        asyncio.run(broadcast.send(sender, Receivers([instance], lambda *_: None), slices))
 
 
 def test_a_server_elsewhere_is_told_an_address_that_it_can_reach() -> None:

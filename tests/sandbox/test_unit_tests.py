@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rewards.check import check_reward
 from rewards.code.unit_tests import UnitTests
 from rewards.sandbox.asserts import parse
-from rewards.sandbox.calls import Call, call_all
+from rewards.sandbox.calls import FunctionCall, call_all
 from rewards.sandbox.harness import decode, encode
 from rewards.sandbox.probe import reached
 from rewards.sandbox.run import Bounds
@@ -213,16 +213,16 @@ def f(x):
     if x == 5: os.kill(os.getpid(), 9)
     return x
 """
-    found = asyncio.run(call_all(program, [Call("f", (i,)) for i in range(7)], BOUNDS))
+    found = asyncio.run(call_all(program, [FunctionCall("f", (i,)) for i in range(7)], BOUNDS))
     assert [one.value for one in found] == [0, None, None, 3, None, None, 6]
     assert [bool(one.wrong) for one in found] == [False, True, True, False, True, True, False]
     assert found[2].wrong == "ValueError: no" and found[4].wrong == "TypeError: function is not a plain value"
-    early = asyncio.run(call_all(program, [Call("f", (i,)) for i in range(7)], BOUNDS, stop_early=True))
+    early = asyncio.run(call_all(program, [FunctionCall("f", (i,)) for i in range(7)], BOUNDS, stop_early=True))
     assert [one.value for one in early] == [0] + [None] * 6
 
 
 def test_a_program_that_never_loads_is_tried_once() -> None:
-    found = asyncio.run(call_all("import time\ntime.sleep(60)", [Call("f")] * 9, Bounds(cpu_s=1.0, wall_s=0.5)))
+    found = asyncio.run(call_all("import time\ntime.sleep(60)", [FunctionCall("f")] * 9, Bounds(cpu_s=1.0, wall_s=0.5)))
     assert [one.wrong for one in found] == ["wall_limit without an answer"] * 9
 
 
@@ -287,7 +287,7 @@ for i, value in enumerate(('7', VALUE, '9')):
 os._exit(0)
 """
     for value in ('["complex", 1' + "0" * 400 + "]", "[" * 5000 + "]" * 5000, '["eval", "1"]', "1" * 5000, "{}"):
-        found = asyncio.run(call_all(program.replace("VALUE", repr(value)), [Call("f")] * 3, BOUNDS))
+        found = asyncio.run(call_all(program.replace("VALUE", repr(value)), [FunctionCall("f")] * 3, BOUNDS))
         # The second is no value, so the first process has said one thing; the second one says it of the third call.
         assert [one.value for one in found] == [7, None, 7], value[:20]
 
@@ -376,7 +376,7 @@ def test_the_checker_walks_the_reward_with_its_examples() -> None:
 
 def test_values_of_floats_are_those_of_python() -> None:
     [one] = asyncio.run(
-        call_all("def f():\n    return [0.1 + 0.2, float('nan'), -0.0, 1e308 * 10]", [Call("f")], BOUNDS)
+        call_all("def f():\n    return [0.1 + 0.2, float('nan'), -0.0, 1e308 * 10]", [FunctionCall("f")], BOUNDS)
     )
     assert one.value[0] == 0.1 + 0.2 and math.isnan(one.value[1])
     assert math.copysign(1, one.value[2]) == -1 and one.value[3] == math.inf

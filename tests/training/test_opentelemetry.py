@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agents.tool_calls import Call
+from agents.tool_calls import ToolCall
 from rlhf.data import Action, Outcome, Trajectory, Turn
 from rlhf.evaluation.store import read_trajectories
 from rlhf.rollout import telemetry
@@ -99,7 +99,7 @@ def test_a_run_has_a_span_for_each_episode_turn_and_step(tmp_path: Path) -> None
 
 
 def test_tool_calls_arrive_whole_at_a_slow_collector(tmp_path: Path) -> None:
-    calls = [Call("look", {"at": "Fn(3), {x}"}).text, Call("take", {"n": 2}).text]
+    calls = [ToolCall("look", {"at": "Fn(3), {x}"}).text, ToolCall("take", {"n": 2}).text]
     turn = Turn(Action("\n".join(calls), parts=tuple(calls)), "a lamp", 0.5, duration_s=1.5)
     plain = Turn(Action("{not a call}"), "what?", valid=False, duration_s=0.5)
     attempt = Trajectory("task", 0, "", (turn, plain), Outcome.SOLVED, duration_s=2.5)

@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing as mp
 
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer import Copy, Inbox, Outbox
+from rlhf.inference.transfer import RemoteReceiver, SharedMemoryReceiver, SharedMemorySender
 from rlhf.training.publisher import adapter_parameters, parameters
 from tests.rollout.tiny_models import N_VOCAB, lora_model, tiny_model
 
@@ -105,16 +105,16 @@ def _sent(model: Any, path: Path, rank: int) -> tuple[str, str, dict[str, torch.
             pass
         return None
     sent, received, arrived = Digest(), Digest(), {}
-    outbox, inbox, copy = Outbox(path, 20_000), Inbox(path), Copy()
-    for slices in outbox.fill(parameters(model), sent):
-        for place, piece in outbox.pieces(slices):
+    sender, receiver, copy = SharedMemorySender(path, 20_000), SharedMemoryReceiver(path), RemoteReceiver()
+    for slices in sender.fill(parameters(model), sent):
+        for place, piece in sender.pieces(slices):
             copy.write(place, piece)
-        for (name, value), (_, same) in zip(inbox.read(slices), copy.read(slices), strict=True):
+        for (name, value), (_, same) in zip(receiver.read(slices), copy.read(slices), strict=True):
             assert torch.equal(value, same)
             received.add(name, value)
             arrived[name] = value
-    inbox.close()
-    outbox.close()
+    receiver.close()
+    sender.close()
     return sent.hexdigest(), received.hexdigest(), arrived
 
 

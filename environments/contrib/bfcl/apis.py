@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from environments.contrib.bfcl.calls import Call
+from environments.contrib.bfcl.calls import BfclCall
 from environments.packages import import_from
 
 DISTRIBUTION, EXTRA = "bfcl-eval", "bfcl"
@@ -56,7 +56,7 @@ class Apis:
             public = inspect.getmembers(made, predicate=inspect.ismethod)
             self._methods.update((method, bound) for method, bound in public if not method.startswith("_"))
 
-    def run(self, call: Call) -> str:
+    def run(self, call: BfclCall) -> str:
         """Make a call; what goes wrong in it is told in the answer, in the benchmark's words."""
         try:
             result = self._result(call)
@@ -90,7 +90,7 @@ class Apis:
             found.update(repr((name, _plain(self._objects[name]))).encode("utf-8", "surrogatepass"))
         return found.hexdigest()
 
-    def _result(self, call: Call) -> Any:
+    def _result(self, call: BfclCall) -> Any:
         last = call.name.rpartition(".")[2]
         if last in _REFUSED:
             raise ValueError(f"Function call {last} is not allowed.")
@@ -105,7 +105,7 @@ class Apis:
             return self._methods[call.name](**arguments)
 
     def _given(self, value: Any) -> Any:
-        return self._result(value) if isinstance(value, Call) else value
+        return self._result(value) if isinstance(value, BfclCall) else value
 
 
 def missing(told: Sequence[str], wanted: Sequence[str]) -> bool:

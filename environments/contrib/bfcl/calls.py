@@ -31,12 +31,12 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BfclCall:
     """A call as it was written.
 
     Attributes:
         name: of the function, with dots where there are some.
-        arguments: by name; plain values, or a `Call` that is made first.
+        arguments: by name; plain values, or a `BfclCall` that is made first.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NoCall(ValueError):
     """The text is not a list of calls."""
 
 
-def decode(text: str) -> tuple[Call, ...]:
+def decode(text: str) -> tuple[BfclCall, ...]:
     """Return the calls in `text`; empty where it is an empty list. Raises NoCall."""
     if len(text) > _MOST_LETTERS:
         raise NoCall(f"{len(text)} letters")
@@ -66,7 +66,7 @@ def decode(text: str) -> tuple[Call, ...]:
     return tuple(_call(element) for element in tree.elts)
 
 
-def _call(node: ast.expr, depth: int = 0) -> Call:
+def _call(node: ast.expr, depth: int = 0) -> BfclCall:
     if not isinstance(node, ast.Call):
         raise NoCall(f"{type(node).__name__}, expected a call")
     parts: list[str] = []
@@ -81,7 +81,7 @@ def _call(node: ast.expr, depth: int = 0) -> Call:
         if keyword.arg is None:
             raise NoCall("unpacked arguments")
         arguments[keyword.arg] = _value(keyword.value, depth + 1)
-    return Call(".".join([function.id, *reversed(parts)]), arguments)
+    return BfclCall(".".join([function.id, *reversed(parts)]), arguments)
 
 
 def _value(node: ast.expr, depth: int) -> Any:
@@ -135,4 +135,4 @@ def _number(node: ast.expr, depth: int) -> Any:
 
 
 def _written(value: Any) -> str:
-    return str(value) if isinstance(value, Call) else repr(value)
+    return str(value) if isinstance(value, BfclCall) else repr(value)

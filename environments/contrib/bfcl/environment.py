@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult, after_end
 from environments.contrib.bfcl.apis import DISTRIBUTION, EXTRA, Apis, missing
-from environments.contrib.bfcl.calls import Call, NoCall, decode
+from environments.contrib.bfcl.calls import BfclCall, NoCall, decode
 from environments.core.seed_splits import of_another
 from environments.packages import content_hash, import_from, version_of
 from rlhf.data import Task
@@ -225,13 +225,13 @@ class BFCLEpisode:
         return f"{self._apis.digest()}-{self.turn}-{self._n_steps}-{int(self._right)}-{len(self._told)}"
 
 
-def _positional(text: str, apis: Apis) -> Call:
+def _positional(text: str, apis: Apis) -> BfclCall:
     """Read a call of the reference, whose arguments may be given by position."""
     node = ast.parse(text.strip(), mode="eval").body
     assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     given = [ast.literal_eval(one) for one in node.args]
     named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg is not None}
-    return Call(node.func.id, {**apis.keywords(node.func.id, given), **named})
+    return BfclCall(node.func.id, {**apis.keywords(node.func.id, given), **named})
 
 
 @lru_cache(maxsize=1024)

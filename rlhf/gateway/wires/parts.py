@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.tool_calls import Call
+from agents.tool_calls import ToolCall
 from rlhf.data import Role
 from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import Refusal
@@ -44,11 +44,11 @@ def arguments_in(value: Any, where: str) -> dict[str, Any]:
     return found
 
 
-def call_in(name: Any, arguments: Any, where: str) -> Call:
+def call_in(name: Any, arguments: Any, where: str) -> ToolCall:
     """A call that the history holds."""
     if not isinstance(name, str) or not name:
         raise wrong(f"{where}.name", name, "the name of a tool")
-    return Call(name, arguments_in(arguments, f"{where}.arguments"))
+    return ToolCall(name, arguments_in(arguments, f"{where}.arguments"))
 
 
 def in_call_order(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import torch
 
 from rlhf.inference.transfer import Slice
-from rlhf.inference.transfer_group import GroupOutbox, Rendezvous
+from rlhf.inference.transfer_group import GroupSender, Rendezvous
 from rlhf.inference.vllm.instance import Instance
 from rlhf.inference.vllm.receivers import Receivers
 from rlhf.inference.vllm.start import missing_vllm
@@ -24,7 +24,7 @@ from rlhf.processes import free_port
 _REASON_S = 2.0
 
 
-async def formed(to: Receivers, n_workers: Mapping[Instance, int], buffer_bytes: int) -> GroupOutbox:
+async def formed(to: Receivers, n_workers: Mapping[Instance, int], buffer_bytes: int) -> GroupSender:
     """A buffer of this process that every worker of the instances receives.
 
     Args:
@@ -55,24 +55,24 @@ async def formed(to: Receivers, n_workers: Mapping[Instance, int], buffer_bytes:
         }
         return {"path": "", "group": group}
 
-    outbox = GroupOutbox(buffer_bytes, device)
+    sender = GroupSender(buffer_bytes, device)
     try:
-        await _all_take_part(to, lambda i: i.connect_transfer(info(i)), partial(outbox.join, rendezvous))
+        await _all_take_part(to, lambda i: i.connect_transfer(info(i)), partial(sender.join, rendezvous))
     except ImportError as error:
         raise missing_vllm(error) from error
     except BaseException:
-        outbox.close()
+        sender.close()
         raise
-    return outbox
+    return sender
 
 
-async def send(outbox: GroupOutbox, to: Receivers, slices: Sequence[Slice]) -> None:
+async def send(sender: GroupSender, to: Receivers, slices: Sequence[Slice]) -> None:
     """Let every instance receive and load what lies in the buffer.
 
     Raises:
         EngineError: an instance failed or vanished; the others may wait for it until the group is left.
     """
-    await _all_take_part(to, lambda i: i.update(slices, {}), partial(outbox.broadcast, slices))
+    await _all_take_part(to, lambda i: i.update(slices, {}), partial(sender.broadcast, slices))
 
 
 def own_address(names: Iterable[str]) -> str:

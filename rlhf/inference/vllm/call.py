@@ -12,7 +12,7 @@ from rlhf.inference.vllm.instance import Sampled
 
 
 @dataclass(eq=False)
-class Call:
+class GenerationRequest:
     """A call of `generate`, which may be sampled in several pieces, by several versions of the weights.
 
     `withdrawn` says that its session was released; `task` works on it.

@@ -28,9 +28,9 @@ from rlhf.errors import DeliveryError, EngineError, RlhfError
 from rlhf.inference.adapter_files import MAX_BYTES
 from rlhf.inference.fingerprint import Digest
 from rlhf.inference.seeds import stable_seed
-from rlhf.inference.transfer import PIECE_BYTES, Outbox, Packer, Slice, memory_folder, write_token
-from rlhf.inference.transfer_cuda import DeviceOutbox, gpu_of
-from rlhf.inference.transfer_group import GroupOutbox
+from rlhf.inference.transfer import PIECE_BYTES, BucketedSender, SharedMemorySender, Slice, memory_folder, write_token
+from rlhf.inference.transfer_cuda import DeviceSender, gpu_of
+from rlhf.inference.transfer_group import GroupSender
 from rlhf.inference.vllm import broadcast
 from rlhf.inference.vllm.instance import Adapter, Instance, InstanceDownError, NoInstanceError, PauseMode
 from rlhf.inference.vllm.receivers import Receivers
@@ -60,7 +60,7 @@ class Deliverer:
     Args:
         dtype: the instances' number format; full weights are sent in it.
         buffer_bytes: memory through which full weights pass.
-        way: see `meet`.
+        way: see `register_instance`.
 
     Attributes:
         sender: in the names of the weights; another's where this process does not deliver itself.
@@ -76,7 +76,7 @@ class Deliverer:
         self._group: list[Instance] = []
         self._is_coarse = False  # whether a GPU rounds what is of float32
         self._numbers = itertools.count(1)
-        self._outbox: Packer | None = None
+        self._open_sender: BucketedSender | None = None
         self._adapters: list[Adapter] = []
 
     @property
@@ -84,7 +84,7 @@ class Deliverer:
         """Path of the file that `describe` asks an instance for."""
         return str(self._folder / "token")
 
-    def meet(self, instance: Instance, token: str, gpus: Sequence[str] = ("",)) -> None:
+    def register_instance(self, instance: Instance, token: str, gpus: Sequence[str] = ("",)) -> None:
         """Choose how an instance is delivered to.
 
         Args:
@@ -110,9 +110,9 @@ class Deliverer:
 
     def forget_connections(self) -> None:
         """Tell every instance anew, next time, where weights come from."""
-        if self._outbox is not None:
-            self._outbox.close()
-            self._outbox, self._group = None, []
+        if self._open_sender is not None:
+            self._open_sender.close()
+            self._open_sender, self._group = None, []
 
     def close(self) -> None:
         """Free the memory."""
@@ -130,14 +130,14 @@ class Deliverer:
         """
         if self._group and self._group != to.instances:  # one that is gone would be waited for
             self.forget_connections()
-        outbox = self._outbox = self._outbox or await self._connected(to)
+        sender = self._open_sender = self._open_sender or await self._connected(to)
         await to.each(lambda i: i.pause(pause))
         digest = Digest()
         try:
             await to.each(_start_update)
             walk = weights.parameters() if weights.parameters else ()
-            for slices in outbox.fill(walk, digest, self._dtype):
-                await self._send(to, outbox, slices)
+            for slices in sender.fill(walk, digest, self._dtype):
+                await self._send(to, sender, slices)
         except BaseException:  # an instance left in the middle of an update would refuse every later one
             if self._group:
                 self.forget_connections()  # lets go of whoever waits for a broadcast
@@ -147,24 +147,24 @@ class Deliverer:
             raise
         await to.each(lambda i: i.finish_update())
         sent = _as_announced(weights, digest.hexdigest(), where)
-        await _prove(to, self.name_of(weights.version), sent, where, lambda i: i.call("rlhf_fingerprint"))
+        await _verify_fingerprints(to, self.name_of(weights.version), sent, where, lambda i: i.call("rlhf_fingerprint"))
         if not all(await to.each(lambda i: i.drop_cache())):
             raise DeliveryError("vLLM kept keys and values of older weights", where=where)
         return sent
 
-    async def _connected(self, to: Receivers) -> Packer:
+    async def _connected(self, to: Receivers) -> BucketedSender:
         """A buffer that every instance knows, where it is or that it comes in messages."""
         if self._all(to, "cuda_ipc"):
             await to.each(lambda i: i.connect_transfer({"path": "", "on_gpu": True}))
-            return DeviceOutbox(self._buffer_bytes)
+            return DeviceSender(self._buffer_bytes)
         if self._all(to, "broadcast"):
-            outbox = await broadcast.formed(
+            sender = await broadcast.formed(
                 to, {i: len(self._placements[i].gpus) for i in to.instances}, self._buffer_bytes
             )
             self._group = list(to.instances)
-            return outbox
+            return sender
         path = self._folder / f"weights-{next(self._numbers)}"
-        file = Outbox(path, self._buffer_bytes)
+        file = SharedMemorySender(path, self._buffer_bytes)
         try:
             await to.each(lambda i: i.connect_transfer({"path": "" if self._is_far(i) else str(path)}))
         except BaseException:
@@ -178,20 +178,20 @@ class Deliverer:
     def _is_far(self, instance: Instance) -> bool:
         return self._routes[instance] == "http" or not self._placements[instance].sees_memory
 
-    async def _send(self, to: Receivers, outbox: Packer, slices: Sequence[Slice]) -> None:
+    async def _send(self, to: Receivers, sender: BucketedSender, slices: Sequence[Slice]) -> None:
         """Let every instance load what lies in the buffer."""
-        if isinstance(outbox, GroupOutbox):
-            await broadcast.send(outbox, to, slices)
+        if isinstance(sender, GroupSender):
+            await broadcast.send(sender, to, slices)
             return
-        if isinstance(outbox, Outbox) and any(map(self._is_far, to.instances)):
-            for place, piece in outbox.pieces(slices):
+        if isinstance(sender, SharedMemorySender) and any(map(self._is_far, to.instances)):
+            for place, piece in sender.pieces(slices):
                 await self._put(to, place, b64encode(piece))
-        await to.each(lambda i: i.update(slices, outbox.address()))
+        await to.each(lambda i: i.update(slices, sender.address()))
 
     async def _put(self, to: Receivers, place: int, data: bytes) -> None:
         async def put(instance: Instance) -> None:
             if self._is_far(instance):
-                await _insist(instance, lambda: instance.put(place, data))
+                await _retry_on_disconnect(instance, lambda: instance.put(place, data))
 
         await to.each(put)
 
@@ -230,7 +230,7 @@ class Deliverer:
 
         await to.each(add)
         called = self.name_of(weights.version)
-        await _prove(to, called, sent, where, lambda i: i.call("rlhf_adapter_fingerprint", str(paths[i])))
+        await _verify_fingerprints(to, called, sent, where, lambda i: i.call("rlhf_adapter_fingerprint", str(paths[i])))
         return sent, adapter
 
     async def _compare_bases(self, to: Receivers, adapter: Adapter, where: str) -> None:
@@ -305,11 +305,13 @@ async def _sent(instance: Instance, adapter: Adapter) -> Path:
     with (adapter.path / _TENSORS).open("rb") as file:
         for place in range(0, n_bytes, PIECE_BYTES):
             data = b64encode(file.read(PIECE_BYTES)).decode()
-            await _insist(instance, partial(instance.call, "rlhf_write_adapter", adapter.name, place, data))
+            await _retry_on_disconnect(
+                instance, partial(instance.call, "rlhf_write_adapter", adapter.name, place, data)
+            )
     return Path(str(folders.pop()))
 
 
-async def _insist(instance: Instance, do: Callable[[], Awaitable[Any]]) -> None:
+async def _retry_on_disconnect(instance: Instance, do: Callable[[], Awaitable[Any]]) -> None:
     """Do again what may be done twice, where the connection broke and the instance is still there."""
     for n_left in reversed(range(_MAX_BREAKS)):
         try:
@@ -343,7 +345,7 @@ async def _start_update(instance: Instance) -> None:
         await instance.start_update()
 
 
-async def _prove(
+async def _verify_fingerprints(
     to: Receivers, name: str, sent: str, where: str, fingerprints: Callable[[Instance], Awaitable[list[Any]]]
 ) -> None:
     """Compare what every worker received with what was sent; name the weights, and read the name back."""

@@ -26,7 +26,7 @@ import torch
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.engine import check_prompt
-from rlhf.inference.vllm.call import Call
+from rlhf.inference.vllm.call import GenerationRequest
 from rlhf.inference.vllm.delivery import PAUSE, AtUpdate, Deliverer, delivery_error
 from rlhf.inference.vllm.instance import (
     Adapter,
@@ -98,7 +98,7 @@ class VllmEngine:
         self._request_timeout_s, self._delivery_timeout_s = request_timeout_s, delivery_timeout_s
         self._version, self._fingerprint = version, ""
         self._max_context = self._n_vocab = 0
-        self._calls: dict[str, set[Call]] = {}
+        self._calls: dict[str, set[GenerationRequest]] = {}
         # Other processes ask the same servers: a name must be no other's, as objects' ids in twin processes are.
         self._numbers, self._name = itertools.count(1), uuid.uuid4().hex
         self._open, self._delivering = asyncio.Event(), asyncio.Lock()
@@ -208,7 +208,7 @@ class VllmEngine:
         if self._broken:
             raise EngineError(self._broken, where=where)
         room = check_prompt(prompt, where, max_context=self._max_context, n_vocab=self._n_vocab)
-        call = Call(prompt, replace(params, max_tokens=min(params.max_tokens, room)), session)
+        call = GenerationRequest(prompt, replace(params, max_tokens=min(params.max_tokens, room)), session)
         mine = self._calls.setdefault(session, set())
         mine.add(call)
         try:
@@ -317,7 +317,7 @@ class VllmEngine:
             for call in calls:
                 call.end()
 
-    async def _finished(self, call: Call) -> Generation:
+    async def _finished(self, call: GenerationRequest) -> Generation:
         """The answer to a call that `release`, `close` and a failed delivery can end."""
         call.task = asyncio.create_task(self._answer(call))
         try:
@@ -330,7 +330,7 @@ class VllmEngine:
                 return call.generation(Finish.ABORT, self._version)
             raise EngineError(self._broken, where="VllmEngine.generate") from None
 
-    async def _answer(self, call: Call) -> Generation:
+    async def _answer(self, call: GenerationRequest) -> Generation:
         n_aborts = n_breaks = 0
         while True:
             await self._open.wait()
@@ -356,7 +356,7 @@ class VllmEngine:
             if n_aborts > self._max_aborts:
                 raise EngineError("vLLM gave the call up", where="VllmEngine.generate", got=f"{n_aborts} times")
 
-    async def _ask(self, replica: Replica, call: Call) -> Sampled:
+    async def _ask(self, replica: Replica, call: GenerationRequest) -> Sampled:
         call.request_id = f"{self._name}-{next(self._numbers)}"
         version, is_delivered = self._version, bool(self._fingerprint)
         adapter = self._adapter_of(call.prompt)

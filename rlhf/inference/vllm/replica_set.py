@@ -256,5 +256,5 @@ class ReplicaSet:
         """The context of an instance that can sample for the policy; raises EngineError for any other."""
         found = await describe(instance, self._timeout_s, self._deliverer.token)
         check_fit(instance.name, found, *self._fit)
-        self._deliverer.meet(instance, found["token"], found["gpus"])
+        self._deliverer.register_instance(instance, found["token"], found["gpus"])
         return int(found["max_context"])

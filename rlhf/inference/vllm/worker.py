@@ -32,9 +32,9 @@ from vllm.platforms import current_platform
 
 from rlhf.inference import adapter_files
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer import Copy, Inbox, Slice, token_digest
-from rlhf.inference.transfer_cuda import DeviceInbox, gpu_of
-from rlhf.inference.transfer_group import GroupInbox, Rendezvous, join
+from rlhf.inference.transfer import RemoteReceiver, SharedMemoryReceiver, Slice, token_digest
+from rlhf.inference.transfer_cuda import DeviceReceiver, gpu_of
+from rlhf.inference.transfer_group import GroupReceiver, Rendezvous, join
 from rlhf.inference.vllm.process import detach
 from rlhf.inference.vllm.start import MEMORY
 
@@ -64,7 +64,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     init_info_cls = MemoryInit
     update_info_cls = MemoryUpdate
-    inbox: Inbox | DeviceInbox | GroupInbox | Copy | None = None
+    receiver: SharedMemoryReceiver | DeviceReceiver | GroupReceiver | RemoteReceiver | None = None
     digest = Digest()
     in_place = False
     tied: Mapping[str, str] = MappingProxyType({})
@@ -83,7 +83,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Note where the sender writes; an earlier sender is forgotten."""
         self.shutdown()
         if init_info.on_gpu:
-            self.inbox = DeviceInbox(self.device)
+            self.receiver = DeviceReceiver(self.device)
             return
         if init_info.group is not None:
             at = dict(init_info.group)
@@ -91,9 +91,9 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
                 self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
             )
             rank = int(at.pop("first_rank")) + mine
-            self.inbox = GroupInbox(join(Rendezvous(**at), rank, self.device), self.device)
+            self.receiver = GroupReceiver(join(Rendezvous(**at), rank, self.device), self.device)
             return
-        self.inbox = Inbox(Path(init_info.path)) if init_info.path else Copy()
+        self.receiver = SharedMemoryReceiver(Path(init_info.path)) if init_info.path else RemoteReceiver()
 
     def start_weight_update(self) -> None:
         """Begin a weight update: in place where parameters are plain, else layer by layer."""
@@ -108,8 +108,8 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     def receive_weights(self, update_info: MemoryUpdate) -> None:
         """Load one buffer."""
         try:
-            if isinstance(self.inbox, DeviceInbox):
-                self.inbox.open(update_info.address)
+            if isinstance(self.receiver, DeviceReceiver):
+                self.receiver.open(update_info.address)
             self.model.load_weights(self._received(update_info.slices))
             if self.device.type == "cuda":  # the sender may write the next buffer when this returns
                 torch.cuda.current_stream(self.device).synchronize()
@@ -119,16 +119,16 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def put(self, place: int, data: bytes) -> None:
         """Take in a piece of the next buffer."""
-        if not isinstance(self.inbox, Copy):
+        if not isinstance(self.receiver, RemoteReceiver):
             raise RuntimeError("no sender has announced that it sends pieces")
-        self.inbox.write(place, data)
+        self.receiver.write(place, data)
 
     def _received(self, rows: list[list[Any]]) -> list[tuple[str, torch.Tensor]]:
         """The tensors in the buffer, which the digest has seen."""
-        if self.inbox is None:
+        if self.receiver is None:
             raise RuntimeError("no sender has announced itself")
         found = []
-        for name, tensor in self.inbox.read(
+        for name, tensor in self.receiver.read(
             Slice(n, dtype, tuple(shape), at, size) for n, dtype, shape, at, size in rows
         ):
             self.digest.add(name, tensor)
@@ -137,7 +137,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             if name in self.tied:  # vLLM would miss the other name, which may have come with another buffer
                 continue
             # What is loaded by layers waits for the rest of its layer, which may come with the next buffer.
-            is_kept = not self.in_place and isinstance(self.inbox, DeviceInbox | GroupInbox)
+            is_kept = not self.in_place and isinstance(self.receiver, DeviceReceiver | GroupReceiver)
             found.append((name, tensor.clone() if is_kept else tensor.to(self.device)))
         return found
 
@@ -154,8 +154,8 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         except BaseException:
             self._abandon()
             raise
-        if isinstance(self.inbox, Copy):
-            self.inbox.close()  # until the next update the memory is better used otherwise
+        if isinstance(self.receiver, RemoteReceiver):
+            self.receiver.close()  # until the next update the memory is better used otherwise
         head = getattr(self.model, "lm_head", None)
         if self.device.type == "cpu" and head is not None and hasattr(head, "quant_method"):
             head.quant_method.process_weights_after_loading(head)
@@ -174,9 +174,9 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Let go of the sender's buffer."""
-        if self.inbox is not None:
-            self.inbox.close()
-            self.inbox = None
+        if self.receiver is not None:
+            self.receiver.close()
+            self.receiver = None
 
 
 class Worker:

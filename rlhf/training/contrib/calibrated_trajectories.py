@@ -37,7 +37,7 @@ def first_bad_step(left: Sequence[int | None]) -> int | None:
 
 
 class _Own:
-    """Strays of a demonstration that are given actions, before the oracle's."""
+    """Deviations of a demonstration that are given actions, before the oracle's."""
 
     def __init__(self, actions: Sequence[str]) -> None:
         self.left = list(actions)

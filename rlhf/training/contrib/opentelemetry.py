@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TextIO
 
 from pydantic.dataclasses import dataclass
 
-from agents.tool_calls import Call, Unreadable, read_calls
+from agents.tool_calls import ToolCall, Unreadable, read_calls
 from rlhf.checking import CheckContext
 from rlhf.data import Turn
 from rlhf.rollout.telemetry import EndedEpisode, listen
@@ -130,7 +130,7 @@ class _Spans:
         }
         return told | ({"rlhf.action": turn.action.text, "rlhf.reply": turn.reply} if self._with_text else {})
 
-    def _of_call(self, call: Call) -> dict[str, Any]:
+    def _of_call(self, call: ToolCall) -> dict[str, Any]:
         told = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call.name}
         return told | ({"gen_ai.tool.call.arguments": call.json_arguments} if self._with_text else {})
 
@@ -141,7 +141,7 @@ class _Spans:
         return self._tracer.start_span(name, context=context, start_time=int(begun * _NS), attributes=attributes)
 
 
-def _calls(turn: Turn) -> Iterator[Call]:
+def _calls(turn: Turn) -> Iterator[ToolCall]:
     """The calls of tools among what the environment was given in a turn."""
     for step in turn.action.steps if turn.action.error is None else ():
         try:

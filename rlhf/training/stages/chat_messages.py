@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.tool_calls import Call
+from agents.tool_calls import ToolCall
 from rlhf.data import Role
 from rlhf.errors import RecipeError, nearest
 
@@ -34,7 +34,7 @@ class ChatMessage:
 
     role: Role
     content: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     is_learnt: bool = False
 
 
@@ -96,7 +96,7 @@ class Line:
             return "".join(p["text"] for p in parts)
         raise self.wrong("the content of a message is no text", repr(value)[:80], "text alone")
 
-    def calls(self, value: Any) -> tuple[Call, ...]:
+    def calls(self, value: Any) -> tuple[ToolCall, ...]:
         """Calls of tools: OpenAI's, with arguments as an object or as JSON, or name and arguments alone."""
         found = []
         value = (json_of(value) or value) if isinstance(value, str) else value
@@ -107,7 +107,7 @@ class Line:
             if not isinstance(inner.get("name"), str) or not isinstance(arguments, dict):
                 expected = "{function: {name: ..., arguments: {...}}}"
                 raise self.wrong("a call of a tool cannot be read", repr(one)[:80], expected)
-            found.append(Call(inner["name"], {k: v for k, v in arguments.items() if v is not None}))
+            found.append(ToolCall(inner["name"], {k: v for k, v in arguments.items() if v is not None}))
         return tuple(found)
 
     def wrong(self, what: str, got: str, expected: str, hint: str = "") -> RecipeError:

@@ -117,10 +117,10 @@ async def play(
             for retry in range(1 + limits.max_retries):
                 rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
                 share = 1.0 if rng.random() < unsolved_share else random_share
-                strays = AtRandom(share, dict(pool), rng)
+                deviations = AtRandom(share, dict(pool), rng)
                 try:
-                    played.append(await play_one(environment, task, strays, limits, lanes.open(), needs, True))
-                    pool = strays.pool
+                    played.append(await play_one(environment, task, deviations, limits, lanes.open(), needs, True))
+                    pool = deviations.pool
                     break
                 except _Unplanned:
                     unplanned.append(task.id)
@@ -159,7 +159,7 @@ def _check_failures(failures: Sequence[str], n_tried: int, n_tasks: int, limits:
         )
 
 
-class Strays(Protocol):
+class Deviations(Protocol):
     """Departures of demonstrations from the plan of the oracle."""
 
     def is_next(self, state: StepResult) -> bool:
@@ -198,15 +198,15 @@ class AtRandom:
 async def play_one(
     environment: Environment,
     task: Task,
-    strays: Strays,
+    deviations: Deviations,
     limits: Limits,
     lane: Lane,
     needs: Collection[str],
     must_plan: bool = False,
 ) -> Demonstration:
-    """Oracle demonstration of one task, deviating where `strays` says so; `needs` as in `play`.
+    """Oracle demonstration of one task, deviating where `deviations` says so; `needs` as in `play`.
 
-    Without a plan of the oracle `strays` plays all of it, unless it `must_plan`.
+    Without a plan of the oracle `deviations` plays all of it, unless it `must_plan`.
 
     Raises:
         Ended: the environment fails or takes too long.
@@ -215,7 +215,7 @@ async def play_one(
     live = EnvSession(environment, task, limits, lane)
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
-            played, shown, seats = await _steps(environment, task, live, strays, limits, lane, must_plan)
+            played, shown, seats = await _steps(environment, task, live, deviations, limits, lane, must_plan)
             taken = [turn.action.text for turn in played.turns]
             recalls, subgoals = [
                 await _said(environment, name, task, taken, limits, lane) if name in needs else ()
@@ -232,7 +232,7 @@ async def _steps(
     environment: Environment,
     task: Task,
     live: EnvSession,
-    strays: Strays,
+    deviations: Deviations,
     limits: Limits,
     lane: Lane,
     must_plan: bool,
@@ -245,14 +245,14 @@ async def _steps(
     plan: list[str] | None = None
     outcome = Outcome.TURN_LIMIT
     while len(turns) < limits.max_turns:
-        stray = strays.is_next(state)
-        if plan is None and not stray:
+        deviates = deviations.is_next(state)
+        if plan is None and not deviates:
             plan = await plan_of(environment, task, [t.action.text for t in turns], limits, lane)
             if must_plan and not plan and not turns:
                 raise _Unplanned
-        if stray or not plan:
+        if deviates or not plan:
             # An oracle that knows no way on leaves the rest to chance: an unsolved demonstration.
-            text, plan = strays.action(state), None if stray else []
+            text, plan = deviations.action(state), None if deviates else []
         else:
             text = plan.pop(0)
         result = await live.step(text)

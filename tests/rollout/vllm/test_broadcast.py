@@ -11,7 +11,7 @@ import torch
 from rlhf.data import SamplingParams
 from rlhf.errors import DeliveryError
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer_group import GroupInbox, GroupOutbox, Rendezvous, join
+from rlhf.inference.transfer_group import GroupReceiver, GroupSender, Rendezvous, join
 from rlhf.inference.vllm.delivery import Deliverer
 from rlhf.processes import free_port
 from tests.rollout.vllm.real_vllm import Around, engine_over, full_weights, gaps, policy_like, prompt_of
@@ -22,24 +22,24 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=5)
 
 def test_two_receive_what_a_third_broadcasts_over_gloo() -> None:
     rendezvous, found = Rendezvous("127.0.0.1", free_port(), 3), dict[int, str]()
-    digest, outbox = Digest(), GroupOutbox(2**16, CPU)
-    (slices,) = outbox.fill([("w", torch.randn(30_000).bfloat16()), ("v", torch.arange(7))], digest)
+    digest, sender = Digest(), GroupSender(2**16, CPU)
+    (slices,) = sender.fill([("w", torch.randn(30_000).bfloat16()), ("v", torch.arange(7))], digest)
 
     def receive(rank: int) -> None:
-        inbox, mine = GroupInbox(join(rendezvous, rank, CPU), CPU), Digest()
-        for name, tensor in inbox.read(slices):
+        receiver, mine = GroupReceiver(join(rendezvous, rank, CPU), CPU), Digest()
+        for name, tensor in receiver.read(slices):
             mine.add(name, tensor)
         found[rank] = mine.hexdigest()
 
     threads = [threading.Thread(target=receive, args=(rank,), daemon=True) for rank in (1, 2)]
     for thread in threads:
         thread.start()
-    outbox.join(rendezvous)
-    outbox.broadcast(slices)
+    sender.join(rendezvous)
+    sender.broadcast(slices)
     for thread in threads:
         thread.join(60)
     assert found == dict.fromkeys((1, 2), digest.hexdigest())
-    outbox.close()
+    sender.close()
 
 
 def test_on_a_gpu_the_group_is_vllms_nccl_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +103,8 @@ def test_a_broadcast_that_fails_leaves_an_engine_that_takes_the_next(runner, ful
 def test_an_engine_on_a_cpu_is_in_no_group_with_a_gpu(monkeypatch):
     monkeypatch.setattr("rlhf.inference.vllm.delivery.gpu_of", lambda: "GPU-1")
     deliverer, instance = Deliverer(torch.float32, 1000, "auto"), Around(None)
-    deliverer.meet(instance, deliverer._token)
+    deliverer.register_instance(instance, deliverer._token)
     assert deliverer._routes == {instance: "shared_memory"}
-    deliverer.meet(instance, deliverer._token, ("GPU-2", "GPU-3"))
+    deliverer.register_instance(instance, deliverer._token, ("GPU-2", "GPU-3"))
     assert deliverer._routes == {instance: "broadcast"}
     deliverer.close()

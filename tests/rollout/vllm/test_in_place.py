@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer import Outbox
+from rlhf.inference.transfer import SharedMemorySender
 
 
 class Head(nn.Embedding):
@@ -47,15 +47,15 @@ def transfer_to(model: nn.Module, path: Path, monkeypatch: pytest.MonkeyPatch) -
     return found
 
 
-def deliver(transfer: Any, outbox: Outbox, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+def deliver(transfer: Any, sender: SharedMemorySender, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
     """Send through a buffer, and compare digests; how many buffers it took."""
     from rlhf.inference.vllm.instance import update_rows
     from rlhf.inference.vllm.worker import MemoryUpdate
 
     digest, n_buffers = Digest(), 0
     transfer.start_weight_update()
-    for slices in outbox.fill(tensors, digest):
-        transfer.receive_weights(MemoryUpdate(**update_rows(slices, outbox.address())))
+    for slices in sender.fill(tensors, digest):
+        transfer.receive_weights(MemoryUpdate(**update_rows(slices, sender.address())))
         n_buffers += 1
     transfer.finish_weight_update()
     assert transfer.digest.hexdigest() == digest.hexdigest()
@@ -66,21 +66,21 @@ def deliver(transfer: Any, outbox: Outbox, tensors: Iterable[tuple[str, torch.Te
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_name_of_a_tied_parameter_may_come_with_another_buffer(tied, max_bytes, tmp_path, monkeypatch):
     torch.manual_seed(0)
-    model, outbox = Small(tied=tied), Outbox(tmp_path / "weights", max_bytes)
+    model, sender = Small(tied=tied), SharedMemorySender(tmp_path / "weights", max_bytes)
     transfer, places = transfer_to(model, tmp_path / "weights", monkeypatch), [p.data_ptr() for p in model.parameters()]
     for _ in range(3):  # one delivery after the other
         sent = {name: value.clone() for name, value in Small(tied=tied).state_dict().items()}
-        n_buffers = deliver(transfer, outbox, sent.items())
+        n_buffers = deliver(transfer, sender, sent.items())
         assert n_buffers == {100: 4, 2000: 2, 10**6: 1}[max_bytes]
         assert all(torch.equal(value, sent[name]) for name, value in model.state_dict().items())
     assert [p.data_ptr() for p in model.parameters()] == places
-    outbox.close()
+    sender.close()
 
 
 @pytest.mark.parametrize("max_bytes", [100, 10**6])
 def test_other_values_for_a_name_that_is_tied_are_refused(max_bytes, tmp_path, monkeypatch):
-    model, outbox = Small(tied=True), Outbox(tmp_path / "weights", max_bytes)
+    model, sender = Small(tied=True), SharedMemorySender(tmp_path / "weights", max_bytes)
     transfer = transfer_to(model, tmp_path / "weights", monkeypatch)
     with pytest.raises(RuntimeError, match=r"lm_head\.weight is embed_tokens\.weight in this engine"):
-        deliver(transfer, outbox, Small(tied=False).state_dict().items())
-    outbox.close()
+        deliver(transfer, sender, Small(tied=False).state_dict().items())
+    sender.close()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from rlhf.data import PolicyWeights, SamplingParams
 from rlhf.errors import DeliveryError, EngineError
 from rlhf.inference.fingerprint import Digest
-from rlhf.inference.transfer import Inbox
+from rlhf.inference.transfer import SharedMemoryReceiver
 from rlhf.training.policy.model import Policy
 from rlhf.training.publisher import Publisher, parameters
 from tests.rollout.vllm.real_vllm import (
@@ -106,7 +106,7 @@ class OnlySaysSo(Around):
     sleeps = False
 
     async def connect_transfer(self, info: Any) -> None:
-        self.inbox = Inbox(Path(info["path"]))
+        self.receiver = SharedMemoryReceiver(Path(info["path"]))
         await self.inner.connect_transfer(info)
 
     async def start_update(self) -> None:
@@ -114,7 +114,7 @@ class OnlySaysSo(Around):
         await (asyncio.sleep(0) if self.sleeps else self.inner.start_update())
 
     async def update(self, slices: Any, address: Any) -> None:
-        for name, tensor in self.inbox.read(slices):
+        for name, tensor in self.receiver.read(slices):
             self.digest.add(name, tensor)
         await (asyncio.sleep(0) if self.sleeps else self.inner.update(slices, address))
 
