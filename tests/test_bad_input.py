@@ -95,7 +95,7 @@ MISTAKES = {
     "an interpolation that leads nowhere": Mistake(("seed=${sed}",), "seed", ("'sed' not found", "${key}")),
     "an override that is no YAML": Mistake(("stages.1.loss={kind: ",), "override stages.1.loss", ("brackets",)),
     "a model folder without a model": Mistake(
-        ("policy={kind: pretrained, path: ./}",), "policy.path", ("./, without config.json", "a hub name")
+        ("policy={kind: pretrained, path: ./}",), "policy.path", (", without config.json", "a hub name")
     ),
     "a model folder that is not there": Mistake(
         ("policy={kind: pretrained, path: /nowhere/at/all}",), "policy.path", ("/nowhere/at/all, no such folder",)
@@ -379,7 +379,7 @@ def test_a_run_that_is_not_there_is_told_the_nearest(
 def test_a_model_on_a_hub_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Qwen").mkdir()
-    assert is_model("Qwen/Qwen3-0.6B")
+    assert is_model("Qwen/Qwen3-0.6B") and is_model("base")
     (tmp_path / "Qwen" / "one").mkdir()
     (tmp_path / "Qwen" / "one" / "recipe.yaml").write_text("seed: 0\n")
     assert not is_model("Qwen/Qwen3-0.6B")

@@ -62,7 +62,11 @@ def call_in(action: str, tools: Mapping[str, Tool]) -> tuple[str, dict[str, Any]
 
 
 async def result_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Result of a tool call as the agent reads it, and True if it is no error; never raises."""
+    """Result of a tool call as the agent reads it, and False if its arguments do not fit; never raises.
+
+    An error of the tool itself is a result: the call was understood, and an agent is not to blame for a server that
+    does not answer.
+    """
     try:
         result = tool.function(**arguments)
         result = await result if inspect.isawaitable(result) else result
@@ -70,11 +74,11 @@ async def result_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bool
         wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
         return _cut(f"Error: {'; '.join(wrong)}"), False
     except (Exception, SystemExit) as error:  # a tool of a command line ends itself, not the attempt
-        return _cut(f"Error: {_said(error)}"), False
+        return _cut(f"Error: {_said(error)}"), True
     try:
         return _cut(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)), True
     except Exception as error:  # also of a __str__ of its own
-        return _cut(f"Error: the result cannot be shown: {_said(error)}"), False
+        return _cut(f"Error: the result cannot be shown: {_said(error)}"), True
 
 
 def _said(error: BaseException) -> str:

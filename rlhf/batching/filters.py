@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample, sample_counters
-from rlhf.data import Outcome, ScoredGroup
+from rlhf.data import Finish, Outcome, ScoredGroup, Trajectory
 from rlhf.settings import STRICT
 
 _TRUNCATED = frozenset({Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT})
@@ -30,8 +30,8 @@ class Filters:
     as GRPO does: if 3 of 4 groups have no signal, the gradient of the others is then a quarter; dropped, the update
     size does not depend on them."""
     drop_truncated: bool = False
-    """Overlong filtering: drop truncated trajectories. Off by default, as truncation is mostly due to the policy and
-    reflected in the score."""
+    """Overlong filtering: drop truncated trajectories, those that ended at a limit or whose last reply was cut at
+    `limits.max_tokens`. Off by default, as truncation is mostly due to the policy and reflected in the score."""
     max_advantage_z: Annotated[float, Field(gt=0)] | None = None
     """Drop trajectories whose advantage is more than this many standard deviations from the step's mean, such as spikes
     of a learned reward; null is off. StableReinforce (arXiv 2505.02835) uses 3. The standard deviation divides by the
@@ -54,11 +54,11 @@ class Filters:
         """
         with_signal = {s.group for s in samples if s.advantages.any()}
         silent = {s.group for s in samples} - with_signal if self.drop_zero_advantage else set()
-        outcomes = [trajectory.outcome for group in groups for trajectory in group.trajectories]
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         kept = [s for s in samples if s.group not in silent]
         truncated: set[int] = set()
         if self.drop_truncated:
-            truncated = {s.sequence for s in kept if outcomes[s.sequence] in _TRUNCATED}
+            truncated = {s.sequence for s in kept if _is_truncated(trajectories[s.sequence])}
             kept = [s for s in kept if s.sequence not in truncated]
         outliers = _outliers(samples, self.max_advantage_z) & {s.sequence for s in kept}
         kept = [s for s in kept if s.sequence not in outliers]
@@ -67,6 +67,11 @@ class Filters:
             "batch/n_dropped_trajectories": float(len(truncated)),
             "batch/n_outliers": float(len(outliers)),
         }
+
+
+def _is_truncated(trajectory: Trajectory) -> bool:
+    own = [generation for generation in trajectory.generations if not generation.by]
+    return trajectory.outcome in _TRUNCATED or (bool(own) and own[-1].finish is Finish.LENGTH)
 
 
 def high_entropy(samples: Sequence[Sample], share: float) -> tuple[list[Sample], dict[str, float]]:

@@ -166,8 +166,9 @@ class Session:
         self.refusal, self._n_before_refusal = refusal, self.counts["n_requests"]
 
     def _refused_over(self) -> Refusal:
+        why = "the agent has ended it" if self.has_ended else "its last turn is played, see limits.max_turns"
         return Refusal(
-            409, "the session is over. Got: a request after its end. Do: open another session.", "session_over"
+            409, f"the session is over: {why}. Got: a request after its end. Do: open another session.", "session_over"
         )
 
     def _abandon(self, alike: list[_Call], call: _Call) -> None:

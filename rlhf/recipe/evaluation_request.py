@@ -58,11 +58,13 @@ def is_program(target: str) -> bool:
 
 
 def is_model(target: str) -> bool:
-    """True if `target` names a model and no recipe: a model folder, or `owner/name` without such a file."""
+    """True if `target` names a model and no recipe: a model folder, `owner/name` without such a file, or `base`."""
     folder = Path(target).expanduser()
     if (folder.parent / "state.json").is_file() or (folder / "state.json").is_file():
         return False
     if folder.exists():
         return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if target == "base":
+        return True
     # Beside runs a name that is none of them is a run misspelt, as no owner on a hub has the name of that folder.
     return target.count("/") == 1 and not kept_in(folder.parent) and target not in {r.name for r in list_recipes()}

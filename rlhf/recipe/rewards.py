@@ -66,7 +66,8 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
     then; without one, the only reward there is.
 
     Raises:
-        RecipeError: there are several rewards, and nothing says which of them decides.
+        RecipeError: there are several rewards, and nothing says which of them decides; or the one that would decide
+            compares with no reference, and another that does is only watched.
     """
     from rewards.combinators.parts import compared_in
 
@@ -75,7 +76,17 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
     ):
         return rewards
     scored = [name for name, w in rewards.items() if w.watch is None]
-    comparing = [name for name in scored if any(compared_in(name, rewards[name].reward, None))]
+    compared = [name for name, w in rewards.items() if any(compared_in(name, w.reward, None))]
+    comparing = [name for name in scored if name in compared]
+    if compared and scored and not comparing:
+        raise RecipeError(
+            "a watched reward does not decide success, and no other compares with the reference",
+            where=join(path, compared[0]),
+            got="watch",
+            expected="a reward that decides",
+            hint=f"write weight: 0 in place of watch, so that {compared[0]} decides without being trained on, or "
+            f"{path}.{scored[0]}.solved_at with what that has to be worth",
+        )
     if not comparing and len(scored) > 1:
         raise RecipeError(
             "no reward defines when an attempt is solved",

@@ -376,6 +376,8 @@ def _result_line(name: str, result: Any, version: int) -> str:
     """Success and version of an evaluation."""
     n_tasks = sum(bool(group.trajectories) for group in result.collected.groups)
     tasks = f"{n_tasks} unseen tasks" if result.n <= n_tasks else f"{result.n} attempts at {n_tasks} unseen tasks"
+    if result.n_errors:
+        tasks += f" ({result.n_errors} of {result.n + result.n_errors} attempts failed and are left out)"
     return (
         f"{name}: success {result.success:.1%} on {tasks}, "
         f"95% interval {result.low:.1%} to {result.high:.1%}, version {version} of the policy"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlhf.batching.filters import Filters, high_entropy
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
-from rlhf.data import Outcome
+from rlhf.data import Finish, Outcome
 from rlhf.losses.reduction import Reduction
 from tests.batching.batch_parts import VOCABULARY, constant_credit, generation, group, steps, trajectory
 
@@ -64,6 +64,14 @@ def test_truncated_trajectories_go_if_asked():
     assert sequences == [0, 0, 1, 1, 2, 2]
     assert counters["batch/n_dropped_groups"] == 0
     assert counters["batch/n_dropped_trajectories"] == 2
+
+
+def test_a_reply_that_was_cut_makes_a_trajectory_truncated_whatever_its_outcome():
+    cut, whole = (replace(generation([3], [4]), finish=finish) for finish in (Finish.LENGTH, Finish.STOP))
+    made = group(trajectory(whole, cut), trajectory(cut, whole), trajectory(cut, whole, replace(cut, by="opponent")))
+    samples, _ = make_samples([made], [constant_credit(made, [1.0, -1.0, 0.5])])
+    left, counters = Filters(drop_truncated=True)(samples, [made])
+    assert {s.sequence for s in left} == {1, 2} and counters["batch/n_dropped_trajectories"] == 1
 
 
 def test_advantages_far_from_the_others_go_if_asked():

@@ -312,6 +312,13 @@ def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path
         assert {name: w.solved_at for name, w in made.rewards.items()} == solved_at
     with pytest.raises(RecipeError, match="no reward defines when an attempt is solved"):
         load(recipe(tmp_path, {"short": short, "brief": short}))
+    watched = {"short": short, "right": {"kind": "numeric", "watch": True}}
+    with pytest.raises(RecipeError, match="no other compares with the reference") as refused:
+        load(recipe(tmp_path, watched))
+    assert refused.value.where == "rewards.right" and "weight: 0" in (refused.value.hint or "")
+    made = load(recipe(tmp_path, watched | {"right": {"kind": "numeric", "weight": 0}}))
+    assert made.rewards["right"].solved_at == 1.0
+    load(recipe(tmp_path, watched | {"short": short | {"solved_at": -0.1}}))
 
 
 def test_a_reward_that_decides_in_a_stage_decides_alone(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_calls_are_carried_out_and_anything_else_is_the_answer(world: Dataset) -
         ("14", True, False),
         ("1400", True, False),
         ('{"sum": 3.5}', True, False),
-        ("Error: KeyError: 'hat'", False, False),
+        ("Error: KeyError: 'hat'", True, False),
         ("Error: numbers: Input should be a valid list", False, False),
         ("Error: colour: Unexpected keyword argument", False, False),
         ("x" * 2000 + "... (5000 characters)", True, False),
@@ -161,7 +161,7 @@ def test_a_tool_that_exits_is_an_error_that_the_agent_reads(tmp_path: Path) -> N
         return [(one.reply, one.valid, one.terminated) for one in found]
 
     found = asyncio.run(said(call("f"), call("g")))
-    assert found == [("Error: SystemExit: 2", False, False), ("Error: SystemExit: no", False, False)]
+    assert found == [("Error: SystemExit: 2", True, False), ("Error: SystemExit: no", True, False)]
 
 
 def test_a_result_or_an_error_that_cannot_be_shown_is_an_error_that_the_agent_reads(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_a_result_or_an_error_that_cannot_be_shown_is_an_error_that_the_agent_re
         found = await world.start(world.tasks("train")[0]).step(action)
         return found.reply, found.valid
 
-    assert asyncio.run(said(call("given"))) == ("Error: the result cannot be shown: RuntimeError: no text", False)
-    assert asyncio.run(said(call("raised"))) == ("Error: Wrong", False)
+    assert asyncio.run(said(call("given"))) == ("Error: the result cannot be shown: RuntimeError: no text", True)
+    assert asyncio.run(said(call("raised"))) == ("Error: Wrong", True)
 
 
 def test_it_keeps_the_contract(world: Dataset) -> None:
