@@ -12,6 +12,7 @@ bit, on whether a token was sampled or read: a session computed anew after an ev
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -205,11 +206,23 @@ def _pieces(slots: Ints, starts: Ints, counts: Ints, firsts: Ints) -> list[tuple
         pieces = list(rows)
         return pieces if counts.max() == 1 else sorted(pieces, key=lambda p: (p[2] > 1, p[0]))
     cut = [
-        (done, (slot, start + done, min(_MAX_QUERIES, count - done), first + done))
+        (done, (slot, start + done, end - done, first + done))
         for slot, start, count, first in rows
-        for done in range(0, count, _MAX_QUERIES)
+        for done, end in itertools.pairwise(_ends(count))
     ]
     return [piece for _, piece in sorted(cut, key=lambda c: (c[1][2] > 1, c[0], c[1][0]))]
+
+
+def _ends(count: int) -> list[int]:
+    """Where the stretches of `count` tokens begin and end; none but a token that comes alone is of one token.
+
+    >>> _ends(257), _ends(1)
+    ([0, 128, 255, 257], [0, 1])
+    """
+    ends = [*range(0, count, _MAX_QUERIES), count]
+    if len(ends) > 2 and ends[-1] - ends[-2] == 1:
+        ends[-2] -= 1
+    return ends
 
 
 def _spans(pieces: list[tuple[int, int, int, int]]) -> list[list[tuple[int, int, int, int]]]:

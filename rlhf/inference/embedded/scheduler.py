@@ -112,6 +112,20 @@ class Copy:
     n_tokens: int
 
 
+def _without_single_tokens(counts: Ints, pending: Ints) -> Ints:
+    """Counts of stretches that are cut off `pending` ones, none of which has or leaves a single token.
+
+    A single token is rounded otherwise than one of a stretch, and where stretches are cut depends on who else is there.
+
+    >>> _without_single_tokens(np.array([1, 5, 4, 1]), np.array([1, 5, 5, 7])).tolist()
+    [1, 5, 3, 0]
+    """
+    is_cut = counts < pending
+    found = counts - (is_cut & (pending - counts == 1))
+    found = np.where(is_cut & (found == 1), 0, found)
+    return found if found.any() else counts
+
+
 class SlotTable:
     """Sessions in slots. A slot is free, idle (its session may come back) or busy (a request runs in it).
 
@@ -186,6 +200,7 @@ class SlotTable:
             ahead = np.cumsum(pending[order]) - pending[order]
             counts = np.empty_like(pending)
             counts[order] = np.clip(max_tokens - ahead, 0, pending[order])
+            counts = _without_single_tokens(counts, pending)
             slots, pending, counts = (x[counts > 0] for x in (slots, pending, counts))
         return Segments(slots, self._computed[slots], counts, counts == pending)
 
@@ -283,7 +298,10 @@ class SlotTable:
         differs = self._ids[rows, :n] != ids[:n]
         shared = np.minimum(np.where(differs.any(axis=1), differs.argmax(axis=1), n), available[rows])
         best = int(shared.argmax())
-        return (int(rows[best]), int(shared[best])) if shared[best] - reused >= _MIN_SHARED else (None, 0)
+        row, length = int(rows[best]), int(shared[best])
+        if length == n < self._prompt[row]:  # which read the last token in a stretch, and so rounds it otherwise
+            length -= 1
+        return (row, length) if length - reused >= _MIN_SHARED else (None, 0)
 
     def _take_slot(self, source: int | None) -> int | None:
         """Free slot, or the longest idle session's, `source` last; None if there is none."""
