@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -259,9 +260,11 @@ def _refuse_taken(path: Path, where: str) -> None:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         for name in (name.partition(".")[0] for name in names):
-            own = path.parent / f"{name}.py"
-            taken = Path(getattr(sys.modules.get(name), "__file__", None) or own)
-            if own.is_file() and taken.resolve() != own and str(taken.parent) in _BESIDE:
+            own = next((p for p in _modules_called(name, path.parent) if p.is_file()), None)
+            taken = None if own is None else _imported_as(name)
+            if own is None or taken is None or taken.resolve() == own.resolve():
+                continue
+            if any(taken in _modules_called(name, Path(folder)) for folder in _BESIDE):
                 raise RecipeError(
                     f"two modules are called '{name}', and one process has one of a name",
                     where=f"{where}, importing {path}",
@@ -269,6 +272,21 @@ def _refuse_taken(path: Path, where: str) -> None:
                     expected=str(own),
                     hint="rename one of the two files, or use each recipe in a process of its own",
                 )
+
+
+def _modules_called(name: str, folder: Path) -> tuple[Path, Path]:
+    """Files that a module or a package of this name would be in a folder."""
+    return folder / f"{name}.py", folder / name / "__init__.py"
+
+
+def _imported_as(name: str) -> Path | None:
+    """File that `import name` gives; None for what has none."""
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = PathFinder.find_spec(name)
+        file = spec.origin if spec is not None and spec.has_location else None
+    return None if file is None else Path(file)
 
 
 def _checked(section: str, target: Any, kind: str, where: str) -> Any:

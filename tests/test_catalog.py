@@ -203,6 +203,36 @@ def test_files_do_not_share_a_module_that_lies_beside_both(tmp_path: Path) -> No
     assert resolve("reward", "./mine.py:paid", base=tmp_path / "first")(None, None) == 1.0
 
 
+@pytest.mark.parametrize("inner", ["shared_rules_of_tests.py", "shared_rules_of_tests/__init__.py"])
+def test_a_module_that_nobody_has_imported_yet_takes_a_name_too(inner: str, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (file := tmp_path / name / inner).parent.mkdir(parents=True)
+        file.write_text(f"WORTH = '{name}'\n")
+        (tmp_path / name / "mine.py").write_text(
+            "import shared_rules_of_tests\ndef paid(task, trajectory): return 1.0\n"
+            if name == "second"
+            else "def paid(task, trajectory): return 1.0\n"
+        )
+    resolve("reward", "./mine.py:paid", base=tmp_path / "first")
+    with pytest.raises(RecipeError, match="two modules are called 'shared_rules_of_tests'") as refused:
+        resolve("reward", "./mine.py:paid", base=tmp_path / "second")
+    assert refused.value.expected == str(tmp_path / "second" / inner)
+    assert "shared_rules_of_tests" not in sys.modules
+
+
+def test_a_module_beside_a_file_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked_rules_of_tests.py").write_text("WORTH = 3.0\n")
+    (tmp_path / "linked" / "linked_rules_of_tests.py").symlink_to(tmp_path / "linked_rules_of_tests.py")
+    (tmp_path / "linked" / "mine.py").write_text(
+        "from linked_rules_of_tests import WORTH\ndef paid(task, trajectory): return WORTH\n"
+    )
+    try:
+        assert resolve("reward", "./mine.py:paid", base=tmp_path / "linked")(None, None) == 3.0
+    finally:
+        sys.modules.pop("linked_rules_of_tests", None)
+
+
 def test_a_file_is_looked_for_beside_the_recipe_first(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

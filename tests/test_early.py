@@ -14,7 +14,9 @@ from rlhf.build.train import train
 from rlhf.commands.check_availability import models_of, refuse_unreachable_models
 from rlhf.data import Task
 from rlhf.errors import EnvError, ModelError, RecipeError, RewardError
+from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
+from rlhf.rollout.episode import UNDECIDED
 from rlhf.training.policy.model import FromScratch
 from tests.training import runs
 
@@ -256,6 +258,8 @@ def test_an_environment_that_never_says_what_is_solved_is_told_of_once(
         runs.write(tmp_path, [stage], environment={"kind": "./world.py:World"}, rewards=own), tmp_path / "run"
     )
     assert done.said.count("did not say whether the task was solved: return success=True or False with") == n_said
+    details = {record.trajectory.detail for record in read_trajectories(done.folder / "trajectories")}
+    assert (UNDECIDED in details) is bool(n_said), "what a reward decides is decided"
 
 
 def test_more_tasks_than_there_are_is_said_and_no_more(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ REFERENCES = (
 )  # fmt: skip
 #: Keys of programming tasks.
 CODE = ("tests", "entry_point", "test_setup", "preamble")
+#: Names under which functions get prompt and reference whatever the columns are called.
+_USUAL = frozenset({*PROMPTS, *REFERENCES})
 _LETTERS = string.ascii_uppercase
 #: Characters of the longest prompt.
 _LONGEST = MAX_TEXT_BYTES // 4
@@ -127,8 +129,9 @@ class Columns:
         hidden = {**named, "reference": reference, "split_column": None}
         used = [prompt, *(name for key, text in hidden.items() for name in _columns_in(text, key))]
         named = {prompt: "prompt"} | ({reference: "reference"} if reference and wanted.tests is None else {})
+        named = {name: what for name, what in named.items() if name.isidentifier() and name not in _USUAL}
         outer = frozenset(name.partition(".")[0] for name in used)
-        return cls(wanted, source, prompt, reference, outer, {"named": named, **info})
+        return cls(wanted, source, prompt, reference, outer, {**({"named": named} if named else {}), **info})
 
     def question(self, number: int, row: Row) -> Question:
         """Read a row. Raises EnvError, with its number, where it cannot be used."""

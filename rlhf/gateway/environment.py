@@ -256,9 +256,12 @@ class ExternalEpisode:
         return await self._end()
 
     def _tell_of_quiet(self) -> None:
-        """Warn of an attempt that waits for its program; equal warnings are shown once."""
+        """Warn of an attempt that waits for its program, once for the first request and once for a later one."""
         gateway, program = self._programs.gateway, self._program or self._programs.program_of(self.session)
         limit = "limits.start_timeout_s" if not self.session.counts["n_requests"] else "limits.step_timeout_s"
+        if limit in self._programs.told:
+            return
+        self._programs.told.add(limit)
         if gateway is not None and self.session in tuple(gateway.waiting):
             waits = f"no agent has asked the gateway for an attempt. Expected: POST {gateway.url}/sessions"
         else:
@@ -365,7 +368,12 @@ class ExternalEpisode:
 def payload(task: Task, *, with_reference: bool) -> dict[str, Any]:
     """Task as the agent's program receives it."""
     messages = [{"role": m.role.value, "content": m.content} for m in task.messages]
-    told = {"id": task.id, "seed": task.seed, "messages": messages, **dict(task.info)}
+    told = {
+        "id": task.id,
+        "seed": task.seed,
+        "messages": messages,
+        **{key: value for key, value in task.info.items() if key != "named"},
+    }
     return told | ({"reference": task.reference} if with_reference else {})
 
 

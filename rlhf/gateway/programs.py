@@ -66,11 +66,13 @@ class Programs:
 
     Attributes:
         gateway: once the first attempt has begun.
+        told: limits that end a wait which was warned of.
     """
 
     def __init__(self, settings: ProgramSettings) -> None:
         self._settings = settings
         self.gateway: Gateway | None = None
+        self.told: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, Program] = {}
         self._attempts: dict[str, tuple[str, Session]] = {}

@@ -123,7 +123,7 @@ class Session:
             raise Refusal(404, f"no reply {known} is called {asked.previous!r}. Do: send the history.", "not_found")
         alike = self._known[f"id:{name}" if name else asked.digest]
         again = [call for call in alike if name or repeats or not (call.is_taken or call.n_waiting)]
-        # Of several, one whose client has gone, else one that is waited for, else that answered last.
+        # Of several, one whose client has gone, else one that is waited for, else that was asked last.
         call = min(reversed(again), key=lambda call: (call.is_taken, call.n_waiting), default=None)
         if call is None:
             whole = asked.after(self._stored[asked.previous])
@@ -166,7 +166,10 @@ class Session:
         self.refusal, self._n_before_refusal = refusal, self.counts["n_requests"]
 
     def _refused_over(self) -> Refusal:
-        why = "the agent has ended it" if self.has_ended else "its last turn is played, see limits.max_turns"
+        if self.is_finished or self.has_left:
+            why = "the agent has ended it"
+        else:
+            why = self.failure or "the run has ended it, whose turns or time are over"
         return Refusal(
             409, f"the session is over: {why}. Got: a request after its end. Do: open another session.", "session_over"
         )

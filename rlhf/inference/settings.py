@@ -157,6 +157,7 @@ class VllmSettings:
         """Refuse to say how adapters are delivered where there are none, and temperatures that vLLM does not take."""
         recipe = context.recipe
         sampling = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
+        sampling += [(f"{at}.{key}", getattr(s, key, None)) for at, s in sampling for key in ("attempts", "pairs")]
         for path, part in (*sampling, ("evaluation", recipe.evaluation)):
             value = getattr(part, "temperature", 1.0)
             if value > _MAX_TEMPERATURE or 0 < value < _MIN_TEMPERATURE:

@@ -206,7 +206,12 @@ def hash_of(tasks: Sequence[Task]) -> str:
     """Return the first 16 digits of the SHA-256 of everything that is in `tasks`, in their order."""
     import hashlib
 
-    lines = (json.dumps(asdict(task), sort_keys=True, default=str) for task in tasks)
+    def line(task: Task) -> str:
+        values = asdict(task)
+        values["info"].pop("named", None)  # says again what prompt and reference are called
+        return json.dumps(values, sort_keys=True, default=str)
+
+    lines = map(line, tasks)
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

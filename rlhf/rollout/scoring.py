@@ -21,6 +21,7 @@ from rlhf.data.clock import CALL_CLOCK, Clock
 from rlhf.data.untrusted import shown
 from rlhf.errors import DataError, EnvError, RewardError, TrainingError
 from rlhf.rollout.blocking import Watchdog
+from rlhf.rollout.episode import UNDECIDED
 from rlhf.rollout.executors import CallError, CallExecutor, CallTimeout, InlineLane, Lane
 from rlhf.rollout.group import RETRYABLE
 from rlhf.rollout.limits import Limits
@@ -296,9 +297,12 @@ def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
 
 def _decided(trajectory: Trajectory, verdict: Verdict | RewardError | None, least: float | None) -> Trajectory:
     """Attempt marked solved where the verdict is at least `least`; unchanged without one."""
-    if least is None or not isinstance(verdict, Verdict) or (verdict.value >= least) == trajectory.solved:
+    if least is None or not isinstance(verdict, Verdict):
         return trajectory
-    return replace(trajectory, outcome=Outcome.FAILED if trajectory.solved else Outcome.SOLVED)
+    detail = "" if trajectory.detail == UNDECIDED else trajectory.detail
+    if (verdict.value >= least) != trajectory.solved:
+        return replace(trajectory, outcome=Outcome.FAILED if trajectory.solved else Outcome.SOLVED, detail=detail)
+    return replace(trajectory, detail=detail) if detail != trajectory.detail else trajectory
 
 
 def _earned(verdict: Verdict, n_given: int) -> Verdict:

@@ -85,6 +85,7 @@ class Served:
         receiver: where weights come from.
         running: engine session of each request.
         idle: tokens of sessions that no request runs in, the one used last at the end.
+        most_running: requests that ran at once; as many sessions are kept.
     """
 
     engine: PausableEngine
@@ -92,6 +93,7 @@ class Served:
     receiver: SharedMemoryReceiver | RemoteReceiver | None = None
     running: dict[str, str] = field(default_factory=dict)
     idle: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    most_running: int = 0
 
     def application(self) -> Starlette:
         """Return the application."""
@@ -135,6 +137,7 @@ class Served:
         )
         prompt = Prompt(body["token_ids"], tuple(given["stop_token_ids"]))
         session = self.running[name] = self._begun_by(prompt.token_ids) or name
+        self.most_running = max(self.most_running, len(self.running))
         await self._make_room()
         try:
             found = await self.engine.generate(prompt, params, session)
@@ -165,8 +168,9 @@ class Served:
         return found
 
     async def _make_room(self) -> None:
-        """Release idle sessions, the oldest first, until each request that runs or waits can have a slot."""
-        while self.idle and len(self.idle) + len(self.running) > self.engine.options["max_sessions"]:
+        """Release idle sessions, the oldest first: none are kept beyond `most_running`, nor a request's slot taken."""
+        most = min(self.most_running, self.engine.options["max_sessions"] - len(self.running))
+        while self.idle and len(self.idle) > most:
             oldest = next(iter(self.idle))
             del self.idle[oldest]
             await self.engine.release(oldest)

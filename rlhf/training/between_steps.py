@@ -22,7 +22,8 @@ _NOTE_EVERY_S, _LAST_S = 1.0, 60.0
 
 
 async def between(run: Run, parts: StageComponents) -> None:
-    """Do what is due after a step, or was when a run was stopped there."""
+    """Do what is due after a step, or was when a run was stopped there. Raises what a hook raised in the step."""
+    run.callbacks.raise_fault()
     if run.background_evaluation is not None:
         await _evaluate_in_background(run, parts, run.background_evaluation)
         success = None

@@ -13,20 +13,19 @@ from rlhf.training.backends.optimizer import AdamW
 TRUNCATED_SHARE = 0.01
 
 
-def cautions(collected: RolloutBatch, limits: Limits, where: str, *, judged_by_reward: bool = False) -> dict[str, str]:
+def cautions(collected: RolloutBatch, limits: Limits, where: str) -> dict[str, str]:
     """Cautions on a rollout, one sentence each, by a name that prevents repeats.
 
     Args:
         collected: of one step or evaluation.
         limits: that held there.
         where: what was done, for the reader.
-        judged_by_reward: whether a reward says what is solved, whatever the environment does.
     """
     found = {
         **_truncated(collected, limits, where),
         "silent": _silent(collected, where),
         "failures": _failures(collected, where),
-        "undecided": "" if judged_by_reward else _undecided(collected, where),
+        "undecided": _undecided(collected, where),
     }
     return {name: f"caution: {text}" for name, text in found.items() if text}
 

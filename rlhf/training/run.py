@@ -22,7 +22,7 @@ from rlhf.given_parts import how_to_resume
 from rlhf.inference.engine import SleepableEngine
 from rlhf.processes import ProcessError, current
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
-from rlhf.rollout.scoring import Weighted, deciding_reward
+from rlhf.rollout.scoring import Weighted
 from rlhf.sinks import Metrics
 from rlhf.spans import span
 from rlhf.training.backends.torch import TorchTrainer
@@ -291,8 +291,7 @@ class Run:
 
     def caution(self, collected: RolloutBatch, where: str) -> None:
         """Warn the user of faults that the run survives, once for each kind."""
-        is_judged = deciding_reward(self.runner.rewards) is not None
-        self.say_once(cautions(collected, self.runner.limits, where, judged_by_reward=is_judged))
+        self.say_once(cautions(collected, self.runner.limits, where))
 
     def say_once(self, texts: Mapping[str, str]) -> None:
         """Print each of `texts` unless one of its name was printed before."""

@@ -18,8 +18,9 @@ from rlhf.viewer.redaction import Redaction
 _ROLES = {
     **{"system": "system", "developer": "system", "user": "user", "human": "user", "inst": "user"},
     **{"assistant": "assistant", "model": "assistant", "tool": "tool", "ipython": "tool"},
+    **{"observation": "tool", "chatbot": "assistant"},
 }
-_IN_TOKEN = re.compile(rf"(?<![a-z/])({'|'.join(_ROLES)})(?![a-z]|_call)")
+_IN_TOKEN = re.compile(rf"(?<![a-z/])({'|'.join(_ROLES)})(?![a-z]|[_▁]calls?)")
 _IN_TEXT = re.compile(rf"\s*({'|'.join(_ROLES)})\s*(?:\n|$)")
 
 
@@ -107,15 +108,16 @@ def _sampled(t: Trajectory, tokenizer: Any | None) -> list[dict[str, str]]:
         return []
     special = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found: list[dict[str, str]] = []
-    before: Generation | None = None
-    for said in map(joined, calls_of(t.generations)):
-        n_known = before.length if before is not None and said.prompt.extends(before) else 0
+    earlier: list[Generation] = []
+    for said in map(joined, calls_of([g for g in t.generations if not g.by])):
+        before = next((one for one in reversed(earlier) if said.prompt.extends(one)), None)
+        n_known = 0 if before is None else before.length
         read, ids = _read(tokenizer, special, said.prompt.ids[n_known:].tolist()), said.ids.tolist()
         if not read or read[-1]["role"] != "assistant":  # which is the header of the reply
             read.append({"role": "assistant", "content": ""})
         read[-1]["content"] += _decoded(tokenizer, ids[:-1] if ids and ids[-1] in special else ids)
         found += read
-        before = said
+        earlier.append(said)
     return found
 
 
@@ -126,8 +128,9 @@ def _read(tokenizer: Any, special: Mapping[int, str], ids: Sequence[int]) -> lis
     for end in [i for i, token in enumerate(ids) if token in special] + [len(ids)]:
         text = _decoded(tokenizer, ids[begin:end])
         token = special[ids[begin - 1]].lower() if begin else ""
-        named = _IN_TOKEN.search(token)
-        if named is None and token and "end" not in token and (named := _IN_TEXT.match(text)):
+        parts = "end" not in token and "sep" not in token
+        named = _IN_TOKEN.search(token) if parts else None
+        if named is None and token and parts and (named := _IN_TEXT.match(text)):
             text = text[named.end() :]
         if named is not None:
             found.append({"role": _ROLES[named[1]], "content": text})

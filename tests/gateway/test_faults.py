@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import urllib.error
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -307,6 +308,21 @@ def test_a_request_after_the_end_is_refused() -> None:
     assert [attempt.solved for attempt in played] == [True, True]
     first = refused[0]
     assert isinstance(first, openai.APIStatusError) and first.status_code in (404, 409) and "over" in str(first)
+
+
+def test_what_ended_a_session_is_said() -> None:
+    async def refused(end: Callable[[Session], None]) -> str:
+        session = Session({})
+        end(session)
+        session.close()
+        return session._refused_over().message
+
+    def fall_silent(session: Session) -> None:
+        session.failure = "no request for 30 s"
+
+    assert "the agent has ended it" in asyncio.run(refused(lambda session: session.end(finished=True)))
+    assert "no request for 30 s" in asyncio.run(refused(fall_silent))
+    assert "turns or time are over" in asyncio.run(refused(lambda session: None))
 
 
 def test_of_requests_that_are_alike_none_waits_for_ever_at_the_end() -> None:

@@ -61,6 +61,8 @@ def test_log_probs_are_those_of_the_sum(limits: dict[str, int]) -> None:
         assert torch.tensor(generation.logprobs).sub(expected).abs().max() < 5e-5
     assert engine.stats.n_cached_tokens > 100 and not engine.shares_policy
     assert engine.cache_bytes > 2 * engine._cache.n_bytes
+    asyncio.run(engine.sleep())
+    assert engine.cache_bytes == 0
 
 
 def test_worked_example_and_no_weight() -> None:

@@ -231,6 +231,7 @@ def test_a_line_may_have_the_messages_of_chats(tmp_path: Path) -> None:
         GOOD | {"prompt": [{"role": "user", "content": parts, "name": "ann"}]},
         {side: [*shared, {"from": "gpt", "value": GOOD[side]}] for side in ("chosen", "rejected")},
         GOOD | {"prompt": shared, "chosen": {"from": "gpt", "value": "red"}},
+        GOOD | {"prompt": shared, "rejected": json.dumps({"from": "gpt", "value": "blue"})},
     )
     for pair in pair_files.read(written(tmp_path, *rows), "x"):
         assert [(m.role.value, m.content) for m in pair.prompt] == [("user", "Say red.")]
@@ -269,7 +270,7 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path: Path)
         ({**GOOD, "prompt": []}, ["prompt is no chat"]),
         ({**GOOD, "prompt": [{"role": "users", "content": "a"}]}, ["nobody has this role", "did you mean 'user'?"]),
         ({**GOOD, "prompt": [{"role": "user", "text": "a"}]}, ["no field 'text'", "did you mean 'content'?"]),
-        ({**GOOD, "prompt": [{"role": "user", "content": None}]}, ["'content' is missing"]),
+        ({**GOOD, "prompt": [{"role": "user", "content": None, "name": "ann"}]}, ["a message of prompt has no text"]),
         ({**GOOD, "prompt": [{"role": "user", "content": 3}]}, ["content of a message is no text"]),
         ({**GOOD, "chosen": [{"role": "user", "content": "a"}]}, ["chosen is not one reply", "messages of user"]),
         (
@@ -293,7 +294,7 @@ def test_a_file_without_pairs_or_without_a_file(tmp_path: Path) -> None:
             pair_files.read(path, "x")
     with pytest.raises(RecipeError, match="cannot be read") as caught:
         pair_files.read(tmp_path / "nowhere.jsonl", "x")
-    assert "No such file" in caught.value.got
+    assert "No such file" in caught.value.got and "beside the recipe" in (caught.value.hint or "")
 
 
 def test_what_is_kept_can_be_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, Scored
 from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_failures, read_trajectories
 from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.viewer.messages import _sampled
 from tests.commands import last_json, run
 from tests.evaluation.synthetic import SYSTEM, make_run, make_tokenizer
 from tests.viewer.served import SECRET, hostile_run
@@ -153,6 +154,11 @@ TEMPLATES = [
         [("system", "Be."), ("user", "hi"), ("assistant", "ab")],
     ),
     (["<end>"], "Be.<end>", [("user", "Be."), ("assistant", "ab")]),
+    (
+        ["<|user|>", "<|observation|>", "<|tool_sep|>", "<|assistant|>"],
+        "<|user|>hi<|observation|>3<|tool_sep|>4<|assistant|>",
+        [("user", "hi"), ("tool", "34"), ("assistant", "ab")],
+    ),
 ]
 
 
@@ -176,6 +182,29 @@ def test_messages_are_parted_as_the_templates_of_model_families_do(
     last = (expected[-1][0], expected[-1][1].replace("ab", "b"))
     found = [(message["role"], message["content"]) for message in row["messages"]]
     assert found == [*expected, *expected[:-1], last] and row["end"] == "{}"
+
+
+def test_of_calls_in_two_conversations_each_is_read_once_and_what_opponents_said_is_not() -> None:
+    core = make_tokenizer()
+    core.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    asks = "<|im_start|>user\n{}<|im_end|><|im_start|>assistant\n"
+
+    def call(ids: list[int], text: str, by: str = "") -> Generation:
+        said = core.encode(f"{text}<|im_end|>").ids
+        return Generation(Prompt(ids), said, [-1.0] * len(said), Finish.STOP, 0, by=by)
+
+    def after(said: Generation, text: str) -> list[int]:
+        return [*said.full_ids, *core.encode(asks.format(text)).ids]
+
+    plan, act = (call(core.encode(asks.format(text)).ids, f"{text}!") for text in ("plan", "act"))
+    rival = call(core.encode(asks.format("rival")).ids, "mine", by="step 20")
+    calls = (plan, act, rival, call(after(plan, "plan on"), "so"), call(after(act, "act on"), "go"))
+    played = Trajectory("t", 0, "?", (Turn(Action("go", calls), ""),), Outcome.FAILED)
+    found = _sampled(played, core)
+    assert [(one["role"], one["content"]) for one in found] == [
+        *(("user", "plan"), ("assistant", "plan!"), ("user", "act"), ("assistant", "act!")),
+        *(("user", "plan on"), ("assistant", "so"), ("user", "act on"), ("assistant", "go")),
+    ]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.REWARD_ERROR])

@@ -141,8 +141,10 @@ def _logged_success(checkpoint: Path) -> float | None:
     final = json.loads(results.read_text("utf-8")).get("after", {}).get("version") if results.is_file() else None
     log = read_metrics(run / "metrics.jsonl")
     lines = [line.values for line in log if f"{line.stage}-{line.step:06d}" == checkpoint.name]
-    logged = [values["eval/success"] for values in lines if values.get("eval/version") not in (None, final)]
-    return float(logged[-1] or 0.0) if logged else None
+    logged = [(values["eval/version"], values["eval/success"]) for values in lines if "eval/version" in values]
+    if logged and logged[-1][0] == final:
+        del logged[-1]
+    return float(logged[-1][1] or 0.0) if logged else None
 
 
 def _write(

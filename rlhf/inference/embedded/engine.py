@@ -173,10 +173,14 @@ class TransformersEngine:
         if weights.version != self._version:
             self._table.begin_version(weights.version)
         self._version, self._fingerprint = weights.version, found
-        await self.sleep()
+        self.drop_cache()
 
     async def sleep(self) -> None:
-        """Free keys and values; what is cached is computed again where a session goes on."""
+        """Free keys and values; a session that goes on computes them again."""
+        self.drop_cache()
+
+    def drop_cache(self) -> None:
+        """Free keys and values, and compute them again where they are needed."""
         self._cache.clear()
         self._table.forget_cache()
 

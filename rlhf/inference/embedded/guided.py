@@ -42,6 +42,12 @@ class GuidedEngine(TransformersEngine):
         """Memory of all keys and values, those of the guides included."""
         return self._cache.n_bytes + sum(guide.cache_bytes for guide in self._guides)
 
+    def drop_cache(self) -> None:
+        """Free all keys and values, those of the guides included."""
+        super().drop_cache()
+        for guide in self._guides:
+            guide._cache.clear()
+
     def _take_over(self, slot: int, copy: Copy) -> None:
         super()._take_over(slot, copy)
         for guide in self._guides:

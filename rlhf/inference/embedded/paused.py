@@ -114,11 +114,6 @@ class PausableEngine(TransformersEngine):
         self._names.append("")
         self.drop_cache()
 
-    def drop_cache(self) -> None:
-        """Forget all keys and values, also those of requests that go on."""
-        self._cache.clear()
-        self._table.forget_cache()
-
     def rename(self, name: str) -> None:
         """Say what the weights are called."""
         self._names[self._version] = name

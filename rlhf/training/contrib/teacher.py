@@ -6,6 +6,7 @@ recipe: the coefficient is a function of the step.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,7 +80,7 @@ def check_teachers(losses: Iterable[object], policy: Policy) -> None:
     for path in {loss.teacher for loss in losses if isinstance(loss, KDRL)}:
         where = f"loss.teacher {path}"
         with boundary(ModelError, where, "give the folder or the hub name of a model with its tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(path))
         _check_tokenizers(tokenizer.get_vocab(), policy.tokenizer.get_vocab(), where)
 
 

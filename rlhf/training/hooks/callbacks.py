@@ -98,11 +98,14 @@ class Callbacks(StageHook):
     # --- a hook ---
 
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
-        """Call the functions with what was logged since; raise what a hook raised in the step before."""
+        """Call the functions with what was logged since."""
+        await self.call(run.folder)
+
+    def raise_fault(self) -> None:
+        """Raise what a hook raised in the step before."""
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
-        await self.call(run.folder)
 
     async def after_training(
         self,
@@ -114,7 +117,7 @@ class Callbacks(StageHook):
     ) -> None:
         """Call a hook's method in a step whose updates are made.
 
-        What a hook of the program raises, or logs under a name that is no metric, waits for `between_steps`: the step
+        What a hook of the program raises, or logs under a name that is no metric, waits for `raise_fault`: the step
         is finished without what the method logged, so that it can be saved.
         """
         values, metrics = dict(step.values), dict(step.metrics)

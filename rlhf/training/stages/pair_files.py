@@ -73,7 +73,11 @@ def _rows(path: Path, where: str) -> list[tuple[_PairLine, dict[str, Any]]]:
         rows = read_rows(path, where) if is_table else json_lines(path)
         found = [(_PairLine(where, path, number), dict(row)) for number, row in rows]
     except EnvError as error:
-        told = {"got": error.got, "expected": error.expected, "hint": error.hint}
+        told = {
+            "got": error.got,
+            "expected": error.expected or "a file of JSON lines, a table, or a folder of `datasets`",
+            "hint": error.hint or "give its path: a relative one is looked for beside the recipe",
+        }
         at = where if error.where == where else f"{where}, {error.where}"
         raise RecipeError(error.what, where=at, **told) from error
     if not found:
@@ -155,7 +159,10 @@ class _PairLine(Line):
             message = self.message(item)
             if message.calls:
                 raise self.wrong(f"a message of {name} calls tools", repr(item)[:80], "text alone")
-            self.check_names({key: item[key] for key in item if item[key] is not None}, keys_of(item) or ())
+            keys = keys_of(item) or ()
+            if any(key in item and item[key] is None for key in keys):
+                raise self.wrong(f"a message of {name} has no text", repr(item)[:80], "a text")
+            self.check_names(item, keys)
             found.append(Message(message.role, message.content))
         return tuple(found)
 
@@ -175,10 +182,11 @@ class _PairLine(Line):
 
 
 def _decoded(value: Any) -> Any:
-    """Value of a cell, in which a table may hold messages as JSON."""
-    if isinstance(value, str) and value.startswith("[{"):
+    """Value of a cell, in which a table may hold messages, or one, as JSON."""
+    if isinstance(value, str) and value.startswith(("[{", "{")):
         with suppress(ValueError):
             found = json.loads(value)
+            found = found if isinstance(found, list) else [found]
             if any(isinstance(one, dict) and _OF_MESSAGES & set(one) for one in found):
                 return found
     return value
