@@ -32,6 +32,7 @@ from rlhf.build.processes import STOP_REQUEST
 from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.data import Task
 from rlhf.errors import CheckpointError, DataError, RecipeError, TrainingError
+from rlhf.recipe.builder import build_part
 from rlhf.recipe.model import values_of
 from rlhf.recipe.text import parse
 from rlhf.sinks import read_metrics
@@ -728,6 +729,29 @@ def test_the_job_of_the_page_learns_as_a_script(folder: Path) -> None:
     script(files_of_page(folder, small=False), folder)
     result = json.loads((folder / "runs" / "questions-seed0" / "result.json").read_text())
     assert result["after"]["success"] > result["before"]["success"] + 0.1, result
+
+
+def test_the_stage_that_the_page_gives_as_trls_has_its_defaults(folder: Path) -> None:
+    theirs = pytest.importorskip("trl").GRPOConfig(output_dir=str(folder), use_cpu=True, bf16=False)
+    [text] = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if text.startswith("# trl_defaults")]
+    stage = build_part("stage", parse(text, "python.md"), "stages[0]", base=folder)
+    assert stage.tasks_per_step * stage.group_size == theirs.generation_batch_size
+    assert (stage.group_size, stage.temperature) == (theirs.num_generations, theirs.temperature)
+    assert (stage.minibatches, stage.epochs) == (theirs.steps_per_generation, theirs.num_iterations)
+    assert (stage.loss.clip_low, stage.loss.clip_high) == (theirs.epsilon, theirs.epsilon_high or theirs.epsilon)
+    assert (stage.loss.dual_clip, stage.loss.kl, theirs.beta) == (theirs.delta, None, 0.0)
+    assert (stage.reduction.kind, theirs.loss_type) == ("token_mean", "dapo")
+    assert (stage.advantage.normalize_std, theirs.scale_rewards) == (True, "group")
+    assert stage.filters.drop_truncated == theirs.mask_truncated_completions
+    own = stage.optimizer
+    assert (own.lr, *own.betas, own.eps) == (
+        theirs.learning_rate,
+        theirs.adam_beta1,
+        theirs.adam_beta2,
+        theirs.adam_epsilon,
+    )
+    assert (own.schedule, own.final_lr_share, own.warmup_steps) == (theirs.lr_scheduler_type, 0, theirs.warmup_steps)
+    assert (own.weight_decay, own.max_grad_norm) == (theirs.weight_decay, theirs.max_grad_norm)
 
 
 NOTEBOOK = [

@@ -40,7 +40,8 @@ class AdamW:
     final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final learning rate as a share of the peak, for schedules that decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Linear warm-up, in updates."""
+    """Linear warm-up, in updates: update n of w has n / (w + 1) of the peak, of two 1/3 and 2/3; transformers and TRL
+    begin at 0: 0 and 1/2."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradient clipping by global norm; null disables it."""
 
