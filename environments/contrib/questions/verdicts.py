@@ -43,7 +43,8 @@ class Verdicts:
     """
 
     path: Path
-    """JSON lines, JSON, CSV or Parquet, or a folder of `datasets`, with one of the two forms above."""
+    """JSON lines, JSON, CSV or Parquet, or a folder of `datasets`: rows of `prompt`, `chosen` and `rejected`, or of
+    `prompt`, `response`, `principle` and `label`."""
     question: str = "Which attempt does better what the agent was asked to do?"
     """Question about a pair: the same as the judge's `question`."""
 
