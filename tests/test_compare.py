@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -287,6 +288,7 @@ def test_a_leaderboard_ranks_what_had_the_same_tasks(tmp_path: Path) -> None:
     [best, second] = found[1]["rows"]
     assert (best["success"], best["n_errors"], second["success"]) == (1.0, 1, 0.2)
     page = run("leaderboard", weak, strong, "--markdown").stdout
+    assert "| policy | success | 95% interval | score | turns | errors |" in page
     assert "| strong | 100.0% |" in page and "| weak | 20.0% |" in page
     html = tmp_path / "board.html"
     assert run("leaderboard", weak, strong, "--html", html).exit_code == 0
@@ -319,6 +321,10 @@ def test_a_leaderboard_ranks_by_the_metric_of_the_suite(tmp_path: Path) -> None:
         [board] = last_json(run("leaderboard", solves, scores, "--json"))["boards"]
         assert (board["metric"], board["rows"][0]["policy"]) == (metric, best)
     assert "houses (1 tasks, 2 attempts at each)" in run("leaderboard", solves, scores).stdout
+    page = run("leaderboard", solves, scores, "--markdown").stdout  # one of two attempts is solved, and of none
+    assert "| policy | success | 95% interval | pass@2 | score |" in page
+    assert re.search(r"\| solves \| 50.0% \| [^|]* \| 100.0% \|", page)
+    assert re.search(r"\| scores \| 0.0% \| [^|]* \| 0.0% \|", page)
     broken = write(tmp_path / "broken", {"house/test/0": [None, None]})
     shutil.rmtree(solves / "trajectories")
     low = Score({"s": Verdict(-3.0)}, (-3.0,), -3.0)
@@ -327,6 +333,8 @@ def test_a_leaderboard_ranks_by_the_metric_of_the_suite(tmp_path: Path) -> None:
     (broken / "summary.json").write_text(json.dumps(named | {"policy": "broken"}))
     [board] = last_json(run("leaderboard", broken, solves, scores, "--json"))["boards"]
     assert [row["policy"] for row in board["rows"]] == ["scores", "solves", "broken"]
+    page = run("leaderboard", broken, scores, "--markdown").stdout
+    assert re.search(r"\| broken \| - \| [^|]* \| - \| - \|", page)  # no attempt of it counts
 
 
 def test_a_leaderboard_ranks_what_was_measured_alike(tmp_path: Path) -> None:

@@ -121,15 +121,15 @@ def _caution(said: Iterable[str]) -> None:
 
 def _show_board(title: str, rows: list[dict[str, Any]], console: CleanConsole) -> None:
     """Print a leaderboard; folders are added where the policies' names do not fit."""
-    from rlhf.evaluation.contrib.leaderboard import COLUMNS, cells
+    from rlhf.evaluation.contrib.leaderboard import table_of
     from rlhf.viewer.terminal import whole_table
 
     console.print(Text(title, "bold"))
-    texts = [cells(row) for row in rows]
-    table, n_cells = whole_table(COLUMNS, texts)
+    columns, texts = table_of(rows)
+    table, n_cells = whole_table(columns, texts)
     if n_cells > console.width:
         short = [[name, *found[1:]] for name, found in zip(_names(rows), texts, strict=True)]
-        table, _ = whole_table(("evaluation", *COLUMNS[1:]), short)
+        table, _ = whole_table(("evaluation", *columns[1:]), short)
     console.print(table, crop=False)
 
 
@@ -144,10 +144,11 @@ def _names(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _markdown(rows: list[dict[str, Any]]) -> list[str]:
-    from rlhf.evaluation.contrib.leaderboard import COLUMNS, cells
+    from rlhf.evaluation.contrib.leaderboard import table_of
 
-    head = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    return head + [f"| {' | '.join(cells(row))} |" for row in rows]
+    columns, texts = table_of(rows)
+    head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return head + [f"| {' | '.join(found)} |" for found in texts]
 
 
 def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:

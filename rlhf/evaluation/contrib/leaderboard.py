@@ -15,9 +15,6 @@ from rlhf.evaluation.compare import Side, read_sides, when
 from rlhf.evaluation.judging import differences, settings_of
 from rlhf.evaluation.summary import summarize
 
-#: What is said of each evaluation, in the order of `cells`.
-COLUMNS = ("policy", "success", "95% interval", "score", "turns", "errors")
-
 #: Types of tasks that the title of a run's evaluation names.
 _TYPES = 3
 
@@ -102,18 +99,25 @@ def title_of(board: Mapping[str, Any]) -> str:
     return f"{board['suite']} ({board['n_tasks']} tasks{each})"
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """The texts of a row, one for each of `COLUMNS`; a dash where nothing is known."""
-    success, score = row["success"], row["score"]
-    low, high = row["interval"]
-    return [
-        row["policy"],
-        f"{success:.1%}" if _is_known(success) else "-",
-        f"{low:.1%} to {high:.1%}",
-        f"{score:.3f}" if _is_known(score) else "-",
-        f"{row['turns_mean']:.1f}",
-        str(row["n_errors"]),
-    ]
+def table_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns of a board, and the texts of each row; a dash where nothing is known.
+
+    Where tasks were attempted several times there is a column of pass@k, for the largest k.
+    """
+    k = max((int(k) for row in rows for k in row["pass"]), default=1)
+    passes = [f"pass@{k}"] if k > 1 else []
+    texts = []
+    for row in rows:
+        low, high = row["interval"]
+        of_k = [_share(row["pass"][str(k)]["at"]["value"]) if str(k) in row["pass"] else "-" for _ in passes]
+        score = f"{row['score']:.3f}" if _is_known(row["score"]) else "-"
+        own = [row["policy"], _share(row["success"]), f"{low:.1%} to {high:.1%}", *of_k, score]
+        texts.append([*own, f"{row['turns_mean']:.1f}", str(row["n_errors"])])
+    return ["policy", "success", "95% interval", *passes, "score", "turns", "errors"], texts
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}" if _is_known(value) else "-"
 
 
 def _is_known(value: float) -> bool:
