@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,13 @@ def trained() -> Policy:
 
 
 # --- DoRA ------------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_begin_without_a_word_about_quantization() -> None:
+    """Where a CPU has bfloat16 instructions, bitsandbytes warns as soon as it is imported, which peft does."""
+    code = "import rlhf.training.policy.lora, peft"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "gemm_4bit" not in done.stdout + done.stderr
 
 
 def test_a_row_keeps_the_length_that_was_learnt_for_it() -> None:

@@ -25,6 +25,10 @@ from rlhf.inference.settings import VllmSettings
 from rlhf.settings import STRICT
 from rlhf.training.backends.master_weights import rounded_at_random
 
+# peft imports bitsandbytes for any adapter, which warns of a kernel that a CPU may lack, and, at every layer of every
+# pass, that it rounds.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
 _SHARED_ONE = "plain actions have the adapter that is shared; remove the role"
 _UNSAID = "let the agent say in which roles it calls the policy, in an attribute `roles`, or remove the role"
 
@@ -274,7 +278,6 @@ def loading_options(quantization: str | None, dtype: torch.dtype) -> dict[str, A
 
     config_of: Any = BitsAndBytesConfig
     nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says at every layer of every pass that it rounds
     # Without columns set apart for outliers, which depend on the rows of a batch: engine and trainer have others.
     config = (
         config_of(load_in_8bit=True, llm_int8_threshold=0.0)
