@@ -224,8 +224,9 @@ def test_runs_that_do_not_say_what_decided_are_compared_as_far_as_they_say(tmp_p
         (runs[1] / name).write_text("{}")
 
 
-def test_a_run_records_the_verifier_that_decides_where_no_key_says_so(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "is {i}?", "reference": "{i}"}}' for i in range(9)))
+def questions(folder: Path) -> Path:
+    """A recipe on questions of a file, of whose two rewards one compares with the reference."""
+    (folder / "rows.jsonl").write_text("\n".join(f'{{"prompt": "is {i}?", "reference": "{i}"}}' for i in range(60)))
     values = {
         "policy": {"kind": "from_scratch"},
         "environment": {"kind": "dataset", "path": "rows.jsonl"},
@@ -233,8 +234,12 @@ def test_a_run_records_the_verifier_that_decides_where_no_key_says_so(tmp_path: 
         "limits": {"max_tokens": 4},
         "stages": [{"kind": "policy_gradient"}],
     }
-    (tmp_path / "own.yaml").write_text(json.dumps(values))
-    recipe = load(str(tmp_path / "own.yaml"))
+    (path := folder / "own.yaml").write_text(json.dumps(values))
+    return path
+
+
+def test_a_run_records_the_verifier_that_decides_where_no_key_says_so(tmp_path: Path) -> None:
+    recipe = load(str(questions(tmp_path)))
     write_record(tmp_path, recipe)
     found = settings_of(tmp_path, is_run=True)
     assert found["parts"]["tasks"]["solved_by"]["kind"] == "exact_match"

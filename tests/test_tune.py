@@ -14,7 +14,7 @@ from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from tests import recipe_parts
 from tests.commands import last_json, run
-from tests.test_compare import write
+from tests.test_compare import questions, write
 
 
 def test_commas_part_values_outside_of_brackets_alone() -> None:
@@ -106,16 +106,7 @@ def test_no_choice_changes_what_decides_success(tmp_path: Path, choice: str, key
 
 
 def test_the_verifier_that_decides_where_nothing_says_so_is_no_choice(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "is {i}?", "reference": "{i}"}}' for i in range(60)))
-    values = {
-        "policy": {"kind": "from_scratch"},
-        "environment": {"kind": "dataset", "path": "rows.jsonl"},
-        "rewards": {"short": {"kind": "turn_cost"}, "right": {"kind": "exact_match"}},
-        "limits": {"max_tokens": 4},
-        "stages": [{"kind": "policy_gradient"}],
-    }
-    (tmp_path / "own.yaml").write_text(json.dumps(values))
-    recipe = str(tmp_path / "own.yaml")
+    recipe = str(questions(tmp_path))
     split = ("environment.split_ratios={train: 0.5, dev: 0.2, test: 0.3}",)
     tuning = Tuning(recipe, split, load(recipe, list(split)), tmp_path / "tuned", 1)
     tuning.check([(), ("rewards.short.weight=0.1",)], 4)
