@@ -30,7 +30,7 @@ from pages import write_between
 from rlhf.build.evaluate import evaluate
 from rlhf.commands.evaluate import recipe_and_checkpoint
 from rlhf.errors import RlhfError
-from rlhf.evaluation.contrib.leaderboard import COLUMNS, boards, cells, title_of
+from rlhf.evaluation.contrib.leaderboard import boards, table_of, title_of
 from rlhf.recipe import list_recipes
 from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
@@ -200,10 +200,11 @@ def tables(names: Sequence[str], out: Path, page: str = "", n: int | None = None
     rows = written(page)
     for board in boards([Path(folder) for folder in there]):
         own = rows.setdefault(title_of(board), {})
-        own |= {there[row["folder"]]: cells({**row, "policy": there[row["folder"]]}) for row in board["rows"]}
-    lines = []
+        _, texts = table_of([{**row, "policy": there[row["folder"]]} for row in board["rows"]])
+        own |= {text[0]: text for text in texts}
+    lines, (columns, _) = [], table_of([])  # every task is attempted once
     for title in sorted(rows):
-        lines += [f"**{title}**", "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+        lines += [f"**{title}**", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
         lines += [f"| {' | '.join(row)} |" for row in sorted(rows[title].values(), key=lambda row: -share(row[1]))]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

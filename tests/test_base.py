@@ -125,7 +125,7 @@ def test_a_recipe_may_call_it_by_name(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Pretrained(path="./base").path == "./base"
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")
-    assert Pretrained(path="base").path == "base", "a model of one's own comes first"
+    assert Pretrained(path="base").path == str(tmp_path / "base"), "a model of one's own comes first"
 
 
 def test_where_it_is_absent_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

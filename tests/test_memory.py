@@ -144,7 +144,7 @@ def test_a_7b_model_on_eight_gpus(tmp_path: Path) -> None:
     assert (found["gradients"], found["masters"], found["moments"]) == (4 * n // 8, 4 * n // 8, 8 * n // 8)
     assert found["engine"] == 2 * n  # the embedded engine samples from a copy
     # Keys and values of 28 layers, 4 heads of 128, 2 bytes each; 128 episodes by 8, of at most 3 turns of 8 tokens.
-    assert found["kv_cache"] == 2 * 28 * 4 * 128 * 2 * (128 // 8) * 3 * 8
+    assert estimate.values()["kv_cache"] == 2 * 28 * 4 * 128 * 2 * (128 // 8) * 3 * 8
     offloaded = "stages.0.trainer={kind: deepspeed, zero: 3, offload_optimizer: true, offload_parameters: true}"
     [estimate] = estimates(load_again(made, tmp_path, offloaded), 8)
     on_host = {part.name for part in estimate.parts if part.on_host}
@@ -404,7 +404,7 @@ def test_a_critic_keeps_what_the_policy_computes_again(tmp_path: Path) -> None:
 def test_rows_are_as_long_as_episodes_can_be_and_may_be_longer_than_the_budget(tmp_path: Path) -> None:
     def activations(*overrides: str) -> int:
         [found] = estimates(recipe(tmp_path, {**SMALL, "max_position_embeddings": 32768}, *overrides))
-        return parts(found)["activations"]
+        return int(found.values()["activations"])
 
     pairs = "stages=[{kind: preference, pairs_per_microbatch: 1, batch_size: 1}]"
     limits = "limits={max_turns: 2, max_tokens: 64}"

@@ -26,6 +26,7 @@ from tests import test_resume as resume
 from tests.tiers import tiered
 from tests.training import runs, tiny, words
 from tests.training.test_attempts import OUTCOME, START
+from tests.training.test_reading import untied
 
 try:
     load_trl()
@@ -154,7 +155,7 @@ def test_the_model_under_an_adapter_can_be_the_reference() -> None:
 
 
 def test_an_adapter_on_the_output_layer_is_refused() -> None:
-    policy = tiny.policy(lora=Lora(rank=2, targets=("lm_head", "q_proj")))
+    policy = untied(Lora(rank=2, targets=("lm_head", "q_proj")))
     rows = _rows(policy, Preference(), made(policy))
     with pytest.raises(ModelError, match="output layer"):
         train_dpo(

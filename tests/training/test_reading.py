@@ -167,9 +167,12 @@ def test_no_array_is_larger_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sizes.largest == 64 * 50
 
 
-def untied() -> Policy:
+def untied(lora: Lora | None = None) -> Policy:
     made = tiny.policy()
     made.model.lm_head.weight = nn.Parameter(made.model.lm_head.weight.detach().clone())
+    made.model.config.tie_word_embeddings = False
+    if lora is not None:
+        made.model = lora.wrap(made.model)
     return made
 
 
@@ -182,8 +185,12 @@ def test_an_update_does_not_depend_on_pieces(kind: str, monkeypatch: pytest.Monk
     def updated(piece: int, layer: Any) -> dict[str, Tensor]:
         monkeypatch.setattr(token_stats, "PIECE", piece)
         monkeypatch.setattr(token_stats, "_head", layer)
-        targets: Any = "all-linear" if kind == "lora" else ("q_proj", "lm_head")
-        made = untied() if kind == "untied" else tiny.policy(lora=Lora(targets=targets) if "lora" in kind else None)
+        made = {
+            "tied": tiny.policy,
+            "untied": untied,
+            "lora": partial(tiny.policy, lora=Lora()),
+            "lora on the output layer": partial(untied, Lora(targets=("q_proj", "lm_head"))),
+        }[kind]()
         trainer = TorchTrainer(made, AdamW(max_grad_norm=None), 1)
         trainer.update(batches, Reinforce(entropy_coef=0.1), temperature=0.9)
         return {name: p.grad for name, p in made.model.named_parameters() if p.grad is not None}
