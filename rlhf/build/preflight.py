@@ -44,7 +44,7 @@ _N_TRIED, _N_TURNS = 3, 2
 
 
 class _Declared(CapabilityView):
-    """What an environment declares of itself, of whatever type."""
+    """Declarations of an environment, of whatever type."""
 
     properties = Capability[object](None)
     """See `environments.base.Properties`."""

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from rlhf.commands.output import INTERRUPTED, AsJson, Overrides, Stopped, caution, command, errors, print_json, results
 from rlhf.errors import RecipeError, TrainingError, whole
+from rlhf.evaluation.judging import OF_TRAINING
 
 if TYPE_CHECKING:
     from rlhf.evaluation.paired import Paired
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Choice = tuple[str, ...]
 _FILE = "tune.json"
 #: Keys that say what is compared, rather than how it is trained.
-_MEASURES = re.compile(r"seed|name|evaluation.*|.*\.steps|environment(?!(\..*)?\.(n_train|train|n_workers|weight)$).*")
+_MEASURES = re.compile(rf"seed|name|evaluation.*|.*\.steps|environment(?!(\..*)?\.({'|'.join(OF_TRAINING)})$).*")
 #: Differing keys that a message names.
 _MOST_NAMED = 4
 

@@ -194,9 +194,11 @@ def _engine(recipe: Recipe, n_parameters: int, dtype: str) -> int:
     from rlhf.recipe.view import copies_policy
 
     engine = recipe.engine
+    if samples_elsewhere(recipe):
+        return 0
     if not isinstance(engine, VllmSettings):
-        return n_parameters * _SIZES[dtype] if copies_policy(recipe) and not recipe.cluster.is_on else 0
-    return 0 if samples_elsewhere(recipe) else n_parameters * _engine_size(recipe, dtype) // engine.tensor_parallel
+        return n_parameters * _SIZES[dtype] if copies_policy(recipe) else 0
+    return n_parameters * _engine_size(recipe, dtype) // engine.tensor_parallel
 
 
 def samples_elsewhere(recipe: Recipe) -> bool:

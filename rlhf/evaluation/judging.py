@@ -1,4 +1,4 @@
-"""What decides success in an evaluation: environment, limits of an attempt, and the reward that says what is solved."""
+"""Settings that decide success: environment, limits of an attempt, and the reward that says what is solved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf.evaluation.folder import PLAN, RECIPE, VERSIONS
 #: Limits that say how long an attempt may take; those of a policy, of failures and of single calls are not among them.
 _LIMITS = ("max_turns", "max_calls", "episode_timeout_s")
 #: Keys of an environment that say what is trained on, and by how many processes it is served.
-_OF_TRAINING = ("n_train", "train", "weight", "n_workers")
+OF_TRAINING = ("n_train", "train", "weight", "n_workers")
 
 
 def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {key: environment[key] for key in ("kind", "reward", "solved_at") if key in environment}
         return _asked(world) if environment.get("reward") == "world" else own | {"world": _asked(world)}
     # Paths and addresses differ between machines: what was told there is compared by itself.
-    own = _portable({key: value for key, value in environment.items() if key not in _OF_TRAINING})
+    own = _portable({key: value for key, value in environment.items() if key not in OF_TRAINING})
     return {key: _asked(value) if isinstance(value, Mapping) else value for key, value in own.items()}
 
 

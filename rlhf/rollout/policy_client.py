@@ -192,7 +192,7 @@ class EpisodePolicy:
     def _bounded(
         self, prompt: Prompt, call: int, max_tokens: int | None, kept: Sequence[Generation]
     ) -> tuple[Prompt, SamplingParams]:
-        """What is left to sample of a call. Raises ContextFull where there is no room."""
+        """Prompt and sampling parameters for the rest of a call. Raises ContextFull where there is no room."""
         limit = min(self._limits.max_tokens, max_tokens or self._limits.max_tokens)
         if kept:
             limit -= sum(piece.n_tokens for piece in kept)

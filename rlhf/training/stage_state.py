@@ -169,6 +169,6 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         StoreHook(run.store_keeper) if run.store_keeper else None,
         Reference.of(stage.loss),
         *run.callbacks.hooks,
-        run.callbacks,
+        run.callbacks if run.callbacks.functions else None,
     )
     return [hook for hook in hooks if hook is not None]

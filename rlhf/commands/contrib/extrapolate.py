@@ -61,9 +61,10 @@ def extrapolate(
             expected="a success between 0 and 1",
             hint="name one checkpoint, or give --target 0.9",
         )
-    if target is not None and not success and len(targets) == 1:
-        checkpoints = [one for one in checkpoints if _logged_success(one) is not None] or checkpoints
-    successes = _successes(checkpoints, success) if target is not None else []
+    if target is None or success:
+        successes = _given_successes(checkpoints, success) if success and target is not None else []
+    else:
+        checkpoints, successes = _logged_successes(checkpoints, may_lack=len(targets) == 1)
     quiet_libraries()
     found, path = _write(checkpoints, successes, start, target, alpha, out)
     rows = _rows(found)
@@ -107,29 +108,31 @@ def _checkpoint(target: str) -> Path:
     return folder
 
 
-def _successes(checkpoints: Sequence[Path], given: Sequence[float] | None) -> list[float]:
-    """Success rate of each checkpoint: as given, or as logged at its step."""
-    if given:
-        if len(given) != len(checkpoints):
-            raise RecipeError(
-                "there must be one success rate per checkpoint",
-                where="--success",
-                got=f"{len(given)} for {len(checkpoints)} checkpoints",
-                expected="as many, in the same order",
-            )
-        return list(given)
-    found = []
-    for folder in checkpoints:
-        if (logged := _logged_success(folder)) is None:
-            raise CheckpointError(
-                "the success rate of this checkpoint is unknown",
-                where=str(folder),
-                got="no evaluation during training at its step in metrics.jsonl",
-                expected="evaluate_every and checkpoint_every that meet",
-                hint="measure it with `rlhf evaluate`, and give --success once for each checkpoint",
-            )
-        found.append(logged)
-    return found
+def _given_successes(checkpoints: Sequence[Path], given: Sequence[float]) -> list[float]:
+    """Success rate of each checkpoint, as given."""
+    if len(given) != len(checkpoints):
+        raise RecipeError(
+            "there must be one success rate per checkpoint",
+            where="--success",
+            got=f"{len(given)} for {len(checkpoints)} checkpoints",
+            expected="as many, in the same order",
+        )
+    return list(given)
+
+
+def _logged_successes(checkpoints: Sequence[Path], *, may_lack: bool) -> tuple[list[Path], list[float]]:
+    """Checkpoints and their success rates as logged; with `may_lack` of those alone that have one, if any has."""
+    logged = [(folder, _logged_success(folder)) for folder in checkpoints]
+    found = [(folder, success) for folder, success in logged if success is not None]
+    if len(found) < len(logged) and not (may_lack and found):
+        raise CheckpointError(
+            "the success rate of this checkpoint is unknown",
+            where=str(next(folder for folder, success in logged if success is None)),
+            got="no evaluation during training at its step in metrics.jsonl",
+            expected="evaluate_every and checkpoint_every that meet",
+            hint="measure it with `rlhf evaluate`, and give --success once for each checkpoint",
+        )
+    return [folder for folder, _ in found], [success for _, success in found]
 
 
 def _logged_success(checkpoint: Path) -> float | None:

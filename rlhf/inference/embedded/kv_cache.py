@@ -214,7 +214,7 @@ def _pieces(slots: Ints, starts: Ints, counts: Ints, firsts: Ints) -> list[tuple
 
 
 def _ends(count: int) -> list[int]:
-    """Where the stretches of `count` tokens begin and end; none but a token that comes alone is of one token.
+    """Boundaries of the stretches of `count` tokens; none but a token that comes alone is of one token.
 
     >>> _ends(257), _ends(1)
     ([0, 128, 255, 257], [0, 1])

@@ -120,13 +120,14 @@ class Callbacks(StageHook):
         What a hook of the program raises, or logs under a name that is no metric, waits for `raise_fault`: the step
         is finished without what the method logged, so that it can be saved.
         """
+        if all(hook is not own for own in self.hooks):
+            await method(run, parts, step)
+            return
         values, metrics = dict(step.values), dict(step.metrics)
         try:
             await method(run, parts, step)
             checked({**step.values, **step.metrics})
         except Exception as error:
-            if all(hook is not own for own in self.hooks):
-                raise
             step.values, step.metrics = values, metrics
             where = f"{_named(hook)}, {step.where}"
             if isinstance(error, RlhfError):
