@@ -12,6 +12,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,11 @@ from rlhf.data import Finish, Generation, Prompt
 from rlhf.errors import RecipeError, TrainingError
 from rlhf.mapped_gather import gather_mapped
 from rlhf.processes import ProcessError, ProcessGroup, current, in_turn, n_wanted, reasons_in, take_one_gpu
+from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.checkpoints.snapshot import Snapshot
+from rlhf.training.checkpoints.store import State
+from rlhf.training.run import Run
+from tests.training.tiny import policy
 from tests.training.together import together
 
 COUNTS = st.integers(0, 40)
@@ -193,6 +199,34 @@ def test_a_wait_has_an_end(heard: list[dict[str, Any]]) -> None:
     said, seconds = heard[0]["late"]
     assert seconds > 2.5
     assert "did not arrive in time" in said and "trainer.timeout_s" in said and "the late one" in said
+
+
+def save_twice(rank: int, folder: Path) -> list[Any]:
+    """Save a state twice, of which the first is written in the background until the second is asked for."""
+    asked, write = folder / "asked", Snapshot.write
+
+    def wait_and_write(*given: Any) -> None:
+        while not asked.exists():
+            time.sleep(0.01)
+        write(*given)
+
+    Snapshot.write = wait_and_write  # type: ignore[method-assign]
+    made = policy(n_layers=1)
+    lone: Any = SimpleNamespace(marks=dict)
+    state = State(0, "policy_gradient", 20, False, 3)
+    run = Run(folder, 0, made, lone, lone, lone, lone, lone, lone, lone, state)
+    stage = SimpleNamespace(keep_checkpoints=2, checkpoint_in_background=True)
+    trainer = SimpleNamespace(optimizer=AdamW().build(made.model.parameters()))
+    parts: Any = SimpleNamespace(kept={}, stage=stage, trainer=trainer)
+    run.save(parts, in_background=True)
+    if rank == 1:
+        asked.touch()
+    saved = run.save(parts, in_background=True)
+    return [(saved / "state.json").is_file(), current().gather((rank, "next"), "what comes next")]
+
+
+def test_all_agree_whether_a_state_is_saved(tmp_path: Path) -> None:
+    assert together(save_twice, tmp_path, timeout_s=20.0) == [[True, [(0, "next"), (1, "next")]]] * 2
 
 
 def test_a_result_that_comes_after_the_stop_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

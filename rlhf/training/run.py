@@ -189,11 +189,12 @@ class Run:
             self.advance()
             locks.check(self.folder)
             folder, state = self.checkpoints / self.state.folder_name, replace(self.state, train_s=0.0)
-            if parts is not None and state == self._saved and folder.is_dir():
+            is_there = current().from_main(folder.is_dir(), f"whether {folder.name} is there")
+            if parts is not None and state == self._saved and is_there:
                 return folder
             kept, keep = (parts.kept, parts.stage.keep_checkpoints) if parts else ({}, store.KEPT)
             optimizer = parts.trainer.optimizer if parts else optimizer
-            if parts is None and optimizer is None and self.state.finished and folder.is_dir():
+            if parts is None and optimizer is None and self.state.finished and is_there:
                 store.restate(self.checkpoints, self.state, self.metrics.marks())
                 return folder
             later = parts is not None and in_background and parts.stage.checkpoint_in_background
