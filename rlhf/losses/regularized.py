@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
@@ -76,12 +77,13 @@ class Regularized:
     def next_kl_coef(self, divergence: float, n_trajectories: int) -> float:
         """Adapted KL coefficient of the next step, β (1 + clip(divergence / target − 1, ± 0.2) · min(n / horizon, 1)).
 
-        Without `kl_target` β stays. β = .001, target .1, divergence .2 and 256 of 10000 trajectories: .00100512.
+        Without `kl_target` β stays, as it does where the divergence is not finite. β = .001, target .1, divergence .2
+        and 256 of 10000 trajectories: .00100512.
 
         Source: Ziegler et al., Fine-tuning language models from human preferences, arXiv 1909.08593; verl,
         `AdaptiveKLController`.
         """
-        if self.kl_target is None:
+        if self.kl_target is None or not math.isfinite(divergence):
             return self.kl_coef
         error = min(max(divergence / self.kl_target - 1, -0.2), 0.2)
         return self.kl_coef * (1 + error * min(n_trajectories / self.kl_horizon, 1.0))

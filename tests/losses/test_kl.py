@@ -140,6 +140,11 @@ def test_a_coefficient_without_a_target_stays():
     assert PPOClip(kl="k3", kl_coef=0.001).next_kl_coef(9.0, 10**6) == 0.001
 
 
+@pytest.mark.parametrize("divergence", [math.nan, math.inf, -math.inf])
+def test_a_divergence_that_is_not_finite_leaves_the_coefficient(divergence: float) -> None:
+    assert PPOClip(kl="k3", kl_coef=0.001, kl_target=0.1).next_kl_coef(divergence, 10**6) == 0.001
+
+
 @given(divergence=st.floats(0, 5), n=st.integers(0, 10**6))
 def test_the_coefficient_moves_towards_the_target_and_stays_positive(divergence, n):
     loss = PPOClip(kl="k3", kl_coef=0.5, kl_target=1.0, kl_horizon=100)
