@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from rlhf.terminal import CleanConsole
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
+from rlhf.training.checkpoints.writer import Writer
 from rlhf.training.policy.model import Lora, Policy, resume
 from tests.training import runs, words
 from tests.training.tiny import policy
@@ -63,6 +65,20 @@ def test_a_saved_model_stops_where_its_template_ends_a_turn(tmp_path: Path) -> N
     folder = store.save(tmp_path, STATE, made, None)
     ends = GenerationConfig.from_pretrained(folder / "policy").eos_token_id
     assert ends == made.tokenizer.convert_tokens_to_ids(["<|im_end|>", made.tokenizer.eos_token])
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_checkpoint_of_an_adapter_asks_nobody_for_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *given, **_: asked.append(given))
+    made = policy(n_layers=1, lora=Lora(rank=2))
+    made.model.peft_config["default"].base_model_name_or_path = "somebody/base"
+    writer = Writer()
+    folder = store.save(tmp_path, STATE, made, None, writer=writer if in_background else None)
+    writer.wait()
+    assert not asked and (folder / "policy" / "adapter_model.safetensors").is_file()
 
 
 def test_the_last_two_and_the_begin_of_each_stage_are_kept(tmp_path: Path, small: Policy) -> None:

@@ -63,8 +63,7 @@ class Snapshot:
 
     def write(self, folder: Path, state: str, logs: Mapping[str, Mark]) -> None:
         """Write the rest: `state` is the text of `state.json`, `logs` the marks of the run's logs."""
-        given = {} if self.weights is None else {"state_dict": self.weights}
-        self.policy.model.save_pretrained(folder / "policy", **given)
+        self.policy.save_model(folder / "policy", self.weights)
         torch.save(self.trainer, folder / "trainer.pt")
         seal(folder, logs, last=STATE, text=state)
 

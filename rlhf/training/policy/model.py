@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -283,11 +283,15 @@ class Policy:
         whole = full_state(self.model, trained_only=self.is_lora, keep=is_main) if is_laid_out(self.model) else None
         if is_main:
             self.name_stop_tokens()
-            given: dict[str, Any] = {} if whole is None else {"state_dict": whole}
-            if self.is_lora:  # which asks the hub for the base's configuration else
-                given["save_embedding_layers"] = False
-            self.model.save_pretrained(folder, **given)
+            self.save_model(folder, whole)
             self.tokenizer.save_pretrained(folder)
+
+    def save_model(self, folder: Path, weights: Mapping[str, torch.Tensor] | None) -> None:
+        """Write the model (an adapter: that alone) in this process: `weights` by name, or where None those it holds."""
+        given: dict[str, Any] = {} if weights is None else {"state_dict": weights}
+        if self.is_lora:  # which asks the hub for the base's configuration else
+            given["save_embedding_layers"] = False
+        self.model.save_pretrained(folder, **given)
 
     def name_stop_tokens(self) -> None:
         """Name every token that ends a reply in the model's generation config, as the end of a turn may not be EOS."""
