@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from rlhf.batching.corrected_rows import correct
 from rlhf.batching.filters import high_entropy
 from rlhf.batching.samples import Floats, Sample, placed
@@ -24,7 +26,7 @@ def prepare(
     - An engine that shares the trainer's weights reports the trainer's log-probs, and `bypass` trusts the engine's:
       nothing is computed, the engine's log-probs are the old ones.
     - A step of one update without replay, whose correction looks at single tokens, finds the old log-probs in the
-      update: those of the policy before it moves. They cost nothing.
+      update: those of the policy before it moves. They cost nothing. With dropout they would be another's.
     - Everything else takes one forward pass without gradient over the rows of the step, and so does the entropy of
       their tokens where `filters.high_entropy_share` asks for it; what it leaves out it leaves out last. The same pass
       gives the mean log-probs to a loss that compares them with later ones, and the experts of each token where their
@@ -79,8 +81,9 @@ def _corrected(
     correction = stage.correction
     if shares_policy or isinstance(correction, Bypass) or not samples:
         return samples, {}, None
-    is_measured_later = stage.epochs * stage.minibatches == 1 and stage.replay is None and stage.logged is None
-    if old is None and is_measured_later and CorrectionCapabilities(correction).per_token:
+    is_one_update = stage.epochs * stage.minibatches == 1 and stage.replay is None and stage.logged is None
+    drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in trainer.policy.model.modules())
+    if old is None and is_one_update and not drops and CorrectionCapabilities(correction).per_token:
         return samples, {}, correction
     if old is None:
         old = trainer.score(samples, temperature=stage.temperature, max_tokens=stage.max_tokens_per_microbatch)

@@ -25,6 +25,7 @@ from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.loop import update
 from rlhf.training.old_logprobs import prepare
+from rlhf.training.policy.lora import Lora
 from rlhf.training.policy.model import Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.training.tiny import collect, credit, gradient, parameters, policy
@@ -211,6 +212,20 @@ def test_dropout_does_not_enter_the_old_log_probs(off: Any) -> None:
     for row, expected in zip(rows, plain, strict=True):
         assert row.old_logprobs is not None
         np.testing.assert_allclose(row.old_logprobs[row.mask], expected, atol=1e-5)
+
+
+def test_adapters_that_drop_out_are_compared_with_the_engine_as_a_whole() -> None:
+    made = policy(lora=Lora(rank=4, dropout=0.5))
+    generator = torch.Generator().manual_seed(1)
+    for name, p in made.model.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(0, 0.5, generator=generator)
+    samples = rows_of(groups_of(made))
+    values = update(
+        PolicyGradient(optimizer=SMOOTH), TorchTrainer(made, SMOOTH, 9), samples, np.random.default_rng(0), False
+    )
+    assert values["loss/sampler_gap_max"] < 1e-4, "an engine that agrees"
+    assert values["loss/ratio_max"] > 1.001, "dropout acts in the update"
 
 
 # --- the gradient against the true one -------------------------------------------------------------------------------
