@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.batching.samples import Sample, sample_counters
+from rlhf.batching.samples import Sample
 from rlhf.data import Finish, Outcome, ScoredGroup, Trajectory
 from rlhf.settings import STRICT
 
@@ -62,7 +62,7 @@ class Filters:
             kept = [s for s in kept if s.sequence not in truncated]
         outliers = _outliers(samples, self.max_advantage_z) & {s.sequence for s in kept}
         kept = [s for s in kept if s.sequence not in outliers]
-        return kept, sample_counters(kept) | {
+        return kept, {
             "batch/n_dropped_groups": float(len(silent)),
             "batch/n_dropped_trajectories": float(len(truncated)),
             "batch/n_outliers": float(len(outliers)),

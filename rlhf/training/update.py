@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlhf.batching.pack import pack_minibatches
-from rlhf.batching.samples import Sample
+from rlhf.batching.samples import Sample, sample_counters
 from rlhf.processes import current
+from rlhf.training.backends.microbatch_stats import over_updates
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.hooks.base import StageHook
 from rlhf.training.old_logprobs import prepare
@@ -41,7 +42,7 @@ def update(
                 # Only before the first update do trainer and engine hold the same weights.
                 if "/sampler_" not in name or name not in totals:
                     totals.setdefault(name, []).append(value)
-    merged = {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in totals.items()}
+    merged = {name: over_updates(name, values) for name, values in totals.items()}
     if trainer.routing is not None:
         parts = current().gather(trainer.routing.changed(), "the routing of an update")
         n, of = (sum(column) for column in zip(*parts, strict=True))
@@ -49,4 +50,4 @@ def update(
     n_skipped = trainer.n_skipped - n_skipped
     counts = {"optimizer/n_updates": trainer.n_updates, "optimizer/n_skipped": n_skipped}
     counts["batch/n_trained_trajectories"] = len({s.sequence for s in samples})
-    return merged | {name: float(n) for name, n in counts.items()}
+    return merged | sample_counters(samples) | {name: float(n) for name, n in counts.items()}

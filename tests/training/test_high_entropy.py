@@ -54,6 +54,8 @@ def test_neither_micro_batches_nor_layout_change_a_step(groups: Any, name: str) 
         found, same = one_step(samples, max_tokens_per_microbatch=max(map(len, folded)), **how)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
         assert same["batch/n_low_entropy_tokens"] == values["batch/n_low_entropy_tokens"] > 0
+        n_tokens = same["batch/n_policy_tokens"] + same["batch/n_low_entropy_tokens"]
+        assert n_tokens == sum(s.n_policy_tokens for s in samples), "what is masked is not counted"
 
 
 def test_the_tokens_are_those_of_the_definition(groups: Any) -> None:

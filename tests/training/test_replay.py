@@ -215,4 +215,6 @@ def test_fresh_and_replayed_rows_train_together(shares: bool) -> None:
         values = update(stage, trainer, fresh, np.random.default_rng(n), shares, [buffer])
         buffer.learn()
         assert values["batch/n_trained_trajectories"] == len({s.sequence for s in fresh}) + values["replay/n_replayed"]
+        n_fresh = sum(s.n_policy_tokens for s in fresh)
+        assert (values["batch/n_policy_tokens"] > n_fresh) == (values["replay/n_replayed"] > 0)
     assert values["replay/n_replayed"] > 0 and values["replay/age_mean"] > 1.0

@@ -21,6 +21,8 @@ from rlhf.losses.reinforce import Reinforce
 from rlhf.training.backends.optimizer import MAX_SKIPPED, AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.model import Lora, Policy
+from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.update import update
 from tests.training.alike import assert_alike
 from tests.training.tiny import collect, credit, gradient, parameters, policy
 
@@ -232,3 +234,11 @@ def test_the_logged_rate_and_norm_are_those_of_the_update() -> None:
         norms.append(values["optimizer/grad_norm"])
         assert float(gradient(made_by.model).norm()) == pytest.approx(0.01, rel=1e-3), "clipped after it is measured"
     assert rates == [0.25, 0.5, 0.75, 1.0] and min(norms) > 0.01
+
+
+def test_the_logged_rate_of_a_step_is_that_of_its_last_update() -> None:
+    made_by = policy()
+    trainer = TorchTrainer(made_by, AdamW(lr=1.0, warmup_steps=3), 10)
+    stage = PolicyGradient(epochs=2, minibatches=2)
+    values = update(stage, trainer, samples_of(made_by), np.random.default_rng(0), True)
+    assert (values["optimizer/n_updates"], values["optimizer/lr"]) == (4, 1.0)

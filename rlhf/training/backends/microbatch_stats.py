@@ -61,6 +61,17 @@ def metrics_of(found: Iterable[Plain]) -> dict[str, float]:
     return {**sums, **peaks, **(_mismatch(seen) if seen else {})}
 
 
+def over_updates(name: str, values: Sequence[float]) -> float:
+    """Figure of a step from those of its updates: of a learning rate the last, of a maximum that, else the mean.
+
+    >>> over_updates("optimizer/lr", [1.0, 3.0]), over_updates("loss/total", [1.0, 3.0])
+    (3.0, 2.0)
+    """
+    if name.endswith("/lr"):
+        return values[-1]
+    return max(values) if name.endswith("_max") else sum(values) / len(values)
+
+
 def _mismatch(seen: Sequence[Compared]) -> dict[str, float]:
     outputs = [output for _, output in seen if output is not None]
     return mismatch_metrics(joined([tokens for tokens, _ in seen]), joined_outputs(outputs) if outputs else None)

@@ -9,6 +9,7 @@ from rlhf.data import Task, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.rollout.runner import RolloutBatch
 from rlhf.rollout.tasks import tasks_of
+from rlhf.training.backends.microbatch_stats import over_updates
 from rlhf.training.cautions import endless_warmup
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibrated_trajectories import calibrated
@@ -138,6 +139,5 @@ def check_kept(kept: Sequence[Trajectory], source: Attempts, collected: RolloutB
 
 def _over_round(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over a round's updates; its total tokens, and the last learning rate."""
-    merged = {name: sum(values[name] for values in updates) / len(updates) for name in updates[0]}
-    n_tokens = sum(values["supervised/n_tokens"] for values in updates)
-    return merged | {"supervised/n_tokens": n_tokens, "optimizer/lr": updates[-1]["optimizer/lr"]}
+    merged = {name: over_updates(name, [values[name] for values in updates]) for name in updates[0]}
+    return merged | {"supervised/n_tokens": sum(values["supervised/n_tokens"] for values in updates)}

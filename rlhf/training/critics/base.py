@@ -14,6 +14,7 @@ import torch
 from rlhf.batching.samples import Sample
 from rlhf.data import Values
 from rlhf.losses.value import explained_variance
+from rlhf.training.backends.microbatch_stats import over_updates
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.critics.value_model import (
     BackboneModel,
@@ -107,16 +108,16 @@ class CriticTrainerBase(Generic[S, M]):
 
 
 def means(updates: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Mean of each metric over the updates of a step; none without updates.
+    """Mean of each metric over the updates of a step, the last learning rate; none without updates.
 
-    >>> means([{"critic/loss": 1.0}, {"critic/loss": 4.0}])
-    {'critic/loss': 2.5}
+    >>> means([{"critic/loss": 1.0, "critic/lr": 0.1}, {"critic/loss": 4.0, "critic/lr": 0.2}])
+    {'critic/loss': 2.5, 'critic/lr': 0.2}
     """
     logged: dict[str, list[float]] = {}
     for figures in updates:
         for name, value in figures.items():
             logged.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in logged.items()}
+    return {name: over_updates(name, values) for name, values in logged.items()}
 
 
 def value_metrics(values: torch.Tensor, returns: torch.Tensor) -> dict[str, float]:
