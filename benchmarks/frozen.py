@@ -40,6 +40,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from safetensors import safe_open
 
+from rlhf.sinks import read_metrics
+
 ROOT = Path(__file__).resolve().parent.parent
 #: Metrics that say how long something took, or how much memory.
 TIMED = re.compile(r"(time|memory)/|.*_per_s$")
@@ -205,13 +207,11 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def metrics_of(folder: Path) -> list[tuple[str, dict[str, float | None]]]:
-    """Return the place and the values of each line that was logged, but for times."""
-    lines = []
-    for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-        line = json.loads(text)
-        step, stage, _ = line.pop("step"), line.pop("stage"), line.pop("time")
-        lines.append((f"{stage}, step {step}", {k: v for k, v in line.items() if not TIMED.match(k)}))
-    return lines
+    """Return the place and the values of each logged line, but for times; metrics under their present names."""
+    return [
+        (f"{line.stage}, step {line.step}", {k: v for k, v in line.values.items() if not TIMED.match(k)})
+        for line in read_metrics(folder / "metrics.jsonl")
+    ]
 
 
 def tokens_of(folder: Path) -> dict[tuple[Any, ...], list[list[int]]]:

@@ -1,4 +1,4 @@
-"""Every metric with its unit and meaning.
+"""Every metric with its unit and meaning, and the names under which earlier releases logged it.
 
 A name that is not in `METRICS` is an error, so that a curve cannot vanish through a misspelling. Names that end in
 `/*` are families: `reward/*` admits `reward/format`. Units: `1` is a pure number, `share` lies in [0, 1].
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 from rlhf.errors import DataError, nearest
@@ -30,8 +31,8 @@ class Metric:
 
 _TABLE = """
 rollout/success                 | share      | success rate of the episodes, excluding infrastructure errors
-rollout/solved_any_share        | share      | tasks solved by at least one attempt: pass@k with k the attempts per task
-rollout/solved_all_share        | share      | tasks solved by every attempt, which carry no learning signal
+rollout/pass_at_k               | share      | pass@k, k the attempts per task: tasks solved by at least one attempt
+rollout/pass_all_k              | share      | pass^k: tasks solved by every attempt, which carry no learning signal
 rollout/score_agreement         | share      | pairs of a solved and an unsolved attempt that the score ranks correctly
 rollout/return_mean             | 1          | mean return of the episodes
 rollout/return_std              | 1          | standard deviation of the return over the episodes
@@ -48,8 +49,8 @@ rollout/tokens_per_s            | tokens/s   | generation throughput: sampled to
 rollout/n_truncated_generations | calls      | generations truncated by the limit on new tokens
 rollout/n_invalid_actions       | turns      | turns whose action could not be parsed or was invalid
 rollout/invalid_share           | share      | share of turns with an invalid action
-rollout/n_failures              | attempts   | attempts lost to infrastructure errors, after all retries
-rollout/error_share             | share      | share of attempts lost to infrastructure errors
+rollout/n_infra_errors          | attempts   | attempts lost to infrastructure errors, after all retries
+rollout/infra_error_share       | share      | share of attempts lost to infrastructure errors
 rollout/n_retries               | attempts   | attempts discarded and retried after an infrastructure error
 rollout/n_solved                | episodes   | episodes that met the environment's success criterion
 rollout/n_failed                | episodes   | episodes that the environment ended without success
@@ -61,8 +62,8 @@ rollout/n_agent_error           | attempts   | attempts lost to an error of the 
 rollout/n_engine_error          | attempts   | attempts lost to an error of the inference engine
 rollout/n_reward_error          | attempts   | attempts lost to an error of a reward
 sampling/n_rounds               | rounds     | rounds of tasks sampled for the step
-sampling/n_unused_groups        | groups     | sampled groups that the selection left out
-sampling/factor_mean            | 1          | mean factor of the selection on a group's advantages
+sampling/n_dropped_groups       | groups     | sampled groups that the selection dropped
+sampling/advantage_scale_mean   | 1          | mean factor by which the selection scales a group's advantages
 sampling/n_empty_steps          | steps      | consecutive steps without training data, including this one
 sampling/n_skipped_tasks        | tasks      | tasks skipped because they were unlikely to give a learning signal
 sampling/easy_share             | share      | share of attempted tasks that were too easy for a learning signal
@@ -73,27 +74,27 @@ sampling/level                  | 1          | curriculum level of the step, or 
 sampling/top_share              | share      | share of ladder tasks sampled at their hardest level
 sampling/level_mean             | 1          | mean of the promotion criterion over the level's last tasks
 sampling/n_review_tasks         | tasks      | tasks of the step from earlier levels
-asynchrony/age_mean             | versions   | mean staleness of the trained tokens: updates since their policy
-asynchrony/age_max              | versions   | maximum staleness of the trained tokens
-asynchrony/n_stored             | groups     | finished groups waiting to be trained on, after the step
-asynchrony/n_running            | groups     | groups in progress, after the step
-asynchrony/n_at_once            | groups     | maximum groups in progress; 0 without rollout workers
-asynchrony/n_given_back         | groups     | groups restarted because their rollout worker was lost, in the stage
+asynchrony/staleness_mean       | versions   | mean staleness of the trained tokens: updates since their policy
+asynchrony/staleness_max        | versions   | maximum staleness of the trained tokens
+asynchrony/n_queued_groups      | groups     | finished groups waiting to be trained on, after the step
+asynchrony/n_running_groups     | groups     | groups in progress, after the step
+asynchrony/max_concurrent_groups | groups     | maximum groups in progress; 0 without rollout workers
+asynchrony/n_restarted_groups   | groups     | groups restarted because their rollout worker was lost, in the stage
 asynchrony/length_bias          | 1          | mean tokens of trained groups over those of finished groups
-tokens_of_age/*                 | share      | share of trained tokens with this staleness
-ledger/generated                | tokens     | tokens sampled in the stage: the sum of the other four
-ledger/trained                  | tokens     | of these, tokens of trained groups
-ledger/stored                   | tokens     | of these, tokens of finished groups waiting to be trained on
-ledger/running                  | tokens     | of these, tokens of groups in progress
-ledger/failed                   | tokens     | of these, tokens of failed or restarted attempts
+tokens_by_staleness/*           | share      | share of trained tokens with this staleness
+asynchrony/tokens_generated     | tokens     | tokens sampled in the stage: the sum of the other four
+asynchrony/tokens_trained       | tokens     | of these, tokens of trained groups
+asynchrony/tokens_queued        | tokens     | of these, tokens of finished groups waiting to be trained on
+asynchrony/tokens_running       | tokens     | of these, tokens of groups in progress
+asynchrony/tokens_discarded     | tokens     | of these, tokens of failed or restarted attempts
 replay/n_replayed               | episodes   | trajectories replayed from earlier steps
 replay/n_kept                   | episodes   | trajectories in the replay buffer
 replay/age_mean                 | steps      | mean age of the replayed trajectories
 reward/self_certainty           | nats       | self-certainty of the policy, mean over attempts
 logged/n_groups                 | groups     | groups of other runs that were trained on
 logged/n_stored                 | groups     | groups that other runs had stored
-sampling/n_given_turns_mean     | turns      | mean number of given turns of a sampled task
-sampling/beginning_success      | share      | success rate of episodes from the initial state of their task
+sampling/prefix_turns_mean      | turns      | mean number of turns in the given prefix of a sampled task
+sampling/initial_state_success  | share      | success rate of episodes from the initial state of their task
 sampling/start_success          | share      | success rate of episodes from a later start state
 sampling/stage                  | 1          | stage of a reverse curriculum; 0 is closest to the goal
 sampling/n_stored               | states     | start states in the buffer
@@ -131,28 +132,28 @@ store/n_evolved                 | 1          | earlier notes whose context or ta
 store/n_linked                  | 1          | links requested between notes
 custom/*                        | 1          | metric logged by a plugin
 credit/n_groups                 | groups     | groups with computed advantages
-credit/n_single_groups          | groups     | groups of one trajectory: no baseline, no signal
+credit/n_singleton_groups       | groups     | groups of one trajectory: no baseline, no signal
 credit/n_zero_std_groups        | groups     | groups with zero score variance: no signal
-credit/n_flat_steps             | steps      | steps with zero variance of the token advantages: no signal
+credit/n_zero_std_steps         | steps      | steps with zero variance of the token advantages: no signal
 credit/n_state_groups           | states     | environment states from which several turns of a group started
-credit/n_state_singletons       | states     | environment states seen once: no state-level signal
+credit/n_singleton_states       | states     | environment states seen once: no state-level signal
 credit/n_turns_without_state    | turns      | turns with unknown environment state: no state-level signal
-credit/n_turns_alone            | turns      | turns without a counterpart in another trajectory: no signal
-credit/n_single_strata          | strata     | strata of one trajectory: compared with the whole group only
+credit/n_singleton_turns        | turns      | turns without a counterpart in another trajectory: no signal
+credit/n_singleton_strata       | strata     | strata of one trajectory: compared with the whole group only
 credit/n_small_advantages       | episodes   | trajectories whose advantage was below the threshold
 credit/n_task_types             | types      | task types normalised separately
 credit/n_untimed_trajectories   | episodes   | trajectories of unknown duration: weight 1
 credit/n_options                | options    | options: subgoals pursued, and the turns before the first
-credit/n_lone_options           | options    | options without a counterpart in their group
-credit/n_sides                  | groups     | per-seat groups of a game whose attempts were compared
+credit/n_singleton_options      | options    | options without a counterpart in their group
+credit/n_seat_groups            | groups     | groups of one seat of a game, whose attempts were compared
 credit/n_reviews                | calls      | proposals reviewed by a critic
 credit/right_reviews_share      | share      | share of reviews that accept a success or reject a failure
 credit/accepted_reviews_share   | share      | share of accepting reviews; a constant 1 or 0 means no judgement
 credit/n_planning_tokens        | tokens     | sampled tokens classified as planning
-credit/n_order_helped           | groups     | questions whose correct answers got a bonus, since order helped
+credit/n_order_bonus_groups     | groups     | questions whose correct answers got a bonus, since order helped
 credit/n_trees                  | trees      | trees of several trajectories with the same first generation
-credit/n_single_trees           | trees      | trajectories with a unique first generation: no tree baseline
-credit/n_shared_pieces          | pieces     | maximal runs of generations shared by the same trajectories
+credit/n_singleton_trees        | trees      | trajectories with a unique first generation: no tree baseline
+credit/n_shared_segments        | segments   | maximal runs of generations shared by the same trajectories
 batch/n_samples                 | rows       | rows given to the trainer
 batch/n_tokens                  | tokens     | tokens in these rows, excluding padding
 batch/n_policy_tokens           | tokens     | tokens trained on, where the loss mask is 1
@@ -161,41 +162,41 @@ batch/n_dropped_groups          | groups     | groups dropped because they have 
 batch/n_dropped_trajectories    | episodes   | truncated trajectories dropped
 batch/n_low_entropy_tokens      | tokens     | sampled tokens masked because of low entropy
 batch/n_outliers                | episodes   | trajectories dropped because their advantage is an outlier
-batch/n_trajectories_without_tokens | episodes | trajectories without sampled tokens
+batch/n_trajectories_without_tokens | episodes   | trajectories without sampled tokens
 batch/n_trained_trajectories    | episodes   | trajectories trained on, including replayed ones
 loss/total                      | 1          | total loss
 loss/policy                     | 1          | policy-gradient loss
 loss/kl_ref                     | nats       | KL to the reference policy per token
-loss/kl_bounded_share           | share      | share of tokens without KL gradient because k3 was clamped
+loss/kl_clamped_share           | share      | share of tokens without KL gradient because k3 was clamped
 reference/n_resets              | resets     | resets of the reference to the policy in the stage, before this step
 loss/kl_coef                    | 1          | KL coefficient of the next step, if adaptive
 loss/kl_teacher                 | nats       | KL to the teacher per token, k2; 0 on tokens it does not teach
 loss/teacher_coef               | 1          | coefficient of the KL to the teacher
-loss/taught_share               | share      | share of tokens with a teacher KL
+loss/teacher_token_share        | share      | share of tokens with a KL to the teacher
 loss/off_policy_share           | share      | share of tokens not sampled by the policy
 loss/entropy                    | nats       | entropy of the policy's next-token distribution
-loss/clip_high_share            | share      | share of tokens clipped at the upper bound
-loss/clip_low_share             | share      | share of tokens clipped at the lower bound
-loss/clip_dual_share            | share      | share of tokens at the dual-clip bound for negative advantages
+loss/clip_high_share            | share      | clip fraction: share of tokens clipped at the upper bound
+loss/clip_low_share             | share      | clip fraction: share of tokens clipped at the lower bound
+loss/clip_dual_share            | share      | clip fraction: tokens at the dual-clip bound, for negative advantages
 loss/approx_kl                  | nats       | approximate KL to the policy that sampled the trajectories, k3
 loss/ratio_mean                 | 1          | mean importance-sampling ratio of new to old policy
 loss/ratio_max                  | 1          | maximum importance-sampling ratio of new to old policy
-loss/sampler_gap_mean           | nats       | mean absolute difference between trainer and engine log-probs
-loss/sampler_gap_max            | nats       | maximum absolute difference between trainer and engine log-probs
+loss/sampler_logprob_diff_mean  | nats       | sampler/trainer mismatch: mean absolute difference of their log-probs
+loss/sampler_logprob_diff_max   | nats       | sampler/trainer mismatch: maximum absolute difference of log-probs
 loss/sampler_kl_k1              | nats       | KL between trainer and engine policy, k1; may be negative
 loss/sampler_kl_k3              | nats       | KL between trainer and engine policy, k3
 loss/sampler_ess                | share      | effective sample size of the trainer/engine weights, per token
 loss/sampler_weight_mean        | 1          | mean trainer/engine importance weight of the kept tokens
-loss/sampler_bounded_share      | share      | share of tokens with a truncated importance weight
+loss/sampler_clipped_share      | share      | share of tokens with a truncated or clipped importance weight
 loss/sampler_masked_share       | share      | share of tokens of weight 0 that still count in the denominators
 loss/sampler_rejected_share     | share      | share of tokens rejected or vetoed, denominators included
 loss/sampler_dropped_share      | share      | share of trajectories entirely rejected or vetoed
 delivery/canary_gap             | nats       | maximum log-prob difference of engine and trainer on the canary prompt
-delivery/canary_tolerance      | nats       | tolerance for canary_gap, from earlier weight deliveries
+delivery/canary_tolerance       | nats       | tolerance for canary_gap, from earlier weight deliveries
 delivery/canary_moved           | nats       | change of the trainer's canary log-probs since the last delivery
 collapse/group_std_mean         | 1          | mean within-group std of the score; falls as attempts become alike
-collapse/silent_groups_share    | share      | share of groups with zero score variance
-collapse/surprisal              | nats       | mean -log p of the sampled tokens, an estimate of the entropy
+collapse/zero_std_groups_share  | share      | share of groups with zero score variance
+collapse/surprisal              | nats       | mean negative log-likelihood of the sampled tokens, estimates the entropy
 collapse/echo_share             | share      | share of sampled 4-grams copied from the prompt of their generation
 collapse/repeat_share           | share      | share of sampled 4-grams repeated within their generation
 collapse/same_reply_share       | share      | share of generations identical to an earlier one of their trajectory
@@ -205,7 +206,7 @@ critic/loss                     | 1          | half the squared value error, mea
 critic/explained_variance       | 1          | explained variance of the returns by the values before the updates
 critic/value_mean               | 1          | mean value before sampled tokens, before the updates
 critic/return_mean              | 1          | mean value target
-critic/clipped_share            | share      | share of tokens whose value was clipped: no gradient
+critic/clipped_share            | share      | clip fraction: share of tokens whose value was clipped, no gradient
 critic/grad_norm                | 1          | gradient norm of the critic before clipping
 critic/lr                       | 1          | learning rate of the critic's last update; its head's may differ
 critic/q_loss                   | 1          | squared error of the two Q-values of a turn, summed, mean over updates
@@ -240,9 +241,9 @@ preference/margin               | 1          | mean reward margin: beta times lo
 preference/chosen_logp          | nats       | mean log-prob of the chosen side, summed over compared tokens
 preference/rejected_logp        | nats       | mean log-prob of the rejected side, summed over compared tokens
 preference/n_pairs              | pairs      | pairs of the stage
-preference/drift                | nats       | KTO's z: mean log-ratio of mismatched replies, at least 0
-preference/n_good               | replies    | KTO: desirable replies
-preference/n_bad                | replies    | KTO: undesirable replies
+preference/kl                   | nats       | KTO's KL baseline z: mean log-ratio of mismatched replies, at least 0
+preference/n_desirable          | replies    | KTO: desirable replies
+preference/n_undesirable        | replies    | KTO: undesirable replies
 preference/n_tasks              | tasks      | tasks of these pairs
 preference/score_gap_mean       | 1          | mean score difference of a pair
 reward_model/loss               | 1          | mean loss per pair
@@ -257,40 +258,40 @@ reward_model/n_attempts         | episodes   | labelled attempts, for a pointwis
 reward_model/n_labels           | 1          | labels of these attempts, one per attempt or per turn
 reward_model/label_mean         | share      | mean of these labels
 reward_model/calibration_error  | share      | expected calibration error
-refresh/n_refreshes             | 1          | refreshes of the reward model in the stage
-refresh/n_fresh                 | 1          | new pairs or attempts since the last refresh, trained on
-refresh/n_old                   | 1          | pairs or attempts of earlier policies, trained on again
-refresh/n_held_out              | pairs      | held-out pairs of recent attempts, never trained on
-refresh/accuracy_before         | share      | held-out accuracy before the refresh
-refresh/accuracy_before_low     | share      | lower end of the 95% interval of refresh/accuracy_before
-refresh/accuracy_before_high    | share      | upper end of the 95% interval of refresh/accuracy_before
-refresh/accuracy_after          | share      | held-out accuracy after the refresh
-refresh/accuracy_after_low      | share      | lower end of the 95% interval of refresh/accuracy_after
-refresh/accuracy_after_high     | share      | upper end of the 95% interval of refresh/accuracy_after
-refresh/loss                    | 1          | mean loss per pair or label
-refresh/grad_norm               | 1          | mean gradient norm before clipping
-refresh/scale                   | 1          | scale applied to the model's scores, initially 1
-refresh/shift                   | 1          | shift added to the scaled scores, initially 0
-judge/audit_accuracy            | share      | audit accuracy: pairs where the judge prefers the right attempt; ties ½
-judge/audit_accuracy_low        | share      | lower end of the 95% interval of judge/audit_accuracy
-judge/audit_accuracy_high       | share      | upper end of the 95% interval of judge/audit_accuracy
-judge/n_audited                 | pairs      | audit pairs, one per task
-judge/tie_share                 | share      | share of audit pairs that the judge calls a tie
-judge/n_unread                  | pairs      | audit pairs without a parseable verdict
-judge/n_renewals                | 1          | times the judge was replaced in the stage
-judge/age                       | steps      | steps since the judge's snapshot of the policy, or since the stage began
-judge/is_over                   | 1          | 1 if a judge failed its audit and is no longer renewed, else 0
+reward_refresh/n_refreshes      | 1          | refreshes of the reward model in the stage
+reward_refresh/n_new            | 1          | new pairs or attempts since the last refresh, trained on
+reward_refresh/n_replayed       | 1          | pairs or attempts of earlier policies, trained on again
+reward_refresh/n_held_out       | pairs      | held-out pairs of recent attempts, never trained on
+reward_refresh/accuracy_before  | share      | held-out accuracy before the refresh
+reward_refresh/accuracy_before_low | share      | lower end of the 95% interval of reward_refresh/accuracy_before
+reward_refresh/accuracy_before_high | share      | upper end of the 95% interval of reward_refresh/accuracy_before
+reward_refresh/accuracy_after   | share      | held-out accuracy after the refresh
+reward_refresh/accuracy_after_low | share      | lower end of the 95% interval of reward_refresh/accuracy_after
+reward_refresh/accuracy_after_high | share      | upper end of the 95% interval of reward_refresh/accuracy_after
+reward_refresh/loss             | 1          | mean loss per pair or label
+reward_refresh/grad_norm        | 1          | mean gradient norm before clipping
+reward_refresh/scale            | 1          | scale applied to the model's scores, initially 1
+reward_refresh/shift            | 1          | shift added to the scaled scores, initially 0
+judge_refresh/audit_accuracy    | share      | audit accuracy: pairs where the judge prefers the right attempt; ties ½
+judge_refresh/audit_accuracy_low | share      | lower end of the 95% interval of judge_refresh/audit_accuracy
+judge_refresh/audit_accuracy_high | share      | upper end of the 95% interval of judge_refresh/audit_accuracy
+judge_refresh/n_audited         | pairs      | audit pairs, one per task
+judge_refresh/tie_share         | share      | share of audit pairs that the judge calls a tie
+judge_refresh/n_unparsed        | pairs      | audit pairs without a parseable verdict
+judge_refresh/n_refreshes       | 1          | times the judge was replaced in the stage
+judge_refresh/age               | steps      | steps since the judge's snapshot of the policy, or since the stage began
+judge_refresh/audit_failed      | 1          | 1 if a judge failed its audit, which ends its refreshes, else 0
 opponents/n_versions            | versions   | past policy versions available as opponents
 opponents/share                 | share      | share of games with a past version in a seat
 win_rate/*                      | share      | win rate, a draw ½, against a past version, or as first seat (current)
 expert/n_trajectories           | episodes   | demonstrations added to the attempts of the step
 expert/n_unguided_groups        | groups     | groups trained without a demonstration: none solves their task
 expert/return_mean              | 1          | mean return of the added demonstrations
-relift/n_failed_groups          | groups     | groups in which every attempt from the initial state failed
-relift/n_waiting                | tasks      | demonstrated tasks queued for imitation, after the step
-relift/n_imitated               | tasks      | tasks imitated in this step
-relift/loss                     | nats       | cross-entropy per token of their demonstrations
-relift/grad_norm                | 1          | gradient norm of that update before clipping
+imitate_failed/n_failed_groups  | groups     | groups in which every attempt from the initial state failed
+imitate_failed/n_waiting        | tasks      | demonstrated tasks queued for imitation, after the step
+imitate_failed/n_imitated       | tasks      | tasks imitated in this step
+imitate_failed/loss             | nats       | cross-entropy per token of their demonstrations
+imitate_failed/grad_norm        | 1          | gradient norm of that update before clipping
 eval/success                    | share      | success rate of the evaluation, excluding infrastructure errors
 eval/success_low                | share      | lower end of the 95% interval of eval/success
 eval/success_high               | share      | upper end of the 95% interval of eval/success
@@ -305,13 +306,64 @@ time/rollout_idle_s             | s          | rollout idle, no group in progres
 time/train_s                    | s          | loss, backward pass and updates
 time/critic_s                   | s          | values and updates of the critic, part of time/train_s
 time/audit_s                    | s          | auditing a judge, including the attempts it is audited on
-time/refresh_s                  | s          | refreshing and evaluating the reward model
+time/reward_refresh_s           | s          | refreshing and evaluating the reward model
 time/eval_s                     | s          | evaluation
 time/publish_s                  | s          | weight delivery to the engine
 time/step_s                     | s          | time/rollout_s and time/train_s
 memory/rss_gb                   | GB         | resident memory of the process, 1e9 bytes
 memory/peak_gb                  | GB         | peak resident memory of the process so far, 1e9 bytes
 memory/gpu_peak_gb              | GB         | peak GPU memory allocated by the process's tensors so far, 1e9 bytes
+"""
+
+_RENAMED = """
+rollout/n_failures rollout/n_infra_errors
+rollout/error_share rollout/infra_error_share
+rollout/solved_any_share rollout/pass_at_k
+rollout/solved_all_share rollout/pass_all_k
+asynchrony/age_mean asynchrony/staleness_mean
+asynchrony/age_max asynchrony/staleness_max
+asynchrony/n_at_once asynchrony/max_concurrent_groups
+asynchrony/n_given_back asynchrony/n_restarted_groups
+asynchrony/n_stored asynchrony/n_queued_groups
+asynchrony/n_running asynchrony/n_running_groups
+ledger/generated asynchrony/tokens_generated
+ledger/trained asynchrony/tokens_trained
+ledger/stored asynchrony/tokens_queued
+ledger/running asynchrony/tokens_running
+ledger/failed asynchrony/tokens_discarded
+refresh/n_fresh reward_refresh/n_new
+refresh/n_old reward_refresh/n_replayed
+judge/n_unread judge_refresh/n_unparsed
+judge/n_renewals judge_refresh/n_refreshes
+judge/is_over judge_refresh/audit_failed
+collapse/silent_groups_share collapse/zero_std_groups_share
+credit/n_single_groups credit/n_singleton_groups
+credit/n_state_singletons credit/n_singleton_states
+credit/n_turns_alone credit/n_singleton_turns
+credit/n_lone_options credit/n_singleton_options
+credit/n_single_trees credit/n_singleton_trees
+credit/n_single_strata credit/n_singleton_strata
+credit/n_sides credit/n_seat_groups
+credit/n_order_helped credit/n_order_bonus_groups
+credit/n_shared_pieces credit/n_shared_segments
+credit/n_flat_steps credit/n_zero_std_steps
+sampling/factor_mean sampling/advantage_scale_mean
+sampling/n_unused_groups sampling/n_dropped_groups
+sampling/n_given_turns_mean sampling/prefix_turns_mean
+sampling/beginning_success sampling/initial_state_success
+loss/sampler_gap_mean loss/sampler_logprob_diff_mean
+loss/sampler_gap_max loss/sampler_logprob_diff_max
+loss/sampler_bounded_share loss/sampler_clipped_share
+loss/kl_bounded_share loss/kl_clamped_share
+loss/taught_share loss/teacher_token_share
+preference/n_good preference/n_desirable
+preference/n_bad preference/n_undesirable
+preference/drift preference/kl
+time/refresh_s time/reward_refresh_s
+judge/* judge_refresh/*
+refresh/* reward_refresh/*
+relift/* imitate_failed/*
+tokens_of_age/* tokens_by_staleness/*
 """
 
 
@@ -323,6 +375,21 @@ def _parse(table: str) -> Mapping[str, Metric]:
 #: Every metric by its name.
 METRICS: Mapping[str, Metric] = _parse(_TABLE)
 _FAMILIES = tuple(name[:-1] for name in METRICS if name.endswith("/*"))
+
+#: Old name -> present name, of metrics or, with `/*`, of all others below a prefix.
+RENAMED_METRICS: Mapping[str, str] = MappingProxyType(dict(line.split() for line in _RENAMED.strip().splitlines()))
+
+
+@lru_cache(maxsize=4096)
+def present_name(name: str) -> str:
+    """Present name of a metric that an earlier release may have logged under another.
+
+    >>> [present_name(name) for name in ("judge/is_over", "judge/age", "loss/total")]
+    ['judge_refresh/audit_failed', 'judge_refresh/age', 'loss/total']
+    """
+    prefix, _, rest = name.partition("/")
+    new = RENAMED_METRICS.get(name) or RENAMED_METRICS.get(f"{prefix}/*", name)
+    return new.replace("*", rest)
 
 
 def describe(name: str) -> Metric:
@@ -341,5 +408,5 @@ def describe(name: str) -> Metric:
         where="metrics",
         got=repr(name),
         expected="a name of rlhf.metrics.METRICS, or custom/<name>",
-        hint=nearest(name, METRICS),
+        hint=nearest(name, METRICS) if (new := present_name(name)) == name else f"it is now called {new}",
     )

@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 
 from rlhf.digests import Mark
 from rlhf.errors import DataError, disk, whole
-from rlhf.metrics import describe
+from rlhf.metrics import describe, present_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,19 @@ def read_metrics(path: Path) -> list[LogLine]:
 def _log_lines(texts: Iterable[str], path: Path) -> Iterator[LogLine]:
     for number, text in enumerate(texts, start=1):
         try:
-            record = json.loads(text)
-            step, stage, at = int(record.pop("step")), str(record.pop("stage")), float(record.pop("time"))
+            yield log_line(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError("not a log line", where=f"{path}:{number}", got=text[:80]) from error
-        yield LogLine(step, stage, at, record)
+
+
+def log_line(record: dict[str, Any]) -> LogLine:
+    """Log line of a record of `metrics.jsonl`; what an earlier release logged gets its present name.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: the record is no log line.
+    """
+    step, stage, at = int(record.pop("step")), str(record.pop("stage")), float(record.pop("time"))
+    return LogLine(step, stage, at, {present_name(name): value for name, value in record.items()})
 
 
 class TensorboardSink:

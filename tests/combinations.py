@@ -100,7 +100,7 @@ ACTS: Mapping[str, Proof] = {
     "dr_grpo": _COMPARED,
     "rloo": _COMPARED,
     "gigpo": ("credit/n_state_groups", 0.0),
-    "reinforce_pp": ("credit/n_groups", "credit/n_flat_steps"),
+    "reinforce_pp": ("credit/n_groups", "credit/n_zero_std_steps"),
     "hgpo": ("credit/n_state_groups", 0.0),
     "loop": ("credit/n_small_advantages", 0.0),
     "gae": _EXPLAINED,
@@ -109,15 +109,15 @@ ACTS: Mapping[str, Proof] = {
     "archer": _EXPLAINED,
     "sweet": ("critic/pair_accuracy", 0.5),
     "tree_grpo": ("credit/n_trees", 0.0),
-    "treerl": ("credit/n_shared_pieces", 0.0),
+    "treerl": ("credit/n_shared_segments", 0.0),
     "guided": ("loss/off_policy_share", 0.0),
     "task_normalised": ("credit/n_task_types", 1.0),
     "duration_aware": ("credit/n_groups", "credit/n_untimed_trajectories"),
-    "two_level": ("credit/n_options", "credit/n_lone_options"),
-    "seats": ("credit/n_sides", 0.0),
+    "two_level": ("credit/n_options", "credit/n_singleton_options"),
+    "seats": ("credit/n_seat_groups", 0.0),
     "reviews": ("credit/n_reviews", 0.0),
     "hicra": ("credit/n_planning_tokens", 0.0),
-    "event_order": ("credit/n_order_helped", 0.0),
+    "event_order": ("credit/n_order_bonus_groups", 0.0),
 }
 #: The same of the losses. Those that regress or imitate have no case in which they do not act: there the policy moved
 #: away from the one that sampled.
@@ -133,7 +133,7 @@ LOSS_ACTS: Mapping[str, Proof] = {
     "nft": _MOVED,
     "shiq": _MOVED,
     "rover": _MOVED,
-    "kdrl": ("loss/taught_share", 0.0),
+    "kdrl": ("loss/teacher_token_share", 0.0),
     "luffy": ("loss/off_policy_share", 0.0),
     "min_entropy": ("loss/entropy", 0.0),
 }

@@ -192,9 +192,9 @@ def test_an_environment_that_raises_now_and_then(tmp_path: Path) -> None:
     # One step in ten raises, and an attempt is one step: a tenth of the 48 attempts, give or take the evaluations.
     done = runs.run(faulty(tmp_path, limits={"max_retries": 0}), tmp_path / "run")
     failed = curve(done, "rollout/n_env_error")
-    assert 3 <= sum(failed) <= 7 and curve(done, "rollout/n_failures") == failed
+    assert 3 <= sum(failed) <= 7 and curve(done, "rollout/n_infra_errors") == failed
     assert curve(done, "rollout/n_episodes") == [16.0, 16.0, 16.0]
-    assert curve(done, "rollout/error_share") == [n / 16 for n in failed]
+    assert curve(done, "rollout/infra_error_share") == [n / 16 for n in failed]
     records = list(read_failures(tmp_path / "run" / "trajectories", stage="0-policy_gradient"))
     assert len(records) == sum(failed)
     assert {r.failure.outcome for r in records} == {Outcome.ENV_ERROR}
@@ -208,7 +208,7 @@ def test_an_environment_that_raises_now_and_then(tmp_path: Path) -> None:
 
 def test_a_failed_attempt_is_made_again(tmp_path: Path) -> None:
     done = runs.run(faulty(tmp_path, limits={"max_retries": 3}), tmp_path / "run")
-    assert sum(curve(done, "rollout/n_retries")) >= 3 and sum(curve(done, "rollout/n_failures")) == 0
+    assert sum(curve(done, "rollout/n_retries")) >= 3 and sum(curve(done, "rollout/n_infra_errors")) == 0
     assert "failed for no fault" not in done.said
 
 
@@ -238,7 +238,7 @@ def test_an_environment_that_hangs(tmp_path: Path) -> None:
     limits = {"step_timeout_s": 0.4, "max_error_fraction": 0.5}
     done = runs.run(faulty(tmp_path, {"steps": 1}, limits, fault="hangs", every=8), tmp_path / "run")
     assert sum(curve(done, "rollout/n_timeout")) >= 1
-    assert curve(done, "rollout/n_timeout") == curve(done, "rollout/n_failures")
+    assert curve(done, "rollout/n_timeout") == curve(done, "rollout/n_infra_errors")
     [first, *_] = read_failures(tmp_path / "run" / "trajectories", stage="0-policy_gradient")
     assert first.failure.outcome is Outcome.TIMEOUT and "step: no answer within 0.4 s" in first.failure.message
     assert curve(done, "time/rollout_s")[0] < 10
@@ -300,7 +300,7 @@ def test_a_reward_that_fails_is_never_a_zero(tmp_path: Path, fault: str) -> None
     )  # fmt: skip
     done = runs.run(path, tmp_path / "run")
     failed = curve(done, "rollout/n_reward_error")
-    assert sum(failed) > 0 and curve(done, "rollout/n_failures") == failed
+    assert sum(failed) > 0 and curve(done, "rollout/n_infra_errors") == failed
     assert set(curve(done, "rollout/return_mean")) == set(curve(done, "reward/one")) == {1.0}
     says = {"raises": "KeyError: 'grade'", "NaN": "nan", "text": "good", "nothing": "None"}[fault]
     for record in read_failures(tmp_path / "run" / "trajectories"):

@@ -85,8 +85,8 @@ def test_every_estimator_learns_with_every_loss(start: Path, tmp_path: Path, est
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.9, success(done)
     assert done.result["interval_before"][1] < done.result["interval_after"][0]
     # What the engine sampled from is what the trainer computes, in every step and not only in the first.
-    assert max(runs.curve(done.folder, "loss/sampler_gap_max")) < 1e-3
-    assert set(runs.curve(done.folder, "rollout/n_failures")) == {0.0}
+    assert max(runs.curve(done.folder, "loss/sampler_logprob_diff_max")) < 1e-3
+    assert set(runs.curve(done.folder, "rollout/n_infra_errors")) == {0.0}
     assert set(runs.curve(done.folder, "optimizer/n_skipped")) == {0.0}
     assert_learnt(done, ACTS[estimator])
     assert_learnt(done, LOSS_ACTS[loss])

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 import rlhf
 from rlhf.errors import CheckpointError, DataError
-from rlhf.metrics import METRICS, describe
+from rlhf.evaluation.run_data import RunData
+from rlhf.metrics import METRICS, RENAMED_METRICS, describe, present_name
 from rlhf.sinks import JsonlSink, Metrics, TensorboardSink, read_metrics
+from rlhf.viewer.run_folder import RunFolder
 
 
 def logged(path: Path) -> list[tuple[str, int]]:
@@ -31,7 +33,7 @@ def test_each_metric_has_a_unit_and_a_meaning() -> None:
         assert metric.name == name and metric.unit and metric.meaning
         assert name.count("/") == 1
     assert METRICS["rollout/success"].unit == "share"
-    assert METRICS["loss/sampler_gap_mean"].unit == "nats"
+    assert METRICS["loss/sampler_logprob_diff_mean"].unit == "nats"
 
 
 def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
@@ -72,6 +74,34 @@ def test_every_name_that_is_described_is_written_by_code() -> None:
         )
 
     assert [name for name in METRICS if not is_written(name)] == []
+
+
+def test_each_old_name_has_a_present_one_and_is_refused_with_it() -> None:
+    of_families = {"judge/*": "judge/age", "tokens_of_age/*": "tokens_of_age/0"}
+    for old in RENAMED_METRICS:
+        old = of_families.get(old, old.replace("*", "loss"))
+        new = present_name(old)
+        assert describe(new) and present_name(new) == new
+        with pytest.raises(DataError, match=f"it is now called {new}"):
+            describe(old)
+
+
+def test_a_log_of_an_earlier_release_is_read_under_present_names_and_goes_on(tmp_path: Path) -> None:
+    path, old = tmp_path / "metrics.jsonl", {"loss/sampler_gap_mean": 0.5, "judge/audit_accuracy": 0.75, "custom/n": 1}
+    path.write_text(json.dumps({"step": 1, "stage": "a", "time": 0.0, **old}) + "\n")
+    metrics = Metrics([JsonlSink(path)])
+    for _ in range(2):
+        metrics.rewind("a", 1)
+        metrics.log(2, "a", {"loss/sampler_logprob_diff_mean": 0.25})
+    metrics.close()
+    assert "sampler_gap_mean" in path.read_text()  # what is logged is not rewritten: checkpoints know its digest
+    for data in (RunData.read(tmp_path), RunFolder(tmp_path).poll()):
+        assert data.values("loss/sampler_logprob_diff_mean") == [0.5, 0.25]
+        assert set(data.lines[0].values) == {
+            "loss/sampler_logprob_diff_mean",
+            "judge_refresh/audit_accuracy",
+            "custom/n",
+        }
 
 
 #: Families for metrics of one's own.

@@ -71,7 +71,7 @@ def test_a_planner_and_an_executor_learn(tmp_path: Path, seed: int) -> None:
     done = planned(tmp_path, seed)
     assert done.result["success_before"] < 0.35 and done.result["success_after"] > 0.85, done.result
     assert runs.ever_above(done.folder, *ACTS["two_level"])
-    options, alone = (runs.curve(done.folder, f"credit/n_{name}") for name in ("options", "lone_options"))
+    options, alone = (runs.curve(done.folder, f"credit/n_{name}") for name in ("options", "singleton_options"))
     # Every turn has a subgoal of its own, and nearly all are compared with others that name the same word.
     assert options[0] > 80 and max(alone) < 0.25 * min(options), (options, alone)
     # The planner names the right word more often: it is judged by what became of its words.

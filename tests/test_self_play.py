@@ -77,7 +77,9 @@ def test_self_play_learns_to_beat_chance(start: Path, tmp_path: Path) -> None:
     # Both end a game where they can, so the first seat wins by the opening that leaves three, and loses by the other.
     assert done.result["success_before"] < 0.75 and done.result["success_after"] > 0.9
     # Two groups a step, and in each both seats are judged apart.
-    assert runs.ever_above(done.folder, *ACTS["seats"]) and set(runs.curve(done.folder, "credit/n_sides")) == {4.0}
+    assert runs.ever_above(done.folder, *ACTS["seats"]) and set(runs.curve(done.folder, "credit/n_seat_groups")) == {
+        4.0
+    }
     # The best play wins all games that it begins and three in four of the others against chance: 7/8.
     before, after = against_chance(start), against_chance(done.folder)
     assert before < 0.5 and after > 0.7, (before, after)

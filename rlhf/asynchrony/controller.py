@@ -380,14 +380,18 @@ def figures(found: Sequence[Counts], n_per_step: int) -> dict[str, float]:
     n_trained, n_stored = found[0].step * n_per_step, sum(of.n_stored for of in found)
     finished = (ledger["trained"] + ledger["stored"]) / max(n_trained + n_stored, 1)
     return {
-        "asynchrony/age_mean": sum(age * count for age, count in ages.items()) / n,
-        "asynchrony/age_max": float(max(ages, default=0)),
-        "asynchrony/n_stored": float(n_stored),
-        "asynchrony/n_running": float(sum(of.n_running for of in found)),
-        "asynchrony/n_at_once": float(sum(of.n_at_once for of in found)),
-        "asynchrony/n_given_back": float(sum(of.n_given_back for of in found)),
+        "asynchrony/staleness_mean": sum(age * count for age, count in ages.items()) / n,
+        "asynchrony/staleness_max": float(max(ages, default=0)),
+        "asynchrony/n_queued_groups": float(n_stored),
+        "asynchrony/n_running_groups": float(sum(of.n_running for of in found)),
+        "asynchrony/max_concurrent_groups": float(sum(of.n_at_once for of in found)),
+        "asynchrony/n_restarted_groups": float(sum(of.n_given_back for of in found)),
         "asynchrony/length_bias": ledger["trained"] / n_trained / finished if n_trained and finished else 1.0,
-        **{f"tokens_of_age/{age}": count / n for age, count in sorted(ages.items())},
-        **{f"ledger/{name}": float(value) for name, value in ledger.items()},
+        **{f"tokens_by_staleness/{age}": count / n for age, count in sorted(ages.items())},
+        "asynchrony/tokens_generated": float(ledger["generated"]),
+        "asynchrony/tokens_trained": float(ledger["trained"]),
+        "asynchrony/tokens_queued": float(ledger["stored"]),
+        "asynchrony/tokens_running": float(ledger["running"]),
+        "asynchrony/tokens_discarded": float(ledger["failed"]),
         "time/rollout_idle_s": sum(of.idle_s for of in found) / len(found),
     }

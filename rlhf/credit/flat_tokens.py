@@ -210,4 +210,4 @@ def credits_of(
         Credit(c, {"credit/n_groups": float(len(group.trajectories) > 0)}, r)
         for group, c, r in zip(groups, credit, returns, strict=True)
     ]
-    return with_counters(credits, {"credit/n_flat_steps": float(is_flat and any(g.trajectories for g in groups))})
+    return with_counters(credits, {"credit/n_zero_std_steps": float(is_flat and any(g.trajectories for g in groups))})

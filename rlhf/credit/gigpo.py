@@ -66,7 +66,7 @@ class GiGPO:
         clusters, n_unknown = self._state_groups(group)
         metrics = group_counters(returns) | {
             "credit/n_state_groups": float(sum(len(members) > 1 for members in clusters)),
-            "credit/n_state_singletons": float(sum(len(members) == 1 for members in clusters)),
+            "credit/n_singleton_states": float(sum(len(members) == 1 for members in clusters)),
             "credit/n_turns_without_state": float(n_unknown),
         }
         credit_GK = [[0.0] * len(t.turns) for t in group.trajectories]

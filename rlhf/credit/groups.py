@@ -170,7 +170,7 @@ def group_counters(returns_G: Sequence[float]) -> dict[str, float]:
     """
     return {
         "credit/n_groups": float(len(returns_G) > 0),
-        "credit/n_single_groups": float(len(returns_G) == 1),
+        "credit/n_singleton_groups": float(len(returns_G) == 1),
         "credit/n_zero_std_groups": float(len(returns_G) > 1 and is_constant(returns_G)),
     }
 

@@ -21,7 +21,7 @@ class ReinforcePP:
     G_t is the discounted score from token t on. The score of a turn lies on its last token, that of a turn in which
     nothing was sampled on the turn before it, or after where there is none; observations take no time. Works with one
     attempt per task. Equal returns everywhere, and a step of one token, give exactly 0 and count in
-    `credit/n_flat_steps`.
+    `credit/n_zero_std_steps`.
 
     Differences from the paper and its code: a penalty for leaving the reference is a term of the loss here (`kl`), not
     part of the reward; and ε is added to the deviation, as everywhere here, not to the variance. verl also sets the

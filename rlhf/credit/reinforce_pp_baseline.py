@@ -25,7 +25,7 @@ class ReinforcePPBaseline:
     One task's deviation no longer magnifies small differences, as GRPO's does. With `subtract_mean` a group whose
     scores are all equal gets a small number of its own, since tokens of long and short trajectories do not balance; it
     is 0 without. Equal scores in every group, and lone trajectories only, give exactly 0 and count in
-    `credit/n_flat_steps`; verl leaves a lone trajectory its score.
+    `credit/n_zero_std_steps`; verl leaves a lone trajectory its score.
 
     ε is added to the deviation, as everywhere here; the authors add 1e-8 to the variance.
 
@@ -52,4 +52,4 @@ class ReinforcePPBaseline:
         ]
         whitened = whiten(groups, centred, subtract_mean=self.subtract_mean, eps=self.eps)
         n_flat = float(whitened is None and any(group.trajectories for group in groups))
-        return with_counters(whitened or silenced(centred), {"credit/n_flat_steps": n_flat})
+        return with_counters(whitened or silenced(centred), {"credit/n_zero_std_steps": n_flat})

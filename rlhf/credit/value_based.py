@@ -22,7 +22,7 @@ class FromValues(ABC):
 
     The value of the state in which a limit cut a trajectory stands for what would have followed (`Values.cut_G`); an
     episode that ended by itself has no future. With `whiten`, equal advantages everywhere, and a step of one token,
-    give exactly 0 and count in `credit/n_flat_steps`. Returns are never whitened.
+    give exactly 0 and count in `credit/n_zero_std_steps`. Returns are never whitened.
     """
 
     needs_values: ClassVar[bool] = True

@@ -123,7 +123,8 @@ class VllmSettings:
     """Release GPU memory while the policy is updated: weights move to host memory, the KV cache is dropped."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV cache; fp8 holds twice as many tokens and increases the mismatch of log-probs with the
-    trainer, measured at every step by `loss/sampler_gap_mean` and `loss/sampler_kl_k3`. From Ada and Hopper on."""
+    trainer, measured at every step by `loss/sampler_logprob_diff_mean` and `loss/sampler_kl_k3`. From Ada and Hopper
+    on."""
     quantization: Literal["fp8"] | None = None
     """Quantise the weights of linear layers to 8 bits on arrival; increases the mismatch further. From Ada and Hopper
     on."""

@@ -10,7 +10,7 @@ With d = log π − log π_ref on tokens sampled from π (Schulman, "Approximati
 Samples of an older policy bias all of them a little; no ratio corrects for that here.
 
 k3 is bounded as in verl: d to ±20 nats, its value to 10, which it is 2.6 nats below the reference. Beyond, a token has
-no gradient, though nothing needs pulling back more; `loss/kl_bounded_share` counts them. The other kinds have none.
+no gradient, though nothing needs pulling back more; `loss/kl_clamped_share` counts them. The other kinds have none.
 """
 
 from __future__ import annotations

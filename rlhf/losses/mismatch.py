@@ -160,8 +160,8 @@ def mismatch_metrics(inputs: CorrectionInputs, output: CorrectionOutput | None =
     n = max(len(log_w), 1)
     gap = (inputs.old_logprobs.double() - inputs.sampler_logprobs.double()).abs()
     values = {
-        "loss/sampler_gap_mean": gap.sum() / n,
-        "loss/sampler_gap_max": gap.max() if len(gap) else gap.sum(),
+        "loss/sampler_logprob_diff_mean": gap.sum() / n,
+        "loss/sampler_logprob_diff_max": gap.max() if len(gap) else gap.sum(),
         "loss/sampler_kl_k1": divergence("k1", log_w).sum() / n,
         "loss/sampler_kl_k3": divergence("k3", log_w).sum() / n,
     }
@@ -174,7 +174,7 @@ def mismatch_metrics(inputs: CorrectionInputs, output: CorrectionOutput | None =
     values |= {
         "loss/sampler_ess": effective_share(weights),
         "loss/sampler_weight_mean": weights.sum() / kept.sum().clamp(min=1),
-        "loss/sampler_bounded_share": bounded.double().sum() / n,
+        "loss/sampler_clipped_share": bounded.double().sum() / n,
         "loss/sampler_masked_share": (kept & (weights == 0)).double().sum() / n,
         "loss/sampler_rejected_share": (~kept).double().sum() / n,
         "loss/sampler_dropped_share": (of_sequence == 0).double().sum() / max(len(of_sequence), 1),

@@ -112,7 +112,7 @@ class Regularized:
             policy, reference = inputs.policy_logprobs, given(inputs.ref_logprobs, "ref_logprobs")
             estimate = kl_estimate(self.kl, policy, reference)
             means["loss/kl_ref"] = inputs.mean_share(estimate)
-            means["loss/kl_bounded_share"] = inputs.mean_share(is_bounded(self.kl, policy, reference).to(policy))
+            means["loss/kl_clamped_share"] = inputs.mean_share(is_bounded(self.kl, policy, reference).to(policy))
             if self.kl_coef > 0:
                 per_token = per_token + self.kl_coef * estimate
         if self.entropy_coef > 0:

@@ -73,8 +73,8 @@ class RolloutBatch:
             "rollout/n_truncated_generations": float(sum(g.finish is Finish.LENGTH for g in generations)),
             "rollout/n_invalid_actions": float(n_invalid),
             "rollout/invalid_share": n_invalid / max(len(turns), 1),
-            "rollout/n_failures": float(len(failures)),
-            "rollout/error_share": len(failures) / max(self.n_episodes, 1),
+            "rollout/n_infra_errors": float(len(failures)),
+            "rollout/infra_error_share": len(failures) / max(self.n_episodes, 1),
             "rollout/n_retries": float(sum(t.n_retries for t in trajectories)),
             "time/rollout_s": self.waited_s,
         }
@@ -102,15 +102,15 @@ def _of_groups(solved_G: Sequence[Sequence[bool]]) -> dict[str, float]:
     Of four tasks two were solved by somebody, one of them by everybody; the fourth was never attempted to an end:
 
     >>> _of_groups([[True, False, False], [True, True], [False, False], []])
-    {'rollout/solved_any_share': 0.6666666666666666, 'rollout/solved_all_share': 0.3333333333333333}
+    {'rollout/pass_at_k': 0.6666666666666666, 'rollout/pass_all_k': 0.3333333333333333}
     >>> _of_groups([])
-    {'rollout/solved_any_share': 0.0, 'rollout/solved_all_share': 0.0}
+    {'rollout/pass_at_k': 0.0, 'rollout/pass_all_k': 0.0}
     """
     attempted = [solved for solved in solved_G if solved]
     n = max(len(attempted), 1)
     return {
-        "rollout/solved_any_share": sum(map(any, attempted)) / n,
-        "rollout/solved_all_share": sum(map(all, attempted)) / n,
+        "rollout/pass_at_k": sum(map(any, attempted)) / n,
+        "rollout/pass_all_k": sum(map(all, attempted)) / n,
     }
 
 

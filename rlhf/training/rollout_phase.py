@@ -64,8 +64,8 @@ class TrainingGroups:
         return self.collected.metrics() | {
             "sampling/n_rounds": float(self.n_rounds),
             "rollout/n_groups": float(n),
-            "sampling/n_unused_groups": float(n - n_kept),
-            "sampling/factor_mean": sum(factors) / max(n_kept, 1),
+            "sampling/n_dropped_groups": float(n - n_kept),
+            "sampling/advantage_scale_mean": sum(factors) / max(n_kept, 1),
         }
 
 

@@ -30,9 +30,9 @@ from rlhf.viewer.library import ShownRun
 N_HARDEST, N_FLIPPED, N_CURVES = 12, 200, 6
 #: Metrics that say how far a judge or a reward model can be believed, with the words for what is counted.
 _JUDGED = {
-    "judge/audit_accuracy": "judge, audited pairs",
+    "judge_refresh/audit_accuracy": "judge, audited pairs",
     "reward_model/accuracy": "reward model, held-out pairs",
-    "refresh/accuracy_after": "reward model trained further, held-out pairs",
+    "reward_refresh/accuracy_after": "reward model trained further, held-out pairs",
 }
 
 

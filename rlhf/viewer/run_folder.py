@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from rlhf.evaluation.folder import PLAN, RECIPE, SUMMARY
 from rlhf.evaluation.run_data import RunData, has_interval
 from rlhf.finite import finite_json
 from rlhf.lock_owner import LOCK, STALE_S, life, read_path
-from rlhf.sinks import LogLine
+from rlhf.sinks import LogLine, log_line
 
 #: `stopped`: nothing writes it and it has no result; its process was ended or killed.
 State = Literal["running", "finished", "stopped", "gone"]
@@ -91,12 +91,11 @@ class RunLog:
 
 def _line(text: bytes) -> LogLine | None:
     try:
-        record = json.loads(text)
-        step, stage, at = int(record.pop("step")), str(record.pop("stage")), float(record.pop("time"))
-        values = {str(k): float(v) if isinstance(v, int | float) and isfinite(v) else None for k, v in record.items()}
+        line = log_line(json.loads(text))
+        values = {k: float(v) if isinstance(v, int | float) and isfinite(v) else None for k, v in line.values.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
-    return LogLine(step, stage, at, values)
+    return replace(line, values=values)
 
 
 class RunFolder:

@@ -21,7 +21,7 @@ _RECENT = 10
 #: Losses of the kinds of stages.
 LOSSES = ("loss/total", "supervised/loss", "preference/loss", "reward_model/loss")
 #: Metrics that the success of a step comes from.
-_SUCCESS, _EPISODES, _FAILURES = "rollout/success", "rollout/n_episodes", "rollout/n_failures"
+_SUCCESS, _EPISODES, _FAILURES = "rollout/success", "rollout/n_episodes", "rollout/n_infra_errors"
 
 
 def success_interval(line: LogLine) -> tuple[float, float] | None:

@@ -181,12 +181,12 @@ def test_a_killed_process_is_replaced_or_named(tmp_path: Path, whom: str) -> Non
         kill_one(log, is_it)
     assert process.returncode == 0, log.read_text()[-5000:]
     assert said in log.read_text()
-    assert max(runs.curve(out, "asynchrony/age_max")) <= 1
+    assert max(runs.curve(out, "asynchrony/staleness_max")) <= 1
     assert max(runs.curve(out, "delivery/canary_gap")) < 1e-3
     alone = recipe(tmp_path / "alone", {})
     assert tasks(out) == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
     found = ledger(out)
-    assert found["generated"] == found["trained"] + found["failed"] and found["stored"] == found["running"] == 0
+    assert found["generated"] == found["trained"] + found["discarded"] and found["queued"] == found["running"] == 0
 
 
 @pytest.mark.extended

@@ -70,15 +70,16 @@ def tasks(folder: Path) -> list[list[str]]:
 
 def ledger(folder: Path) -> dict[str, float]:
     """The last line of the ledger."""
-    [*_, last] = [line for line in runs.log(folder) if "ledger/generated" in line]
-    return {name.partition("/")[2]: value for name, value in last.items() if name.startswith("ledger/")}
+    [*_, last] = [line for line in runs.log(folder) if "asynchrony/tokens_generated" in line]
+    prefix = "asynchrony/tokens_"
+    return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}
 
 
 def holds(folder: Path, bound: int) -> None:
     """Look at ages and ledger of a finished run."""
-    assert max(runs.curve(folder, "asynchrony/age_max")) <= bound
+    assert max(runs.curve(folder, "asynchrony/staleness_max")) <= bound
     found = ledger(folder)
-    assert found["generated"] == found["trained"] + found["failed"] and found["stored"] == found["running"] == 0
+    assert found["generated"] == found["trained"] + found["discarded"] and found["queued"] == found["running"] == 0
     stored = read_trajectories(folder / "trajectories", stage=LABEL, phase="train")
     assert sum(record.trajectory.n_tokens for record in stored) == found["trained"] > 0
 
@@ -91,7 +92,7 @@ def test_a_bound_of_zero_equals_the_loop_without_asynchrony(tmp_path: Path, monk
     ahead = runs.run(path, tmp_path / "ahead" / "run").folder
     assert runs.weights(runs.newest(ahead)) == runs.weights(runs.newest(plain))
     assert max(runs.curve(plain, "optimizer/n_updates")) == 12
-    own = ("asynchrony/", "ledger/", "tokens_of_age/")
+    own = ("asynchrony/", "tokens_by_staleness/")
     lines = [{k: v for k, v in line.items() if not k.startswith(own)} for line in runs.lines(ahead)]
     assert lines == runs.lines(plain)
     holds(ahead, 0)
@@ -101,7 +102,7 @@ def test_ages_and_ledger_hold_while_tasks_take_unequally_long(tmp_path: Path) ->
     made = recipe(tmp_path, {"staleness": 2}, most_s=0.1)
     run = runs.run(made, tmp_path / "run").folder
     holds(run, 2)
-    assert max(runs.curve(run, "asynchrony/age_max")) == 2 and max(runs.curve(run, "loss/sampler_kl_k3")) > 1e-6
+    assert max(runs.curve(run, "asynchrony/staleness_max")) == 2 and max(runs.curve(run, "loss/sampler_kl_k3")) > 1e-6
     first, *others = [line for line in runs.log(run) if "time/step_s" in line]
     assert sum(line["time/step_s"] for line in others) <= others[-1]["time"] - first["time"]
     assert all(line["time/rollout_s"] <= line["time/trainer_idle_s"] + 0.01 for line in others)
@@ -205,7 +206,7 @@ def test_a_stopped_run_trains_every_task_once_whatever_the_clock(tmp_path: Path)
     runs.run(path, out, resume=True)
     assert tasks(out) == tasks(whole)
     holds(out, 2)
-    assert ledger(out)["failed"] > 0, "what ran was begun again"
+    assert ledger(out)["discarded"] > 0, "what ran was begun again"
 
 
 def test_a_stop_in_the_middle_changes_nothing_but_the_ledger_where_the_schedule_is_fixed(tmp_path: Path) -> None:
@@ -297,8 +298,8 @@ def test_the_loss_is_told_how_old_each_token_is(tmp_path: Path) -> None:
     for counts in (tmp_path / "ages.jsonl").read_text().splitlines():
         told.update(json.loads(counts))
     expected = Counter[int]()
-    for line in (line for line in runs.log(run) if "asynchrony/age_max" in line):
+    for line in (line for line in runs.log(run) if "asynchrony/staleness_max" in line):
         for age in range(3):
-            expected[age] += round(line["batch/n_policy_tokens"] * line.get(f"tokens_of_age/{age}", 0.0))
+            expected[age] += round(line["batch/n_policy_tokens"] * line.get(f"tokens_by_staleness/{age}", 0.0))
     assert {int(age): n for age, n in told.items()} == {age: n for age, n in expected.items() if n}
     assert len(told) > 1

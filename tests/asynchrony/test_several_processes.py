@@ -56,7 +56,7 @@ def test_bound_and_ledger_hold_in_two_processes(tmp_path: Path, name: str) -> No
     path = several(tmp_path / name, name, {"staleness": 2}, most_s=0.1)
     together(run_each, tmp_path, timeout_s=120.0)
     holds(path.parent / "run", 2)
-    assert max(runs.curve(path.parent / "run", "asynchrony/age_max")) >= 1
+    assert max(runs.curve(path.parent / "run", "asynchrony/staleness_max")) >= 1
     alone = recipe(tmp_path / "alone", {}, {"checkpoint_every": 0})
     assert tasks(path.parent / "run") == tasks(runs.run(alone, tmp_path / "alone" / "run").folder)
 
@@ -80,7 +80,7 @@ def killed(folder: Path, trainer: str, kills: Sequence[tuple[int, int]], steps: 
     whole, cut = found["whole"], found["killed"]
     assert runs.weights(runs.newest(cut)) == runs.weights(runs.newest(whole))
     assert tasks(cut) == tasks(whole)
-    for metric in ("loss/total", "asynchrony/age_mean", "rollout/return_mean"):
+    for metric in ("loss/total", "asynchrony/staleness_mean", "rollout/return_mean"):
         assert runs.curve(cut, metric) == runs.curve(whole, metric)
     assert ledger(cut)["trained"] == ledger(whole)["trained"]
     holds(cut, 1)
@@ -137,7 +137,7 @@ def test_two_processes_sample_from_the_same_servers(tmp_path: Path, name: str) -
         path = served(tmp_path, name, urls, {"staleness": 2})
         together(run_each, path.parent, timeout_s=120.0)
     holds(path.parent / "run", 2)
-    assert max(runs.curve(path.parent / "run", "asynchrony/age_max")) >= 1
+    assert max(runs.curve(path.parent / "run", "asynchrony/staleness_max")) >= 1
     assert max(runs.curve(path.parent / "run", "delivery/canary_gap")) < 1e-3
 
 

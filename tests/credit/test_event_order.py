@@ -38,11 +38,14 @@ def test_worked_example() -> None:
     order = EventOrder(inner=DrGRPO())
     # In order 1 and 0, p = .5; shuffled 0: .5 >= .8 · 0, the right one is worth 1.3, and the mean of both is .65.
     helped = order(outcome_group([1.0, 0.0, 0.0]))
-    assert per_trajectory(helped) == pytest.approx([0.65, -0.65, 0.0]) and helped.metrics["credit/n_order_helped"] == 1
+    assert (
+        per_trajectory(helped) == pytest.approx([0.65, -0.65, 0.0])
+        and helped.metrics["credit/n_order_bonus_groups"] == 1
+    )
     # Shuffled 1: .5 < .8.
     not_helped = order(outcome_group([1.0, 0.0, 1.0]))
     assert per_trajectory(not_helped) == pytest.approx([0.5, -0.5, 0.0])
-    assert not_helped.metrics["credit/n_order_helped"] == 0
+    assert not_helped.metrics["credit/n_order_bonus_groups"] == 0
     # Two of three groups of three: p = 3/4, p̃ = 1/2, and .75 >= .4. Scores 1.3, 1.3, 1.3, 0, with the mean .975.
     more = order(outcome_group([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]))
     assert per_trajectory(more) == pytest.approx([0.325, 0.325, 0.0, 0.325, -0.975, 0.0])

@@ -63,7 +63,7 @@ def test_worked_example(estimator, expected):
 def test_counts_state_groups_singletons_and_unknown_states():
     metrics = GiGPO()(group(REWARDS, [["s0", "s1", "s2"], ["s0", "s1", None, "s3"]])).metrics
     assert metrics["credit/n_state_groups"] == 2  # s0 and s1
-    assert metrics["credit/n_state_singletons"] == 2  # s2 and s3
+    assert metrics["credit/n_singleton_states"] == 2  # s2 and s3
     assert metrics["credit/n_turns_without_state"] == 1
 
 

@@ -126,14 +126,14 @@ def test_equal_scores_give_exactly_zero_and_are_counted(estimator, rewards):
     credit = estimator(outcome_group(rewards))
     assert per_trajectory(credit) == [0.0] * len(rewards)
     assert credit.metrics["credit/n_zero_std_groups"] == 1
-    assert credit.metrics["credit/n_single_groups"] == 0
+    assert credit.metrics["credit/n_singleton_groups"] == 0
 
 
 @pytest.mark.parametrize("estimator", ALL, ids=repr)
 def test_a_lone_trajectory_has_no_signal_and_is_counted(estimator):
     credit = estimator(group([[0, 5]], [["hall", "hall"]]))
     assert per_trajectory(credit) == [0.0]
-    assert credit.metrics["credit/n_single_groups"] == 1
+    assert credit.metrics["credit/n_singleton_groups"] == 1
     assert credit.metrics["credit/n_zero_std_groups"] == 0
 
 

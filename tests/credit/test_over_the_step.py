@@ -74,7 +74,7 @@ def test_reinforce_pp_compares_all_tokens_of_the_step():
     made = [group([[0.0, 1.0]], task="a"), group([[0.0]], task="b")]
     credits = credit_of(ReinforcePP(), made)
     assert tokens(credits) == pytest.approx([0.645496] * 4 + [-1.290992] * 2, abs=1e-5)
-    assert credits[0].metrics == {"credit/n_groups": 1.0, "credit/n_flat_steps": 0.0}
+    assert credits[0].metrics == {"credit/n_groups": 1.0, "credit/n_zero_std_steps": 0.0}
     # What the first turn earned is not the doing of the second: returns 1, 1, 0, 0 and 0, 0. Mean 1/3, std .516398.
     early = credit_of(ReinforcePP(subtract_mean=False), [group([[1.0, 0.0]], task="a"), group([[0.0]], task="b")])
     assert tokens(early) == pytest.approx([1.936488] * 2 + [0.0] * 4, abs=1e-5)
@@ -126,7 +126,7 @@ def test_whitened_tokens_have_mean_zero_and_deviation_one_or_are_all_zero(estima
     assert math.fsum(values) == pytest.approx(0, abs=1e-6)
     if any(values):
         assert math.sqrt(math.fsum(x * x for x in values) / (len(values) - 1)) == pytest.approx(1, abs=1e-4)
-    n_flat = math.fsum(c.metrics.get("credit/n_flat_steps", 0.0) for c in credits)
+    n_flat = math.fsum(c.metrics.get("credit/n_zero_std_steps", 0.0) for c in credits)
     assert n_flat == float(not any(values))
 
 
@@ -142,4 +142,4 @@ def test_lite_ppo_sums_to_zero_in_each_group_and_is_dr_grpo_up_to_one_factor(dat
 
 def test_one_token_is_no_step_to_learn_from():
     [credit] = credit_of(ReinforcePP(), [group([[1.0]], lengths_GK=[[1]])])
-    assert per_token(credit) == [[0.0]] and credit.metrics["credit/n_flat_steps"] == 1
+    assert per_token(credit) == [[0.0]] and credit.metrics["credit/n_zero_std_steps"] == 1

@@ -49,7 +49,7 @@ def test_a_seat_is_compared_with_itself_and_loses_what_the_other_wins(noted: boo
     # First seat: -1 and 1, mean 0. Second seat: 1 and -1. Dr.GRPO is the reward minus the mean.
     credit = Seats(inner=DrGRPO())(group(LOST, WON, noted=noted))
     assert advantages(credit.tokens_GNT) == [[-1, 1, -1, 1], [1, -1, 1]]
-    assert credit.metrics["credit/n_sides"] == 2
+    assert credit.metrics["credit/n_seat_groups"] == 2
 
 
 def test_who_plays_together_earns_together_and_who_plays_alone_alone() -> None:
@@ -98,15 +98,15 @@ def test_a_seat_that_another_plays_has_no_credit_and_is_compared_with_nobody() -
     for of in (one, both):
         credit = Seats(inner=DrGRPO())(of)
         assert advantages(credit.tokens_GNT) == [[-1, 0, -1, 0], [1, 0, 1]]
-    assert Seats(inner=DrGRPO()).over_batch([one])[0].metrics["credit/n_sides"] == 2
-    assert Seats(inner=DrGRPO()).over_batch([both])[0].metrics["credit/n_sides"] == 1
+    assert Seats(inner=DrGRPO()).over_batch([one])[0].metrics["credit/n_seat_groups"] == 2
+    assert Seats(inner=DrGRPO()).over_batch([both])[0].metrics["credit/n_seat_groups"] == 1
 
 
 def test_groups_of_a_step_keep_their_own_numbers_and_count_once() -> None:
     first, second = Seats(inner=DrGRPO()).over_batch([group(LOST, WON), group(WON, WON)])
     assert advantages(first.tokens_GNT) == [[-1, 1, -1, 1], [1, -1, 1]]
     assert advantages(second.tokens_GNT) == [[0, 0, 0], [0, 0, 0]]
-    assert first.metrics["credit/n_sides"] == 4 and second.metrics == {}
+    assert first.metrics["credit/n_seat_groups"] == 4 and second.metrics == {}
     assert first.metrics["credit/n_zero_std_groups"] == 2  # both sides of the second group
 
 

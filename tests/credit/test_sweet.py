@@ -26,7 +26,7 @@ def test_worked_example():
     values = said([(0.3, 2), (0.5, 1)], [(-0.1, 1), (-0.4, 1)])
     found = SWEET()(made, values)
     assert per_token(found) == [pytest.approx([0.2, 0.2, 0.5]), pytest.approx([-0.2, -0.4])]
-    assert found.metrics["credit/n_state_singletons"] == 2.0 and found.returns_GNT is None
+    assert found.metrics["credit/n_singleton_states"] == 2.0 and found.returns_GNT is None
     assert per_token(SWEET(baseline="none")(made, values)) == [[0.3, 0.3, 0.5], [-0.1, -0.4]]
 
 

@@ -39,7 +39,7 @@ def test_stratified_worked_example():
     credit = Stratified(alpha=0.8)(CALLS)
     expected = [0.999998, -0.999998, 1.331368, -0.765684, -0.765684, 0.2]
     assert per_trajectory(credit) == pytest.approx(expected, abs=1e-5)
-    assert credit.metrics["credit/n_single_strata"] == 1
+    assert credit.metrics["credit/n_singleton_strata"] == 1
 
 
 def test_strata_are_of_calls_that_match_and_of_the_width_asked_for():
@@ -58,7 +58,7 @@ def test_all_strata_single_leave_the_share_of_the_group():
     group_part = per_trajectory(GRPO(ddof=0)(made))
     credit = Stratified(alpha=0.7)(made)
     assert per_trajectory(credit) == pytest.approx([0.3 * a for a in group_part])
-    assert credit.metrics["credit/n_single_strata"] == 3
+    assert credit.metrics["credit/n_singleton_strata"] == 3
 
 
 @given(data=st.lists(st.tuples(st.sampled_from([0, 1, 0.5]), st.integers(0, 2)), min_size=1, max_size=8))

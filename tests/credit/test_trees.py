@@ -64,7 +64,7 @@ def test_tree_grpo_worked_example():
 
 
 def test_both_estimators_find_the_worked_trees():
-    # SMALL: a says 3 5, b says 3 7, c says 7 7 7, which is one piece of three turns.
+    # SMALL: a says 3 5, b says 3 7, c says 7 7 7, which is one segment of three turns.
     small = spoken([[3, 5], [3, 7], [7, 7, 7]], SMALL[2])
     credit = TreeRL()(small)
     assert [pytest.approx(row, abs=1e-6) for row in per_token(credit)] == [
@@ -72,17 +72,17 @@ def test_both_estimators_find_the_worked_trees():
         [0.353553, -1.25],
         [-1.0] * 3,
     ]
-    assert credit.metrics["credit/n_shared_pieces"] == 1
+    assert credit.metrics["credit/n_shared_segments"] == 1
     assert per_token(TreeRL(leave_one_out=False)(small))[0] == pytest.approx([0.235702, 1.166667], abs=1e-6)
     # TWO: trees that begin with 3 and with 5.
     two = spoken([[3, 1], [3, 2], [3, 3], [5, 1], [5, 2], [5, 3]], TWO[2])
     credit = TreeGRPO()(two)
     assert per_trajectory(credit) == pytest.approx(tree_grpo_advantages(*TWO))
-    assert credit.metrics["credit/n_trees"] == 2 and credit.metrics["credit/n_single_trees"] == 0
+    assert credit.metrics["credit/n_trees"] == 2 and credit.metrics["credit/n_singleton_trees"] == 0
     assert per_trajectory(TreeGRPO(normalize="mean")(two)) == pytest.approx(tree_grpo_advantages(*TWO, by_std=False))
 
 
-def test_a_tree_is_made_of_pieces_that_the_same_trajectories_share():
+def test_a_tree_is_made_of_segments_that_the_same_trajectories_share():
     # 3 5 is common to the first three, the second ends there, and 7 7 belongs to the third and fourth, which are equal.
     tree = tree_of(spoken([[3, 5, 1], [3, 5], [3, 5, 7, 7], [3, 5, 7, 7], [9], []]))
     first = tree.nodes_GN[0][0]
@@ -125,8 +125,8 @@ def test_trajectories_share_a_node_exactly_where_all_up_to_it_is_the_same(ids_GK
         for j, others in enumerate(ids_GK):
             for n in range(min(len(ids), len(others))):
                 assert (tree.nodes_GN[i][n] == tree.nodes_GN[j][n]) == (ids[: n + 1] == others[: n + 1])
-    # Pieces are as long as they can be: whoever is alone below a node is one piece, and no node has the same members
-    # as its parent but for those that all trajectories pass.
+    # Segments are as long as they can be: whoever is alone below a node is one segment, and no node has the same
+    # members as its parent but for those that all trajectories pass.
     passing = members(tree.parents_V, tree.leaves_G)
     assert all(passing[v] != passing[p] for v, p in enumerate(tree.parents_V) if p > 0)
 

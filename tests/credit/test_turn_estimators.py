@@ -57,7 +57,7 @@ def test_hgpo_worked_example(estimator, expected):
 
 def test_hgpo_counts_states_and_leaves_out_what_is_unknown():
     credit = HGPO()(group(REWARDS, [["s0", "s1", "s2"], ["s0", "s1", None, "s3"]]))
-    assert credit.metrics["credit/n_state_groups"] == 2 and credit.metrics["credit/n_state_singletons"] == 2
+    assert credit.metrics["credit/n_state_groups"] == 2 and credit.metrics["credit/n_singleton_states"] == 2
     assert credit.metrics["credit/n_turns_without_state"] == 1
     assert per_turn(credit)[1][2:] == [0.0, 0.0]  # unknown, and reached through the unknown with nobody beside it
 
@@ -79,7 +79,7 @@ def test_step_grpo_compares_turns_of_one_number_and_last_turns():
     expected = [[0.707104, 0.0, 1.154699], [-0.707104, -0.577349], [-0.577349]]
     for row, expected_row in zip(per_turn(credit), expected, strict=True):
         assert row == pytest.approx(expected_row, abs=1e-5)
-    assert credit.metrics["credit/n_turns_alone"] == 1
+    assert credit.metrics["credit/n_singleton_turns"] == 1
     # By number alone. First: (.8, .4, 0), mean .4, std .4: 1, 0, −1. Second: (.2, 0): ±.707102. Third: alone.
     by_number = [[0.999998, 0.707102, 0.0], [0.0, -0.707102], [-0.999998]]
     for row, expected_row in zip(rows(StepGRPO(last_apart=False), made), by_number, strict=True):

@@ -38,7 +38,7 @@ def test_later_turns_weigh_less() -> None:
 
 def test_turns_that_no_other_has_are_counted_and_silent_groups_too() -> None:
     credit = TurnRLOO()(group([[0.5, 0.0, 1.0], [0.0, 0.0], [0.25]]))
-    assert credit.metrics["credit/n_turns_alone"] == 1 and credit.metrics["credit/n_zero_std_groups"] == 0
+    assert credit.metrics["credit/n_singleton_turns"] == 1 and credit.metrics["credit/n_zero_std_groups"] == 0
     # Totals are equal, and turns are not: what was earned first is no credit of what came after.
     earlier = TurnRLOO()(group([[1.0, 0.0], [0.0, 1.0]]))
     assert per_turn(earlier) == [[0.0, -1.0], [0.0, 1.0]] and earlier.metrics["credit/n_zero_std_groups"] == 0

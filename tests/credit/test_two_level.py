@@ -87,7 +87,7 @@ def test_the_low_level_compares_options_with_their_like(compare: Any, expected: 
     got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
     assert got == [pytest.approx(row) for row in expected]
     assert all(x == 0.0 for rows in credit.tokens_GNT for n in (0, 3) for x in rows[n])
-    assert credit.metrics["credit/n_lone_options"] == n_alone
+    assert credit.metrics["credit/n_singleton_options"] == n_alone
 
 
 def test_a_longer_horizon_judges_an_option_by_what_followed_too() -> None:

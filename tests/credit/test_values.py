@@ -261,10 +261,10 @@ def test_whitened_advantages_of_a_step_have_mean_0_and_deviation_1(kind, data):
     assert math.fsum(white) == pytest.approx(0, abs=1e-7)
     if any(white):
         assert math.fsum(x * x for x in white) / (len(white) - 1) == pytest.approx(1)
-        assert credits[0].metrics["credit/n_flat_steps"] == 0
+        assert credits[0].metrics["credit/n_zero_std_steps"] == 0
     else:  # nothing differs, or there is one token, or none
         assert not raw or max(raw) - min(raw) < 1e-9
-        assert credits[0].metrics["credit/n_flat_steps"] == 1
+        assert credits[0].metrics["credit/n_zero_std_steps"] == 1
     assert [c.returns_GNT for c in credits] == [c.returns_GNT for c in plain]
 
 
@@ -276,10 +276,10 @@ def test_whitening_counts_tokens_of_all_groups(kind):
     credits = credit_of(kind(eps=0.0), groups, [critic(one, 0.0) for one in groups])
     assert [x for c in credits for row in per_token(c) for x in row] == pytest.approx([1.154701, -0.57735, -0.57735])
     assert [c.metrics for c in credits] == [
-        {"credit/n_groups": 1.0, "credit/n_flat_steps": 0.0}, {"credit/n_groups": 1.0}
+        {"credit/n_groups": 1.0, "credit/n_zero_std_steps": 0.0}, {"credit/n_groups": 1.0}
     ]  # fmt: skip
     [alone] = credit_of(kind(), groups[:1], [critic(groups[0], 0.0)])
-    assert per_token(alone) == [[0.0]] and alone.metrics["credit/n_flat_steps"] == 1
+    assert per_token(alone) == [[0.0]] and alone.metrics["credit/n_zero_std_steps"] == 1
 
 
 @every

@@ -633,6 +633,6 @@ def test_a_run_in_which_a_worker_is_killed_goes_on_as_if_nothing_had_happened(tm
     whole = trained("whole-run")
     assert int(flag.read_text()) != os.getpid()
     retries = runs.curve(killed.folder, "rollout/n_retries")
-    assert 1 <= sum(retries) <= 4 and sum(runs.curve(killed.folder, "rollout/n_failures")) == 0
+    assert 1 <= sum(retries) <= 4 and sum(runs.curve(killed.folder, "rollout/n_infra_errors")) == 0
     assert runs.weights(runs.newest(killed.folder)) == runs.weights(runs.newest(whole.folder))
     assert goes(int(flag.read_text()))

@@ -213,7 +213,7 @@ def run_with(
 
 @pytest.mark.parametrize(("gap", "level"), [(1e-6, "fine"), (0.05, "look"), (0.5, "problem")])
 def test_a_gap_between_trainer_and_engine_is_judged(tmp_path: Path, gap: float, level: str) -> None:
-    assert run_with(tmp_path, loss__sampler_gap_mean=gap)["Trainer and engine"].level == level
+    assert run_with(tmp_path, loss__sampler_logprob_diff_mean=gap)["Trainer and engine"].level == level
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.97, None), (0.6, "look"), (0.2, "problem")])
@@ -231,7 +231,7 @@ def test_truncation_names_the_key_that_sets_it(tmp_path: Path) -> None:
 
 def test_failed_parts_are_counted_in_training_and_evaluation(tmp_path: Path) -> None:
     point = {"success": 0.5, "low": 0.4, "high": 0.6, "n": 100, "n_errors": 3}
-    found = run_with(tmp_path, {"after": point}, rollout__n_failures=2, rollout__n_episodes=100)["Failed parts"]
+    found = run_with(tmp_path, {"after": point}, rollout__n_infra_errors=2, rollout__n_episodes=100)["Failed parts"]
     assert (found.value, found.level) == ("2%", "look")
     assert "2 attempts in training and 3 in evaluation" in found.words
 
@@ -242,7 +242,7 @@ def test_groups_without_signal_invalid_actions_and_limits_are_shown(tmp_path: Pa
         n_steps=3,
         credit__n_groups=10,
         credit__n_zero_std_groups=6,
-        credit__n_single_groups=2,
+        credit__n_singleton_groups=2,
         rollout__invalid_share=0.6,
         rollout__n_episodes=40,
         rollout__n_turn_limit=30,

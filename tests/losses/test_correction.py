@@ -178,13 +178,13 @@ def test_metrics_of_one_step():
     # k1: (.693147 − 1.386294 − 2.197225) / 5; k3: (.193147 + 1.613706 + 5.802775) / 5
     # weights .5, 0, 2, 1 of the tokens kept and 0 of the other: 3.5² / (5 · 5.25)
     expected = {
-        "loss/sampler_gap_mean": 0.855333,
-        "loss/sampler_gap_max": math.log(9),
+        "loss/sampler_logprob_diff_mean": 0.855333,
+        "loss/sampler_logprob_diff_max": math.log(9),
         "loss/sampler_kl_k1": -0.578074,
         "loss/sampler_kl_k3": 1.521926,
         "loss/sampler_ess": 12.25 / 26.25,
         "loss/sampler_weight_mean": 3.5 / 4,
-        "loss/sampler_bounded_share": 2 / 5,
+        "loss/sampler_clipped_share": 2 / 5,
         "loss/sampler_masked_share": 1 / 5,
         "loss/sampler_rejected_share": 1 / 5,
         "loss/sampler_dropped_share": 1 / 3,

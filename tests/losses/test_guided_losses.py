@@ -38,7 +38,7 @@ def test_kdrl_leaves_out_what_is_not_taught():
     output = kdrl(teacher_coef=1.0)(made)
     assert output.loss.item() == pytest.approx(0.0225)  # of two tokens
     assert gradient(output.loss, made) == pytest.approx([0.15, 0.0])
-    assert output.metrics["loss/taught_share"].item() == pytest.approx(0.5)
+    assert output.metrics["loss/teacher_token_share"].item() == pytest.approx(0.5)
     nobody = inputs([-1.0], [0.7], old=[-1.2], teacher_logprobs=[NAN])
     plain = inputs([-1.0], [0.7], old=[-1.2])
     assert kdrl()(nobody).loss.item() == pytest.approx(PPOClip()(plain).loss.item())

@@ -100,8 +100,8 @@ def test_tokens_at_a_bound_of_k3_have_no_gradient_and_are_told(policy, ref):
 def test_the_share_of_tokens_at_a_bound_is_logged():
     # d of −2.61 has k3 e^2.61 − 1 − 2.61 = 9.99; −2.62 has 10.12.
     given_ = inputs([-3.0] * 4, [0.0] * 4, ref_logprobs=[-0.39, -0.38, -1.0, -25.0])
-    assert PPOClip(kl="k3")(given_).metrics["loss/kl_bounded_share"] == 0.5
-    assert PPOClip(kl="k2")(given_).metrics["loss/kl_bounded_share"] == 0.0
+    assert PPOClip(kl="k3")(given_).metrics["loss/kl_clamped_share"] == 0.5
+    assert PPOClip(kl="k2")(given_).metrics["loss/kl_clamped_share"] == 0.0
 
 
 def test_a_correction_makes_the_term_that_of_the_policy():

@@ -109,8 +109,8 @@ def test_credit_is_aligned_with_every_group_drawn_and_scaled() -> None:
     assert metrics["rollout/n_episodes"] == 6 and metrics["rollout/success"] == pytest.approx(4 / 6)
     assert {k: v for k, v in metrics.items() if k.startswith("sampling/")} == {
         "sampling/n_rounds": 2.0,
-        "sampling/n_unused_groups": 1.0,
-        "sampling/factor_mean": 1.25,
+        "sampling/n_dropped_groups": 1.0,
+        "sampling/advantage_scale_mean": 1.25,
     }
     assert replace(gathered, selection=Selection((1, 2))).weighted(credits) == credits
 
@@ -125,7 +125,7 @@ def test_every_group_drawn_is_recorded_and_counted(tmp_path: Path) -> None:
     for number, line in enumerate(lines, start=1):
         of_step = [r for r in stored if r.step == number]
         trained = [r for r in of_step if r.advantages is not None]
-        n_kept = line["rollout/n_groups"] - line["sampling/n_unused_groups"]
+        n_kept = line["rollout/n_groups"] - line["sampling/n_dropped_groups"]
         assert n_kept <= 4 and len(trained) == 3 * n_kept == line["batch/n_trained_trajectories"]
         assert line["batch/n_dropped_groups"] == 0  # every group that was kept has an advantage
         success = sum(r.trajectory.solved for r in of_step) / len(of_step)
@@ -137,7 +137,7 @@ def test_a_step_with_nothing_to_train_on_says_so_and_moves_nothing(tmp_path: Pat
     done = runs.run(path, tmp_path / "run")
     assert [line["sampling/n_empty_steps"] for line in steps(done.folder)] == [1.0, 2.0]
     assert [line["optimizer/n_updates"] for line in steps(done.folder)] == [0.0, 0.0]
-    assert all(line["sampling/n_unused_groups"] == 4 for line in steps(done.folder))
+    assert all(line["sampling/n_dropped_groups"] == 4 for line in steps(done.folder))
     assert done.said.count("had nothing to train on") == 1
     begin, end = (runs.weights(done.folder / "checkpoints" / f"0-policy_gradient-00000{n}") for n in (0, 2))
     assert begin == end
@@ -167,7 +167,7 @@ def test_a_selection_that_gives_up_leaves_what_it_saw(tmp_path: Path) -> None:
 def test_a_selection_of_ones_own(tmp_path: Path) -> None:
     path = recipe(tmp_path, {"steps": 1, "selection": {"kind": "./odds.py:EverySecond"}})
     [line] = steps(runs.run(path, tmp_path / "run").folder)
-    assert (line["sampling/n_rounds"], line["rollout/n_groups"], line["sampling/n_unused_groups"]) == (2.0, 8.0, 4.0)
+    assert (line["sampling/n_rounds"], line["rollout/n_groups"], line["sampling/n_dropped_groups"]) == (2.0, 8.0, 4.0)
     path.write_text(path.read_text().replace("odds.py:EverySecond", "odds.py:Broken"))
     with pytest.raises(TrainingError, match=r"the selection of 0-policy_gradient, step 1(.|\n)*IndexError"):
         runs.run(path, tmp_path / "again")

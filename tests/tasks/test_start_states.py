@@ -131,8 +131,8 @@ def test_what_a_reverse_curriculum_says() -> None:
     drawn = source.draw(4)
     said = source.learn([group(task, [1.0, 1.0, 0.0] if task.prefix else [0.0, 0.0]) for task in drawn])
     assert said == {
-        "sampling/n_given_turns_mean": 1.5,  # two beginnings, two starts after three turns
-        "sampling/beginning_success": 0.0,
+        "sampling/prefix_turns_mean": 1.5,  # two beginnings, two starts after three turns
+        "sampling/initial_state_success": 0.0,
         "sampling/start_success": pytest.approx(2 / 3),
         "sampling/stage": 0.0,
     }

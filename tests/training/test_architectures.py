@@ -147,7 +147,7 @@ def test_two_steps_of_training(family: str, lora: dict[str, Any] | None, tmp_pat
     path = runs.write(tmp_path, [stage], policy=policy, evaluation={"n_tasks": 4}, rewards=mine)
     done = runs.run(path, tmp_path / "run")
     assert min(runs.curve(done.folder, "optimizer/grad_norm")) > 0
-    assert max(runs.curve(done.folder, "loss/sampler_gap_max")) < 1e-4
+    assert max(runs.curve(done.folder, "loss/sampler_logprob_diff_max")) < 1e-4
     settings = Pretrained(path=str(tmp_path / "model"), template=Path("plain"), lora=Lora(rank=2) if lora else None)
     again = restore(settings, runs.newest(done.folder) / "policy", done.folder)
     before = settings.build(0)

@@ -32,7 +32,7 @@ ONE = episode([((1, 2), (3, 4))])
 def test_figures_of_a_step() -> None:
     # Deviations .5 and 0, and a group of one that says nothing: mean .25, half of two groups silent.
     values = collapse_metrics([group([0, 1], ONE), group([1, 1], ONE), group([1], ONE)])
-    assert values["collapse/group_std_mean"] == 0.25 and values["collapse/silent_groups_share"] == 0.5
+    assert values["collapse/group_std_mean"] == 0.25 and values["collapse/zero_std_groups_share"] == 0.5
     assert values["collapse/surprisal"] == 0.5
     assert values["collapse/echo_share"] == values["collapse/repeat_share"] == 0, "two tokens have no 4-gram"
 

@@ -121,7 +121,7 @@ def test_neither_micro_batches_nor_layout_change_a_step(off: Any, name: str, upd
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
         for key in (k for k in metrics if k.startswith("loss/sampler_")):
             assert same[key] == pytest.approx(metrics[key], rel=1e-3, abs=1e-5), key
-    assert metrics["loss/sampler_gap_mean"] > 0.01 and metrics["loss/sampler_ess"] < 0.9999
+    assert metrics["loss/sampler_logprob_diff_mean"] > 0.01 and metrics["loss/sampler_ess"] < 0.9999
 
 
 def test_one_update_and_a_pass_before_it_come_to_the_same(off: Any) -> None:
@@ -146,7 +146,9 @@ def test_an_engine_that_shares_the_weights_is_trusted_to_the_bit() -> None:
         by_hand = TorchTrainer(made, SMOOTH, 9).update(batches, PPOClip())
         assert torch.equal(found, parameters(made.model))
         assert {k: values[k] for k in by_hand} == by_hand
-        assert values["loss/sampler_gap_max"] < 1e-4 and values["loss/sampler_ess"] == pytest.approx(1, abs=1e-6)
+        assert values["loss/sampler_logprob_diff_max"] < 1e-4 and values["loss/sampler_ess"] == pytest.approx(
+            1, abs=1e-6
+        )
         assert "loss/sampler_weight_mean" not in values
 
 
@@ -224,7 +226,7 @@ def test_adapters_that_drop_out_are_compared_with_the_engine_as_a_whole() -> Non
     values = update(
         PolicyGradient(optimizer=SMOOTH), TorchTrainer(made, SMOOTH, 9), samples, np.random.default_rng(0), False
     )
-    assert values["loss/sampler_gap_max"] < 1e-4, "an engine that agrees"
+    assert values["loss/sampler_logprob_diff_max"] < 1e-4, "an engine that agrees"
     assert values["loss/ratio_max"] > 1.001, "dropout acts in the update"
 
 
@@ -308,7 +310,7 @@ def test_over_some_steps_the_corrected_gradient_is_nearer_to_the_true_one(loss: 
         before = parameters(made.model)
         values = update(stage, trainer, samples, np.random.default_rng(step), False)
         assert (parameters(made.model) - before).abs().max() > 1e-4
-        assert values["loss/sampler_gap_mean"] > 0.05 and values["loss/sampler_bounded_share"] > 0
+        assert values["loss/sampler_logprob_diff_mean"] > 0.05 and values["loss/sampler_clipped_share"] > 0
 
 
 def test_clean_rows_are_what_the_definition_wants() -> None:

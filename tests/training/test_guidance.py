@@ -88,7 +88,7 @@ def test_figures_of_the_policy_are_of_its_own_attempts(guided: runs.Done) -> Non
             assert record.score.total == 1.0
         assert all(r.trajectory.attempt < 4 for r in own)
     assert guided.result["n_episodes"] == 6 * 16
-    assert max(runs.curve(guided.folder, "loss/sampler_gap_max")) < 1e-3, "demonstrations have no sampler"
+    assert max(runs.curve(guided.folder, "loss/sampler_logprob_diff_max")) < 1e-3, "demonstrations have no sampler"
 
 
 def test_advantages_are_over_the_group(guided: runs.Done) -> None:
@@ -214,12 +214,12 @@ def test_what_every_attempt_failed_is_imitated(lifted: runs.Done) -> None:
         records = list(read_trajectories(lifted.folder / "trajectories", phase="train", steps=[line["step"]]))
         solved = {r.task_id for r in records if r.trajectory.solved}
         failed = [i for i in dict.fromkeys(r.task_id for r in records) if i not in solved]
-        assert line["relift/n_failed_groups"] == len(failed)
+        assert line["imitate_failed/n_failed_groups"] == len(failed)
         waiting = list(dict.fromkeys([*waiting, *failed]))
         imitates = len(waiting) >= 3
-        assert line["relift/n_imitated"] == 3 * imitates and ("relift/loss" in line) is imitates
+        assert line["imitate_failed/n_imitated"] == 3 * imitates and ("imitate_failed/loss" in line) is imitates
         waiting = waiting[3:] if imitates else waiting
-        assert line["relift/n_waiting"] == len(waiting)
+        assert line["imitate_failed/n_waiting"] == len(waiting)
         updates = line["optimizer/n_updates"] - n_updates
         n_updates = line["optimizer/n_updates"]
         assert updates == (line["batch/n_trained_trajectories"] > 0) + imitates
@@ -228,7 +228,7 @@ def test_what_every_attempt_failed_is_imitated(lifted: runs.Done) -> None:
         n_scheduled += updates - imitates
         if updates - imitates:
             assert line["optimizer/lr"] == pytest.approx(4.0e-3 * (1 - (n_scheduled - 1) / 6))
-    assert sum(runs.curve(lifted.folder, "relift/n_imitated")) >= 3
+    assert sum(runs.curve(lifted.folder, "imitate_failed/n_imitated")) >= 3
     state = json.loads((runs.newest(lifted.folder) / "state.json").read_text())
     assert state["n_updates"] == n_updates
 
@@ -239,7 +239,7 @@ def test_a_policy_that_hardly_succeeds_is_lifted(tmp_path: Path, unguided: runs.
     assert unguided.result["success_after"] < 0.4
     assert lifted.result["success_after"] > 0.8, runs.curve(lifted.folder, "rollout/success")
     first = steps(lifted)[0]  # all of its attempts fail, and what is imitated moves the policy
-    assert (first["batch/n_trained_trajectories"], first["relift/n_imitated"]) == (0, 3)
+    assert (first["batch/n_trained_trajectories"], first["imitate_failed/n_imitated"]) == (0, 3)
     assert first["sampling/n_empty_steps"] == 0 and "step 1 of 1-policy_gradient had nothing" not in lifted.said
 
 

@@ -113,8 +113,12 @@ def test_rated_replies_of_a_file_are_learnt(tmp_path: Path) -> None:
     stages = [START, STAGE | {"pairs": {"file": write(tmp_path, rated_lines(96))}}]
     done = runs.run(runs.write(tmp_path, stages), tmp_path / "run")
     assert done.result["success_after"] > done.result["success_before"] + 0.2, done.result
-    assert runs.curve(done.folder, "preference/n_good") == runs.curve(done.folder, "preference/n_bad") == [48.0]
-    assert len(runs.curve(done.folder, "preference/drift")) == 6 * 6
+    assert (
+        runs.curve(done.folder, "preference/n_desirable")
+        == runs.curve(done.folder, "preference/n_undesirable")
+        == [48.0]
+    )
+    assert len(runs.curve(done.folder, "preference/kl")) == 6 * 6
     assert len((done.folder / "pairs" / "1-preference.jsonl").read_text().splitlines()) == 96
 
 

@@ -209,7 +209,7 @@ def test_a_stage_after_it_trains_on(start: Path, tmp_path: Path) -> None:
     gradient = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 8, "group_size": 8, "optimizer": {"lr": 1e-3}}
     done = learn(start, tmp_path, [short, gradient, short], evaluation={"n_tasks": 8})
     # What the engine sampled with is what the trainer computes: TRL has left nothing behind in the model.
-    assert max(runs.curve(done.folder, "loss/sampler_gap_max")) < 1e-3
+    assert max(runs.curve(done.folder, "loss/sampler_logprob_diff_max")) < 1e-3
     assert runs.curve(done.folder, "preference/n_pairs")[0] > 0
 
 

@@ -81,7 +81,11 @@ def test_the_page_has_what_the_file_beside_the_model_says(tmp_path: Path) -> Non
 
 
 def test_audits_of_judges_have_their_intervals(tmp_path: Path) -> None:
-    values = {"judge/audit_accuracy": 0.8, "judge/audit_accuracy_low": 0.6, "judge/audit_accuracy_high": 0.9}
+    values = {
+        "judge_refresh/audit_accuracy": 0.8,
+        "judge_refresh/audit_accuracy_low": 0.6,
+        "judge_refresh/audit_accuracy_high": 0.9,
+    }
     lines = [LogLine(step, "0-pg", float(step), values) for step in (4, 8)]
     [audit] = judges(tmp_path, RunData(tmp_path, lines, {}, {}, {}))["audits"]
     assert (audit["steps"], audit["values"], audit["low"], audit["high"]) == ([4, 8], [0.8] * 2, [0.6] * 2, [0.9] * 2)

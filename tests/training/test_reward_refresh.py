@@ -119,11 +119,11 @@ def test_it_learns_from_the_present_attempts_and_leaves_the_recipes_model_alone(
     assert torch.equal(tiny.parameters(loaded), before)
     assert not torch.equal(tiny.parameters(found.model), before)
     assert found.old == fresh and not found.fresh and not found.held and not found.is_due
-    assert figures["refresh/n_fresh"] == len(fresh) and figures["refresh/n_old"] == 0
+    assert figures["reward_refresh/n_new"] == len(fresh) and figures["reward_refresh/n_replayed"] == 0
     assert [v.value for v in found.live.over_group(Task(name.task_id), name.trajectories)] != served
     # It knows by heart what it learnt from, twelve times over, better than what was held out.
     found.held = fresh
-    again = found._accuracy("after", success_estimate)["refresh/accuracy_after"]
+    again = found._accuracy("after", success_estimate)["reward_refresh/accuracy_after"]
     assert again > 0.8, (again, figures, held)
 
 
@@ -151,7 +151,7 @@ def test_a_share_of_what_is_learnt_from_is_old(tmp_path: Path) -> None:
         if found.is_due:
             n = len(found.fresh)
             figures = found.refresh(success_estimate)
-            counts.append((n, figures["refresh/n_old"]))
+            counts.append((n, figures["reward_refresh/n_replayed"]))
     # A quarter of all is a third of what is fresh, once there is so much.
     assert counts[0][1] == 0.0
     assert [old for _, old in counts[1:]] == [float(round(n / 3)) for n, _ in counts[1:]]
@@ -161,7 +161,7 @@ def test_a_share_of_what_is_learnt_from_is_old(tmp_path: Path) -> None:
     none = refresher(tmp_path, "outcome", every=1, truth="env", replay_share=0.0)
     for step in (1, 2):
         none.learn(attempts(step), step)
-        assert none.refresh(success_estimate)["refresh/n_old"] == 0.0
+        assert none.refresh(success_estimate)["reward_refresh/n_replayed"] == 0.0
 
 
 def test_versions_of_a_model_of_pairs_agree_in_scale(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_versions_of_a_model_of_pairs_agree_in_scale(tmp_path: Path) -> None:
     sides = found._sides(found.held)
     before = found._numbers(sides)
     figures = found.refresh(success_estimate)
-    a, b = figures["refresh/scale"], figures["refresh/shift"]
+    a, b = figures["reward_refresh/scale"], figures["reward_refresh/shift"]
     raw = found._numbers(sides)
     assert a != pytest.approx(1.0, abs=0.01) and raw != pytest.approx(before, abs=0.1)
     assert fmean([a * x + b for x in raw]) == pytest.approx(fmean(before), abs=1e-5)
@@ -193,7 +193,7 @@ def test_probabilities_are_left_alone(tmp_path: Path) -> None:
     found = refresher(tmp_path, "outcome", every=1, truth="env", epochs=9)
     found.learn(attempts(1), 1)
     figures = found.refresh(success_estimate)
-    assert (figures["refresh/scale"], figures["refresh/shift"]) == (1.0, 0.0)
+    assert (figures["reward_refresh/scale"], figures["reward_refresh/shift"]) == (1.0, 0.0)
 
 
 def test_attempts_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
@@ -208,7 +208,10 @@ def test_attempts_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
     before = tiny.parameters(found.model)
     found.learn([alike], 1)
     figures = found.refresh(success_estimate)
-    assert figures["refresh/n_fresh"] == figures["refresh/n_held_out"] == 0.0 and "refresh/loss" not in figures
+    assert (
+        figures["reward_refresh/n_new"] == figures["reward_refresh/n_held_out"] == 0.0
+        and "reward_refresh/loss" not in figures
+    )
     assert torch.equal(tiny.parameters(found.model), before) and found.scale == (1.0, 0.0)
 
 
@@ -227,7 +230,7 @@ def test_its_state_goes_on_to_the_bit(tmp_path: Path, learns: str) -> None:
     for found in (one, other):
         found.learn(attempts(4), 4)
     figures = [{k: v for k, v in found.refresh(success_estimate).items() if "time" not in k} for found in (one, other)]
-    assert figures[0] == figures[1] and figures[0]["refresh/n_old"] > 0
+    assert figures[0] == figures[1] and figures[0]["reward_refresh/n_replayed"] > 0
     assert torch.equal(tiny.parameters(one.model), tiny.parameters(other.model)) and one.scale == other.scale
     assert [(i.task_id, getattr(i, "ends", None)) for i in one.old] == [
         (i.task_id, getattr(i, "ends", None)) for i in other.old
@@ -284,8 +287,8 @@ def test_a_stopped_run_equals_one_that_was_not(start: dict[str, Any], tmp_path: 
     name = "0-policy_gradient/model.safetensors"
     left = [(tmp_path / run / "reward_model" / name).read_bytes() for run in ("whole", "stopped")]
     assert left[0] == left[1] != Path(start["pairs"], "model.safetensors").read_bytes()
-    assert runs.curve(tmp_path / "whole", "refresh/n_refreshes") == [1.0, 2.0]
-    assert sum(runs.curve(tmp_path / "whole", "refresh/n_fresh")) > 8
+    assert runs.curve(tmp_path / "whole", "reward_refresh/n_refreshes") == [1.0, 2.0]
+    assert sum(runs.curve(tmp_path / "whole", "reward_refresh/n_new")) > 8
 
 
 def test_a_killed_run_equals_one_that_was_not(start: dict[str, Any], tmp_path: Path) -> None:
@@ -297,7 +300,7 @@ def test_a_killed_run_equals_one_that_was_not(start: dict[str, Any], tmp_path: P
     n = children.n_events(whole)
     assert resume.run_with_kills(path, tmp_path / "killed", [2 * n // 3]) == 1
     assert resume.everything(tmp_path / "killed" / "run") == resume.everything(tmp_path / "run")
-    assert len(runs.curve(tmp_path / "run", "refresh/loss")) == 1
+    assert len(runs.curve(tmp_path / "run", "reward_refresh/loss")) == 1
 
 
 def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
@@ -306,7 +309,9 @@ def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
     stage = STAGE | {"tasks_per_step": 8, "steps": 3, "reward_refresh": REFRESH | {"truth": "truth"}}
     done = runs.run(recipe(tmp_path, start, "pairs", [stage]), tmp_path / "run")
     for when in ("before", "after"):
-        value, low, high = (runs.curve(done.folder, f"refresh/accuracy_{when}{end}") for end in ("", "_low", "_high"))
+        value, low, high = (
+            runs.curve(done.folder, f"reward_refresh/accuracy_{when}{end}") for end in ("", "_low", "_high")
+        )
         assert len(value) == 1 and all(0 <= a <= v <= b <= 1 for a, v, b in zip(low, value, high, strict=True))
     checkpoint = done.folder / "checkpoints" / "0-policy_gradient-000002"
     kept = torch.load(checkpoint / "trainer.pt", weights_only=True)["kept"]["refresher"]

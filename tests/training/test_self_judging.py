@@ -143,9 +143,9 @@ def test_a_stopped_run_equals_one_that_was_not(start: str, tmp_path: Path) -> No
     assert resume.run_with_interruptions(path, tmp_path / "stopped", at) >= 3
     resume.assert_equal(tmp_path / "stopped", tmp_path / "whole")
     # Audited: the first judge, after 2 steps the policy of step 0, after 4 that of step 2.
-    assert runs.curve(whole.folder, "judge/n_renewals") == [0.0, 1.0, 2.0]
-    assert runs.curve(whole.folder, "judge/age") == [0.0, 2.0, 2.0]
-    assert [line["step"] for line in runs.log(whole.folder) if "judge/age" in line] == [0, 2, 4]
+    assert runs.curve(whole.folder, "judge_refresh/n_refreshes") == [0.0, 1.0, 2.0]
+    assert runs.curve(whole.folder, "judge_refresh/age") == [0.0, 2.0, 2.0]
+    assert [line["step"] for line in runs.log(whole.folder) if "judge_refresh/age" in line] == [0, 2, 4]
     names = ("checkpoints/0-policy_gradient-000002/policy", "judges/0-policy_gradient")
     files = [(whole.folder / name / "model.safetensors") for name in names]
     left = (tmp_path / "stopped" / names[1] / "model.safetensors").read_bytes()
@@ -159,10 +159,10 @@ def test_a_policy_that_judges_badly_does_not_become_the_judge(start: str, tmp_pa
     stage = STAGE | {"judge_refresh": RENEWAL | {"min_accuracy": 0.6, "reward": "graded"}}
     done = runs.run(recipe(tmp_path, start, [stage], graded=grade), tmp_path / "run")
     # It says nothing that can be read: every verdict is 0, all pairs are ties, and ½ is less than .6.
-    assert runs.curve(done.folder, "judge/audit_accuracy") == [0.5, 0.5]
-    assert runs.curve(done.folder, "judge/tie_share") == [1.0, 1.0]
-    assert runs.curve(done.folder, "judge/n_renewals") == [0.0, 0.0]
-    assert runs.curve(done.folder, "judge/is_over") == [0.0, 1.0]
+    assert runs.curve(done.folder, "judge_refresh/audit_accuracy") == [0.5, 0.5]
+    assert runs.curve(done.folder, "judge_refresh/tie_share") == [1.0, 1.0]
+    assert runs.curve(done.folder, "judge_refresh/n_refreshes") == [0.0, 0.0]
+    assert runs.curve(done.folder, "judge_refresh/audit_failed") == [0.0, 1.0]
     assert "does not become the judge of graded" in done.said
     assert "Judge that was renewed" in (done.folder / "report.html").read_text()
     assert not (done.folder / "judges").exists()

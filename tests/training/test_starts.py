@@ -85,7 +85,7 @@ def test_evaluations_begin_at_the_beginning_and_training_does_not(tmp_path: Path
         assert record.score is not None and not any(record.score.turns[: t.n_given])
     evaluated = list(read_trajectories(done.folder / "trajectories", phase="eval"))
     assert evaluated and all(r.trajectory.n_given == 0 and "@" not in r.task_id for r in evaluated)
-    assert {"sampling/start_success", "sampling/n_given_turns_mean"} <= set(runs.log(done.folder)[-2])
+    assert {"sampling/start_success", "sampling/prefix_turns_mean"} <= set(runs.log(done.folder)[-2])
 
 
 def test_demonstrations_without_a_middle_are_noticed_before_anything_is_trained(tmp_path: Path) -> None:

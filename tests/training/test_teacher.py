@@ -189,7 +189,7 @@ def test_a_student_learns_from_its_teacher_where_no_reward_tells_anything(
     gaps = runs.curve(done.folder, "loss/kl_teacher")
     assert gaps[-1] < 0.2 * gaps[0]
     assert runs.curve(done.folder, "loss/teacher_coef") == pytest.approx(np.linspace(1.0, 0.5, 15).tolist())
-    assert runs.curve(done.folder, "loss/taught_share") == pytest.approx([1.0] * 15)
+    assert runs.curve(done.folder, "loss/teacher_token_share") == pytest.approx([1.0] * 15)
     total, beta = (runs.curve(done.folder, f"loss/{name}")[0] for name in ("total", "teacher_coef"))
     assert total == pytest.approx(beta * gaps[0], rel=1e-4)
 

@@ -52,8 +52,8 @@ def test_stored_figures_are_those_of_the_update(folder: Path) -> None:
     ]
     assert len(pairs) == sum(r.trajectory.n_tokens for r in records) > 20
     assert statistics.fmean(e for e, _ in pairs) == pytest.approx(logged["loss/entropy"], rel=1e-3)
-    assert statistics.fmean(g for _, g in pairs) == pytest.approx(logged["loss/sampler_gap_mean"], rel=0.1)
-    assert max(g for _, g in pairs) == pytest.approx(logged["loss/sampler_gap_max"], rel=0.1)
+    assert statistics.fmean(g for _, g in pairs) == pytest.approx(logged["loss/sampler_logprob_diff_mean"], rel=0.1)
+    assert max(g for _, g in pairs) == pytest.approx(logged["loss/sampler_logprob_diff_max"], rel=0.1)
     assert all(r.entropies is None and r.gaps is None for r in of_step(folder, 2))  # `every` leaves this one out
 
 

@@ -71,7 +71,7 @@ def test_what_the_engine_sampled_has_the_trainers_log_probs() -> None:
     torch.testing.assert_close(same, batch.sampler_logprobs, atol=1e-4, rtol=0)
     assert (other - batch.sampler_logprobs).abs().mean() > 0.05
     values = trainer.update([batch], PPOClip(), temperature=0.7)
-    assert values["loss/sampler_gap_max"] < 1e-4 and values["loss/ratio_mean"] == pytest.approx(1, abs=1e-4)
+    assert values["loss/sampler_logprob_diff_max"] < 1e-4 and values["loss/ratio_mean"] == pytest.approx(1, abs=1e-4)
 
 
 def test_entropy_is_that_of_the_whole_distribution() -> None:

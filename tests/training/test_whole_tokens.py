@@ -186,7 +186,7 @@ def test_luffy_learns_what_another_shows_beside_its_own_attempts(rows: list[Samp
     assert logprob_of(made, shown) > before + 0.5
     n_tokens = sum(s.n_policy_tokens for s in rows)
     assert values["loss/off_policy_share"] == pytest.approx(shown.n_policy_tokens / n_tokens)
-    assert values["loss/sampler_gap_max"] < 1e-3, "what the engine did not sample does not count against it"
+    assert values["loss/sampler_logprob_diff_max"] < 1e-3, "what the engine did not sample does not count against it"
 
 
 def test_other_losses_refuse_tokens_of_another(rows: list[Sample]) -> None:

@@ -113,7 +113,12 @@ def test_top_shows_a_run_whose_figures_are_not_finite(tmp_path: Path) -> None:
 
 
 def test_a_step_in_one_line() -> None:
-    values = {"rollout/success": 0.5, "rollout/n_episodes": 22.0, "rollout/n_failures": 2.0, "rollout/return_mean": 0.4}
+    values = {
+        "rollout/success": 0.5,
+        "rollout/n_episodes": 22.0,
+        "rollout/n_infra_errors": 2.0,
+        "rollout/return_mean": 0.4,
+    }
     values |= {"rollout/tokens_per_s": 99.5, "loss/total": 0.0312, "loss/approx_kl": 0.00123, "loss/kl_ref": 0.5}
     alone = [outcome_group([1.0], task=f"task {i}", solved_G=[i % 2 == 0]) for i in range(20)]
     said = partial(step_line, groups=alone, estimate=success_estimate)

@@ -92,7 +92,7 @@ class EventOrder:
             )
             trains = tuple(not self._is_shuffled(t) for t in group.trajectories)
             credits.append(replace(credit, tokens_GNT=tokens, trains_G=trains))
-        return with_counters(credits, {"credit/n_order_helped": float(sum(helped for _, helped in cut))})
+        return with_counters(credits, {"credit/n_order_bonus_groups": float(sum(helped for _, helped in cut))})
 
     def _is_shuffled(self, trajectory: Trajectory) -> bool:
         return not trajectory.is_demonstration and (trajectory.attempt + 1) % self.every == 0

@@ -83,7 +83,7 @@ class HGPO:
             group_counters(totals)
             | {
                 "credit/n_state_groups": float(sum(len(members) > 1 for members in present)),
-                "credit/n_state_singletons": float(sum(len(members) == 1 for members in present)),
+                "credit/n_singleton_states": float(sum(len(members) == 1 for members in present)),
                 "credit/n_turns_without_state": float(n_turns - n_known),
             },
         )

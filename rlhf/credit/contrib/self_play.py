@@ -119,7 +119,7 @@ class Seats:
         """Return the credit of each group of a step."""
         sides = [side for number, group in enumerate(groups) for side in self._sides(number, group)]
         rows = [[[(0.0,) * g.n_tokens for g in t.generations] for t in group.trajectories] for group in groups]
-        metrics = {"credit/n_sides": float(len(sides))}
+        metrics = {"credit/n_seat_groups": float(len(sides))}
         for side, credit in zip(sides, credit_of(self.inner, [side.group for side in sides]), strict=True):
             for name, value in credit.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value

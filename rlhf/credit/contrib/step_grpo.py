@@ -56,6 +56,6 @@ class StepGRPO:
             group_counters(returns)
             | {
                 "credit/n_zero_std_groups": float(len(returns) > 1 and is_silent),
-                "credit/n_turns_alone": float(sum(len(pairs) == 1 for pairs in members.values())),
+                "credit/n_singleton_turns": float(sum(len(pairs) == 1 for pairs in members.values())),
             },
         )

@@ -63,7 +63,7 @@ class Stratified:
                 advantages[i] += self.alpha * within
         n_single = sum(len(members) == 1 for members in strata.values()) if len(returns) > 1 else 0
         return Credit(
-            broadcast(group, advantages), group_counters(returns) | {"credit/n_single_strata": float(n_single)}
+            broadcast(group, advantages), group_counters(returns) | {"credit/n_singleton_strata": float(n_single)}
         )
 
     def n_calls(self, trajectory: Trajectory) -> int:

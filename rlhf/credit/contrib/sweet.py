@@ -57,7 +57,7 @@ class SWEET:
                 compared = normalise([credit_GK[i][k] for i, k in members], by_std=False, ddof=1, eps=0.0)
                 for (i, k), advantage in zip(members, compared, strict=True):
                     credit_GK[i][k] = advantage
-        return Credit(spread(group, credit_GK), metrics | {"credit/n_state_singletons": float(alone)})
+        return Credit(spread(group, credit_GK), metrics | {"credit/n_singleton_states": float(alone)})
 
 
 def _same_state(group: ScoredGroup) -> list[list[tuple[int, int]]]:

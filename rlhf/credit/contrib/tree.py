@@ -1,6 +1,6 @@
 """Trees of attempts: which attempts share a beginning, and what each beginning was worth.
 
-A tree is given by three short lists. Node 0 is the task, before anything was done; every other node is a piece of an
+A tree is given by three short lists. Node 0 is the task, before anything was done; every other node is a segment of an
 attempt, taken by one attempt or by several together.
 
     parents_V   `[V]`, each node's parent, which comes before it; of the task it is -1
@@ -43,7 +43,7 @@ def tree_of(group: ScoredGroup) -> Tree:
     A generation is the unit: two trajectories share it if prompt ids and sampled ids are the same, and all before it
     is shared too. A node is a longest run of generations that the same trajectories share, so an attempt that shares
     nothing is one node. Trajectories that part within a generation share nothing of it; whoever branches there records
-    the common piece as a generation of its own, which the prompt of the next one extends.
+    the common segment as a generation of its own, which the prompt of the next one extends.
     """
     calls_GN = [t.generations for t in group.trajectories]
     parents, leaves = [-1], [0] * len(calls_GN)

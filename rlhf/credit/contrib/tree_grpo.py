@@ -54,6 +54,6 @@ class TreeGRPO:
         sizes = [len(members) for members in trees(tree.parents_V, tree.leaves_G)]
         counters = {
             "credit/n_trees": float(sum(n > 1 for n in sizes)),
-            "credit/n_single_trees": float(sum(n == 1 for n in sizes)),
+            "credit/n_singleton_trees": float(sum(n == 1 for n in sizes)),
         }
         return Credit(broadcast(group, advantages), group_counters(returns) | counters)

@@ -20,18 +20,18 @@ class TreeRL:
     It is the same for every token of segment s of an attempt.
 
     V(s) is the mean score of the n(s) trajectories of the group that contain s, each score minus the mean of the
-    others'. The pieces are those of the tree that trajectories make by what they share (`rlhf.credit.contrib.tree`),
+    others'. The segments are those of the tree that trajectories make by what they share (`rlhf.credit.contrib.tree`),
     whether
     a rollout branched them or they happened to begin alike. Where nothing is shared this is RLOO, twice.
 
     Tokens that n trajectories share are trained on in each of them; divided by sqrt(n) they weigh as sqrt(n) tokens.
 
     Degenerate cases: what all trajectories share, equal scores, and a lone trajectory give exactly 0. An attempt that
-    ends where others go on counts in the value of the piece it ends with.
+    ends where others go on counts in the value of the segment it ends with.
 
     The formula is the paper's, with its code's scores. The code divides each V by its own sqrt(n) before it subtracts,
     2 V(s) / sqrt(n(s)) − V(parent) / sqrt(n(parent)) as V(task) is 0, shifts all by a mean over the step, and lets a
-    piece that changed nothing repeat the number of the piece before it.
+    segment that changed nothing repeat the number of the segment before it.
 
     Source: TreeRL, arXiv 2506.11902; THUDM/TreeRL, `tree_node.py`.
     """
@@ -53,4 +53,4 @@ class TreeRL:
             for nodes, lengths in zip(tree.nodes_GN, shape_of(group), strict=True)
         )
         n_shared = sum(len(through) > 1 for through in members(tree.parents_V, tree.leaves_G)[1:])
-        return Credit(tokens, group_counters(returns) | {"credit/n_shared_pieces": float(n_shared)})
+        return Credit(tokens, group_counters(returns) | {"credit/n_shared_segments": float(n_shared)})

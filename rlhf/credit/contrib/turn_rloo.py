@@ -51,6 +51,6 @@ class TurnRLOO:
             for i in present:
                 credit_GK[i][k] = compared[i]
         is_silent = not any(x for row in credit_GK for x in row)
-        counters = {"credit/n_turns_alone": float(n_alone)}
+        counters = {"credit/n_singleton_turns": float(n_alone)}
         counters["credit/n_zero_std_groups"] = float(len(totals) > 1 and is_silent)
         return Credit(spread(group, credit_GK), group_counters(totals) | counters)

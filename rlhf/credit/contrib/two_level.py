@@ -148,7 +148,7 @@ class TwoLevel:
             levels = [level_of(group, options) for group, options in zip(groups, cut, strict=True)]
             counters.append(_estimate(estimator, self.horizon == "episode", levels, cut, per_group, found))
         _, n_alone = (found_at_level.pop("alone", 0.0) for found_at_level in counters)
-        counts = {"credit/n_options": float(sum(map(len, cut))), "credit/n_lone_options": n_alone}
+        counts = {"credit/n_options": float(sum(map(len, cut))), "credit/n_singleton_options": n_alone}
         metrics = counts | _merged(counters)
         return [rows.credit(metrics if i == 0 else {}) for i, rows in enumerate(found)]
 

@@ -43,7 +43,7 @@ def findings(run: RunData) -> list[Finding]:
 
 
 def _gap(run: RunData) -> Iterator[Finding]:
-    means, peaks = run.values("loss/sampler_gap_mean"), run.values("loss/sampler_gap_max")
+    means, peaks = run.values("loss/sampler_logprob_diff_mean"), run.values("loss/sampler_logprob_diff_max")
     if not means:
         return
     worst = max(means)
@@ -90,7 +90,7 @@ def _truncated(run: RunData) -> Iterator[Finding]:
 
 
 def _errors(run: RunData) -> Iterator[Finding]:
-    failed, attempts = sum(run.values("rollout/n_failures")), sum(run.values("rollout/n_episodes"))
+    failed, attempts = sum(run.values("rollout/n_infra_errors")), sum(run.values("rollout/n_episodes"))
     failed_eval = sum(int(result.get("n_errors") or 0) for result in run.results.values())
     if not attempts and not run.results:
         return
@@ -120,7 +120,7 @@ def _invalid(run: RunData) -> Iterator[Finding]:
 
 
 def _signal(run: RunData) -> Iterator[Finding]:
-    flat = sum(run.values("credit/n_zero_std_groups")) + sum(run.values("credit/n_single_groups"))
+    flat = sum(run.values("credit/n_zero_std_groups")) + sum(run.values("credit/n_singleton_groups"))
     groups = sum(run.values("credit/n_groups"))
     if not groups:
         return
@@ -174,10 +174,10 @@ def _watched(run: RunData) -> Iterator[Finding]:
 
 
 def _refreshed(run: RunData) -> Iterator[Finding]:
-    before, after = run.values("refresh/accuracy_before"), run.values("refresh/accuracy_after")
+    before, after = run.values("reward_refresh/accuracy_before"), run.values("reward_refresh/accuracy_after")
     if not before:
         return
-    low = run.values("refresh/accuracy_after_low")[-1]
+    low = run.values("reward_refresh/accuracy_after_low")[-1]
     yield Finding(
         "Reward model that was trained further",
         percent_text(after[-1]),
@@ -189,10 +189,10 @@ def _refreshed(run: RunData) -> Iterator[Finding]:
 
 
 def _renewed(run: RunData) -> Iterator[Finding]:
-    accuracies = run.values("judge/audit_accuracy")
+    accuracies = run.values("judge_refresh/audit_accuracy")
     if not accuracies:
         return
-    is_over = any(run.values("judge/is_over"))
+    is_over = any(run.values("judge_refresh/audit_failed"))
     yield Finding(
         "Judge that was renewed",
         percent_text(accuracies[-1]),

@@ -81,7 +81,7 @@ class KDRL(PPOClip):
             **output.metrics,
             "loss/total": output.metrics["loss/total"] + term.detach(),
             "loss/kl_teacher": inputs.mean_share(k2),
-            "loss/taught_share": inputs.mean_share(taught.to(policy)),
+            "loss/teacher_token_share": inputs.mean_share(taught.to(policy)),
             "loss/teacher_coef": inputs.mean_share(torch.full_like(policy, self.teacher_coef)),
         }
         return LossOutput(output.loss + term, metrics, output.metrics_max)

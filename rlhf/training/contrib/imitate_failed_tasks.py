@@ -119,9 +119,9 @@ class FailedImitation(StageHook):
         found = await self.guide.show(candidates, run)
         chosen = self.hard.put([i for i in candidates if i in found])
         step.values |= {
-            "relift/n_failed_groups": float(len(failed)),
-            "relift/n_waiting": float(len(self.hard.after)),
-            "relift/n_imitated": float(len(chosen)),
+            "imitate_failed/n_failed_groups": float(len(failed)),
+            "imitate_failed/n_waiting": float(len(self.hard.after)),
+            "imitate_failed/n_imitated": float(len(chosen)),
         }
         if chosen:
             step.values |= _imitated(parts, self.hard.settings, [found[i] for i in chosen])
@@ -150,7 +150,7 @@ def _imitated(parts: LiveStage, settings: ImitateFailed, shown: Sequence[Traject
     [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), budget, None, n_least=n_least)
     values = trainer.imitate(batches, entropy_coef=settings.entropy_coef, off_schedule=True)
     return {
-        "relift/loss": values["supervised/loss"],
-        "relift/grad_norm": values["optimizer/grad_norm"],
+        "imitate_failed/loss": values["supervised/loss"],
+        "imitate_failed/grad_norm": values["optimizer/grad_norm"],
         "optimizer/n_updates": float(trainer.n_updates),
     }

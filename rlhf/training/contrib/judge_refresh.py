@@ -141,8 +141,9 @@ class PolicyJudge(StageHook):
 
     def _told(self, figures: Mapping[str, float], step: int, *, passed: bool) -> str:
         """Text on an audit's result."""
-        accuracy = f"{figures['judge/audit_accuracy']:.1%} (95% interval {figures['judge/audit_accuracy_low']:.1%} to "
-        accuracy += f"{figures['judge/audit_accuracy_high']:.1%}) of {figures['judge/n_audited']:.0f} audited pairs"
+        value, low, high = (figures[f"judge_refresh/audit_accuracy{end}"] for end in ("", "_low", "_high"))
+        accuracy = f"{value:.1%} (95% interval {low:.1%} to {high:.1%}) of "
+        accuracy += f"{figures['judge_refresh/n_audited']:.0f} audited pairs"
         if passed:
             return f"the judge of {self.name} after step {step} is right on {accuracy}"
         return (
@@ -184,15 +185,15 @@ class PolicyJudge(StageHook):
             asking = asking if passed else None
         ties = sum(x == 0.5 for x in preferred) / len(preferred)
         return {
-            "judge/audit_accuracy": float(found.value),
-            "judge/audit_accuracy_low": float(found.low),
-            "judge/audit_accuracy_high": float(found.high),
-            "judge/n_audited": float(len(audit)),
-            "judge/tie_share": ties,
-            "judge/n_unread": float(n_unread),
-            "judge/n_renewals": float(self.n_renewals),
-            "judge/age": float(step - self.judge_step),
-            "judge/is_over": float(self.is_over),
+            "judge_refresh/audit_accuracy": float(found.value),
+            "judge_refresh/audit_accuracy_low": float(found.low),
+            "judge_refresh/audit_accuracy_high": float(found.high),
+            "judge_refresh/n_audited": float(len(audit)),
+            "judge_refresh/tie_share": ties,
+            "judge_refresh/n_unparsed": float(n_unread),
+            "judge_refresh/n_refreshes": float(self.n_renewals),
+            "judge_refresh/age": float(step - self.judge_step),
+            "judge_refresh/audit_failed": float(self.is_over),
             "time/audit_s": time.perf_counter() - begun,
         }, asking
 

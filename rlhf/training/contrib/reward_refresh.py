@@ -177,11 +177,14 @@ class Refresher(StageHook):
         if self.is_of_pairs and anchors:
             setattr(self.model.config, SCALE, list(kept_scale(numbers, self._numbers(anchors), self.scale)))
         figures |= self._accuracy("after", estimate)
-        figures |= {"refresh/n_fresh": float(len(self.fresh)), "refresh/n_old": float(len(again))}
+        figures |= {"reward_refresh/n_new": float(len(self.fresh)), "reward_refresh/n_replayed": float(len(again))}
         self._remember(rng)
         self.n_refreshes, self.is_due, self.is_incomplete = self.n_refreshes + 1, False, False
-        figures |= {"refresh/n_refreshes": float(self.n_refreshes), "time/refresh_s": time.perf_counter() - begun}
-        return figures | dict(zip(("refresh/scale", "refresh/shift"), self.scale, strict=True))
+        figures |= {
+            "reward_refresh/n_refreshes": float(self.n_refreshes),
+            "time/reward_refresh_s": time.perf_counter() - begun,
+        }
+        return figures | dict(zip(("reward_refresh/scale", "reward_refresh/shift"), self.scale, strict=True))
 
     def _train(self, items: Sequence[Item], rng: random.Random) -> dict[str, float]:
         losses, norms, size = [], [], self.settings.batch_size
@@ -198,7 +201,7 @@ class Refresher(StageHook):
         self.model.eval()
         if not losses:
             return {}
-        return {"refresh/loss": sum(losses) / len(losses), "refresh/grad_norm": sum(norms) / len(norms)}
+        return {"reward_refresh/loss": sum(losses) / len(losses), "reward_refresh/grad_norm": sum(norms) / len(norms)}
 
     def _backward(self, items: Sequence[Item]) -> float:
         """Add the gradient of the mean loss; returns that mean."""
@@ -245,11 +248,11 @@ class Refresher(StageHook):
         """Pairwise accuracy on held-out attempts, with its interval; empty without any."""
         ahead = self._compared()
         if not ahead:
-            return {"refresh/n_held_out": 0.0}
+            return {"reward_refresh/n_held_out": 0.0}
         found = estimate([right for right, _ in ahead], [task for _, task in ahead])
         figures = {"": found.value, "_low": found.low, "_high": found.high}
-        named = {f"refresh/accuracy_{when}{end}": float(value) for end, value in figures.items()}
-        return named | {"refresh/n_held_out": float(len(ahead))}
+        named = {f"reward_refresh/accuracy_{when}{end}": float(value) for end, value in figures.items()}
+        return named | {"reward_refresh/n_held_out": float(len(ahead))}
 
     def _compared(self) -> list[tuple[bool, str]]:
         from rlhf.training.contrib.reward_model_pointwise import right_before_wrong  # as above
@@ -302,13 +305,13 @@ def refreshed(settings: RewardRefresh, rewards: Mapping[str, Weighted]) -> tuple
 
 def _worse(figures: Mapping[str, float], name: str, step: int) -> dict[str, str]:
     """Say that a reward model is surely worse after it learnt than before, if it is."""
-    low, high = (figures.get(f"refresh/accuracy_{end}") for end in ("before_low", "after_high"))
+    low, high = (figures.get(f"reward_refresh/accuracy_{end}") for end in ("before_low", "after_high"))
     if low is None or high is None or high >= low:
         return {}
     text = (
         f"caution: the reward model of {name} became worse by what it learnt after step {step}, from "
-        f"{figures['refresh/accuracy_before']:.1%} to {figures['refresh/accuracy_after']:.1%} of held-out pairs; lower "
-        "reward_refresh.optimizer.lr"
+        f"{figures['reward_refresh/accuracy_before']:.1%} to {figures['reward_refresh/accuracy_after']:.1%} of "
+        "held-out pairs; lower reward_refresh.optimizer.lr"
     )
     return {"a reward model became worse": text}
 

@@ -57,7 +57,7 @@ def collapse_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
             n_repeated += len(grams) - len(set(grams))
     return {
         "collapse/group_std_mean": fmean(deviations) if deviations else 0.0,
-        "collapse/silent_groups_share": sum(d == 0 for d in deviations) / max(len(deviations), 1),
+        "collapse/zero_std_groups_share": sum(d == 0 for d in deviations) / max(len(deviations), 1),
         "collapse/surprisal": -fmean(logprobs) if logprobs else 0.0,
         "collapse/echo_share": n_echoed / max(n_grams, 1),
         "collapse/repeat_share": n_repeated / max(n_grams, 1),

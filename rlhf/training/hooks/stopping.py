@@ -89,7 +89,7 @@ class EmptyStop(StageHook):
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """Count the step, unless the critic learnt alone in it."""
         if step.trains_policy:
-            n_trained = step.values["batch/n_trained_trajectories"] + step.values.get("relift/n_imitated", 0.0)
+            n_trained = step.values["batch/n_trained_trajectories"] + step.values.get("imitate_failed/n_imitated", 0.0)
             figures, cautions = self.empty.learn(n_trained, step.where)
             step.metrics |= figures
             step.cautions |= cautions

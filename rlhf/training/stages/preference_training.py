@@ -35,7 +35,7 @@ _LOGGED = {
     "rewards/margins": "preference/margin",
     "logps/chosen": "preference/chosen_logp",
     "logps/rejected": "preference/rejected_logp",
-    "kl": "preference/drift",
+    "kl": "preference/kl",
     "grad_norm": "optimizer/grad_norm",
 }
 #: Tokens of one forward pass of the reference.
@@ -167,7 +167,7 @@ async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Ra
             hint="more pairs, or a file with replies of both labels",
         )
     run.progress.say(f"{n_good} good and {len(rated) - n_good} bad replies in {run.state.label}")
-    figures = {"preference/n_good": float(n_good), "preference/n_bad": float(len(rated) - n_good)}
+    figures = {"preference/n_desirable": float(n_good), "preference/n_undesirable": float(len(rated) - n_good)}
     paired = replace(paired, figures={**paired.figures, **figures})
     return paired, rated
 

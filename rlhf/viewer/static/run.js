@@ -14,24 +14,24 @@ const CHARTS = [
   { title: "Loss", names: { "loss/total": "policy gradient", "supervised/loss": "supervised", "preference/loss": "preference", "reward_model/loss": "reward model" } },
   { title: "KL", unit: "nats", names: { "loss/approx_kl": "to the sampling policy", "loss/kl_ref": "to the reference", "loss/kl_teacher": "to the teacher" } },
   { title: "Entropy", unit: "nats", names: { "loss/entropy": "of the next token", "collapse/surprisal": "estimated" } },
-  { title: "Trainer–engine gap", unit: "nats", names: { "loss/sampler_gap_mean": "mean", "loss/sampler_gap_max": "max", "loss/sampler_kl_k3": "divergence" } },
-  { title: "Importance weights", share: true, names: { "loss/sampler_ess": "effective sample size", "loss/sampler_bounded_share": "clipped", "loss/sampler_masked_share": "masked", "loss/sampler_rejected_share": "rejected" } },
+  { title: "Trainer–engine gap", unit: "nats", names: { "loss/sampler_logprob_diff_mean": "mean", "loss/sampler_logprob_diff_max": "max", "loss/sampler_kl_k3": "divergence" } },
+  { title: "Importance weights", share: true, names: { "loss/sampler_ess": "effective sample size", "loss/sampler_clipped_share": "clipped", "loss/sampler_masked_share": "masked", "loss/sampler_rejected_share": "rejected" } },
   { title: "Gradient norm", names: { "optimizer/grad_norm": "policy", "critic/grad_norm": "critic" } },
   { title: "Monitored rewards", unit: "mean over the attempts, not trained on", names: { "watch/": "" } },
   { title: "Turns", unit: "per episode", names: { "rollout/n_turns_mean": "mean turns" } },
   { title: "Prompt length", unit: "tokens", names: { "rollout/prompt_tokens_mean": "mean", "rollout/prompt_tokens_max": "longest" } },
   { title: "Sampled tokens", unit: "per step", names: { "rollout/n_tokens": "tokens" } },
-  { title: "Truncated and invalid", share: true, names: { truncated: "truncated episodes", "rollout/invalid_share": "invalid actions", "rollout/error_share": "errors" } },
+  { title: "Truncated and invalid", share: true, names: { truncated: "truncated episodes", "rollout/invalid_share": "invalid actions", "rollout/infra_error_share": "errors" } },
   { title: "Learning rate", names: { "optimizer/lr": "policy", "critic/lr": "critic" } },
   { title: "Throughput", unit: "tokens per second", names: { "rollout/tokens_per_s": "sampled", "train/tokens_per_s": "trained" } },
   { title: "Memory", unit: "GB", names: { "memory/rss_gb": "resident", "memory/gpu_peak_gb": "GPU peak" } },
-  { title: "Staleness", unit: "policy versions", names: { "asynchrony/age_mean": "mean", "asynchrony/age_max": "oldest", "replay/age_mean": "replayed, in steps" } },
-  { title: "Staleness of trained tokens", unit: "share by policy versions", share: true, names: { "tokens_of_age/": "" } },
-  { title: "Token ledger", unit: "tokens", names: { "ledger/": "" } },
+  { title: "Staleness", unit: "policy versions", names: { "asynchrony/staleness_mean": "mean", "asynchrony/staleness_max": "oldest", "replay/age_mean": "replayed, in steps" } },
+  { title: "Staleness of trained tokens", unit: "share by policy versions", share: true, names: { "tokens_by_staleness/": "" } },
+  { title: "Tokens by state", unit: "tokens", names: { "asynchrony/tokens_generated": "generated", "asynchrony/tokens_trained": "trained", "asynchrony/tokens_queued": "queued", "asynchrony/tokens_running": "running", "asynchrony/tokens_discarded": "discarded" } },
   { title: "Idle time", unit: "seconds per step", names: { "time/trainer_idle_s": "trainer", "time/rollout_idle_s": "rollouts" } },
 ];
 const CUT = ["rollout/n_turn_limit", "rollout/n_token_limit", "rollout/n_episodes"];
-const BASE = ["rollout/success", "rollout/n_failures", "eval/success", "eval/success_low", "eval/success_high", ...CUT, ...TIMES, "time/step_s"];
+const BASE = ["rollout/success", "rollout/n_infra_errors", "eval/success", "eval/success_low", "eval/success_high", ...CUT, ...TIMES, "time/step_s"];
 
 export async function showRun(main, at) {
   const found = await get(of(at.id), {}, at.signal);

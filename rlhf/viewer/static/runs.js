@@ -5,7 +5,7 @@ import { Curves } from "./curves.js";
 import { badge, duration, h, percent, put, table, within } from "./dom.js";
 import { isFrozen } from "./frozen.js";
 
-const EVERY = 2000, MOST = 6, NAMES = ["rollout/success", "rollout/n_episodes", "rollout/n_failures", "eval/success"];
+const EVERY = 2000, MOST = 6, NAMES = ["rollout/success", "rollout/n_episodes", "rollout/n_infra_errors", "eval/success"];
 
 export async function showRuns(main, at) {
   const chosen = new Set((at.params.pick || "").split(",").filter(Boolean));

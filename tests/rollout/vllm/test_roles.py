@@ -147,7 +147,7 @@ def test_a_planner_with_an_adapter_of_its_own_trains_with_vllm(tmp_path: Path) -
     )
     done = runs.run(recipe, tmp_path / "run")
     assert max(runs.curve(done.folder, "delivery/canary_gap")) < 1e-3
-    assert max(runs.curve(done.folder, "loss/sampler_gap_max")) < 1e-3
+    assert max(runs.curve(done.folder, "loss/sampler_logprob_diff_max")) < 1e-3
     assert min(runs.curve(done.folder, "delivery/canary_moved")[-2:]) > 0
     found = [r.trajectory for r in read_trajectories(done.folder / "trajectories", phase="train")]
     assert {(g.role, g.prompt.adapter) for t in found for g in t.generations} == {("", ""), ("plan", "plan")}

@@ -43,9 +43,9 @@ def test_a_run_trains_with_vllm_and_is_evaluated_alike_by_both_engines(tmp_path:
     # Every delivery was proven, and what was sampled has the log-probs that the trainer computes.
     assert len(runs.curve(done.folder, "delivery/canary_gap")) >= 3
     assert max(runs.curve(done.folder, "delivery/canary_gap")) < 1e-3
-    assert max(runs.curve(done.folder, "loss/sampler_gap_max")) < 1e-3
+    assert max(runs.curve(done.folder, "loss/sampler_logprob_diff_max")) < 1e-3
     assert min(runs.curve(done.folder, "delivery/canary_moved")[-2:]) > 0
-    assert set(runs.curve(done.folder, "rollout/n_failures")) == {0.0}
+    assert set(runs.curve(done.folder, "rollout/n_infra_errors")) == {0.0}
     # The embedded engine, over the checkpoint, does in every episode what vLLM did at the end of the run.
     after = json.loads((done.folder / "result.json").read_text())["after"]
     newest = str(runs.newest(done.folder))

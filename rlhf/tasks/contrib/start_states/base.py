@@ -14,14 +14,14 @@ def is_due(place: int, share: float) -> bool:
 
 
 def start_metrics(tasks: Sequence[Task], groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
-    """Metrics of start depth, and of success from the beginning and from later states.
+    """Metrics of start depth, and of success from the initial and from later states.
 
     Args:
         tasks: drawn in the step.
         groups: aligned with `tasks`.
     """
-    values = {"sampling/n_given_turns_mean": sum(len(task.prefix) for task in tasks) / max(len(tasks), 1)}
-    for name, wanted in (("beginning", False), ("start", True)):
+    values = {"sampling/prefix_turns_mean": sum(len(task.prefix) for task in tasks) / max(len(tasks), 1)}
+    for name, wanted in (("initial_state", False), ("start", True)):
         found = [
             trajectory.solved
             for task, group in zip(tasks, groups, strict=True)
