@@ -49,6 +49,11 @@ def transcript(trajectory: Trajectory, *, replies: bool = False) -> str:
     return "\n".join(said)[-MAX_TEXT:]
 
 
+def everything_said(trajectory: Trajectory) -> str:
+    """Replies of the policy with its thoughts; of a turn that has none recorded the action. The end of a long one."""
+    return "\n".join(turn.action.said or turn.action.text for turn in trajectory.turns)[-MAX_TEXT:]
+
+
 def reference_of(task: Task, name: str) -> str:
     """Return the task's reference. Raises RewardError where it has none."""
     if task.reference is None:

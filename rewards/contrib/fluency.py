@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.answers.text import transcript
+from rewards.answers.text import everything_said
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -39,8 +39,8 @@ class Repetition:
     """Penalty of a text that only repeats itself."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
-        """Look at all actions; never raises."""
-        share = repeated(transcript(trajectory), self.n)
+        """Look at all replies, thoughts included; never raises."""
+        share = repeated(everything_said(trajectory), self.n)
         return Verdict(-self.penalty * share, why=f"{share:.1%} of the runs of {self.n} words were said before")
 
 
@@ -80,7 +80,7 @@ class LanguageConsistency:
     """Give the value minus 1: 0 for the right script, −1 for another throughout."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
-        """Look at all actions; never raises."""
-        share = in_script(transcript(trajectory), self.script)
+        """Look at all replies, thoughts included; never raises."""
+        share = in_script(everything_said(trajectory), self.script)
         value = min(share / self.min_share, 1.0)
         return Verdict(value - self.penalty, why=f"{share:.1%} of the letters are {self.script}")

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.answers.qa import exact
 from rewards.answers.tags import Format
-from rewards.answers.text import reference_of, transcript
+from rewards.answers.text import everything_said, reference_of
 from rewards.contrib.key_steps import steps_of
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
@@ -63,7 +63,7 @@ class IntermediateAnswers:
             reference_of(task, "intermediate_answers"),
             steps_of(task, self.steps, "intermediate_answers"),
         )
-        said = "\n".join(turn.action.said for turn in trajectory.turns) or transcript(trajectory)
+        said = everything_said(trajectory)
         answers = [found.strip() for found in _ANSWER.findall(said)]
         if wrong := self.form.wrong(trajectory):
             return Verdict(0.0, why=wrong)

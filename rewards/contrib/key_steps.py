@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.answers.calls import calls_in
+from rewards.answers.text import everything_said
 from rewards.models.embedding import embedded
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError
@@ -60,7 +61,7 @@ class KeySteps:
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one trajectory. Raises RewardError where the task has no key steps."""
         steps = [[s] if isinstance(s, str) else s for s in steps_of(task, self.steps, "key_steps")]
-        n = found_of("\n".join(turn.action.said or turn.action.text for turn in trajectory.turns), steps)
+        n = found_of(everything_said(trajectory), steps)
         return Verdict(n / len(steps), why=f"{n} of {len(steps)} key steps")
 
 

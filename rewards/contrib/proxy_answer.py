@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.answers.extract import tagged
 from rewards.answers.qa import exact
-from rewards.answers.text import reference_of, transcript
+from rewards.answers.text import everything_said, reference_of
 from rewards.judges.asking import Asker, AsksModel, asked, marked
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError
@@ -38,7 +38,7 @@ class ProxyAnswer(AsksModel):
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt. Raises RewardError where the task has no question, or the model does not answer."""
         reference, about = reference_of(task, "proxy_answer"), self._about(task)
-        said = "\n".join(turn.action.said for turn in trajectory.turns) or transcript(trajectory)
+        said = everything_said(trajectory)
         answer = tagged(said, self.tag)
         if answer is None:
             return Verdict(0.0, why=f"no <{self.tag}>")

@@ -28,7 +28,7 @@ from rewards.contrib.page_action import PageAction
 from rewards.contrib.search import Called, CostAware, SearchEfficiency, ToolUse, n_calls, thrift
 from rewards.shaping.length import Budget, Concise, concise, length
 from rewards.verified import Verified
-from rlhf.data import Outcome
+from rlhf.data import Action, Outcome, Trajectory, Turn
 from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe import load
 from tests.rewards.played import played, task
@@ -327,6 +327,14 @@ def test_repetition_by_hand():
     assert repeated("a", 2) == 0 and repeated("", 1) == 0
     assert Repetition(n=2, penalty=0.5)(task(), played("a b a", "b a b")).value == pytest.approx(-0.3)
     assert Repetition()(task(), played("word " * 1000)).value == pytest.approx(-1, abs=0.002)  # 1 of 981 is new
+
+
+def test_thoughts_are_looked_at_with_the_action():
+    turns = (Turn(Action("yes", said="<think>да да да да да</think>yes"), ""), Turn(Action("no"), ""))
+    thought = Trajectory("t", 0, "", turns, Outcome.FAILED)
+    # "<think>да да да да да</think>yes no" has 5 runs of 2 words: the middle ones are the same.
+    assert Repetition(n=2)(task(), thought).value == pytest.approx(-1 / 5)
+    assert LanguageConsistency()(task(), thought).value == pytest.approx(15 / 25)  # think, think, yes, no
 
 
 def test_letters_tell_the_language():
