@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from functools import lru_cache
+from itertools import chain, permutations, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -48,7 +49,7 @@ _UNKNOWN = (
 class Rule:
     """Examples of a rule, a grid to apply it to, what comes of it, and edits that get there.
 
-    `others` are what comes of it by other edits that explain the examples as well.
+    `others` are what comes of it by as many other edits that explain the examples as well.
     """
 
     examples: tuple[tuple[Grid, Grid], ...]
@@ -93,15 +94,25 @@ class Arc(Drawn):
             done = [applied(edits, grid) for grid in grids]
             if all(a != b for a, b in zip(grids, done, strict=True)) and len(set(grids)) == len(grids):
                 examples = tuple(zip(grids[1:], done[1:], strict=True))
-                others = {edited(edit, grids[0], grids[0]) or grids[0] for edit in self._explaining(examples)}
+                others = self._explained(examples, grids[0])
                 return Rule(examples, grids[0], done[0], edits, tuple(sorted(others - {done[0]})))
 
-    def _explaining(self, examples: Sequence[tuple[Grid, Grid]]) -> Iterator[str]:
-        """Yield the single edits that make of each example what becomes of it."""
-        colours = range(self.colours + 1)
-        for edit in [*_TURNS, *(f"recolour {a} {b}" for a in colours for b in colours if a != b)]:
-            if all(edited(edit, a, a) == b for a, b in examples):
-                yield edit
+    def _explained(self, examples: Sequence[tuple[Grid, Grid]], given: Grid) -> set[Grid]:
+        """What comes of `given` by any `edits` edits that make of each example what becomes of it.
+
+        Turns and recolourings may be done in any order, so that some of the edits turn and the rest maps colours.
+        """
+        found: set[Grid] = set()
+        for n_turns in range(self.edits + 1):
+            for turns in product(_TURNS, repeat=n_turns):
+                told: dict[int, int] = {}  # what becomes of each colour of the examples
+                pairs = [(applied(turns, before), after) for before, after in examples]
+                if all(_is_recoloured(before, after, told) for before, after in pairs):
+                    turned = applied(turns, given)
+                    maps = _colour_maps(self.colours, self.edits - n_turns)
+                    fits = (m for m in maps if all(m[a] == b for a, b in told.items()))
+                    found |= {tuple(tuple(m[x] for x in row) for row in turned) for m in fits}
+        return found
 
     def _edit(self, rng: random.Random) -> str:
         a, b = rng.sample(range(self.colours + 1), 2)
@@ -183,6 +194,24 @@ def _grid_of(rows: object) -> Grid:
     if found is None:
         raise ValueError("a grid is no rows of digits of one length")
     return found
+
+
+def _is_recoloured(before: Grid, after: Grid, told: dict[int, int]) -> bool:
+    """True if each colour of a grid became one colour, that in `told`; new colours are added to it."""
+    if [len(row) for row in before] != [len(row) for row in after]:
+        return False
+    cells = zip(chain.from_iterable(before), chain.from_iterable(after), strict=True)
+    return all(told.setdefault(a, b) == b for a, b in cells)
+
+
+@lru_cache(maxsize=16)
+def _colour_maps(colours: int, n: int) -> frozenset[tuple[int, ...]]:
+    """What becomes of each colour, by any `n` recolourings."""
+    all_colours = range(colours + 1)
+    maps = {tuple(all_colours)}
+    for _ in range(n):
+        maps = {tuple(b if x == a else x for x in m) for m in maps for a, b in permutations(all_colours, 2)}
+    return frozenset(maps)
 
 
 def as_text(grid: Grid) -> str:
