@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +27,7 @@ NAMED = {"validation": "dev", "valid": "dev", "val": "dev", "eval": "dev", "trai
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "messages")
 REFERENCES = (
     "reference", "answer", "final_answer", "ground_truth", "target", "label", "solution", "output",
-    "reward_model.ground_truth",
+    "reward_model.ground_truth", "golden_answers",
 )  # fmt: skip
 #: Keys of programming tasks.
 CODE = ("tests", "entry_point", "test_setup", "preamble")
@@ -230,9 +232,13 @@ class Columns:
     def _answer(self, value: Any, where: str) -> str | None:
         if _is_empty(value):
             return None
+        pattern = self.wanted.answer_pattern
+        if pattern is None and isinstance(value, list) and all(isinstance(x, str) for x in value):
+            return value[0].strip() if len(value) == 1 else json.dumps(value, ensure_ascii=False)
         if isinstance(value, dict | list | bytes):
-            raise EnvError("a reference is one text or number", where=where, got=str(value)[:80], expected="text")
-        text, pattern = str(value).strip(), self.wanted.answer_pattern
+            expected = "text, or a list of texts" if pattern is None else "text"
+            raise EnvError("a reference is one text or number", where=where, got=str(value)[:80], expected=expected)
+        text = str(value).strip()
         if pattern is None:
             return text
         if pattern == "boxed":
@@ -322,12 +328,21 @@ def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple
         raise EnvError("no choices", where=where, got=got, expected=expected, hint="see environment.choices")
     letters = list(_LETTERS[: len(texts)])
     told = "\n".join([prompt, *(f"{letter}. {text}" for letter, text in zip(letters, texts, strict=True))])
-    said = "" if reference in (None, -1) else str(reference).strip()  # -1: of a test set whose answers are held back
-    if not said:
+    if _is_empty(reference) or reference == -1:  # -1: of a test set whose answers are held back
         return told, None
+    said = str(reference).strip()
     indices = [str(i) for i in range(len(texts))]
     lower = [letter.lower() for letter in letters]
-    for names in (indices,) if isinstance(reference, int) else (labels or (), texts, letters, indices, lower):
+    ways: tuple[Sequence[Any], ...]
+    if isinstance(reference, bool):
+        ways = (labels or (), [str(text).strip().capitalize() for text in texts])
+    elif isinstance(reference, int):
+        ways = (indices,)
+    elif isinstance(reference, float):  # an index, in a table with empty cells
+        ways = (labels or (), texts, [f"{i}.0" for i in range(len(texts))])
+    else:
+        ways = (labels or (), texts, letters, indices, lower)
+    for names in ways:
         if said in (found := [str(name).strip() for name in names]):
             return told, letters[found.index(said)]
     expected = f"{letters[0]} to {letters[-1]}, an index from 0, or the text of one"
