@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -44,6 +45,7 @@ UNSTABLE: frozenset[str] = frozenset(
 _LISTS = re.compile(r"""[\[\]\s,0-9A-Z'"_-]*""")
 _FORMULA = re.compile(r"(?:[0-9]++|[xyzX]|C|asin|acos|atan|sin|cos|tan|exp|log|sqrt|pi|E|[\s+\-*/^().])*")
 _NUMBER = re.compile(r"\s*[-+]?[0-9,]{0,30}\.?[0-9]{0,30}(?:[eE][-+]?[0-9]{1,2})?(?:/[0-9,]{1,30})?\s*")
+_COMPLEX = re.compile(r"[-+\s0-9.eEiIjJ()]*")
 _POWER = re.compile(r"\*\*")
 _EXPONENT = r"(?:-?[0-9]{1,2}|\(-?[0-9]{1,2}(?:/[0-9]{1,2})?\))"
 _SMALL_POWER = re.compile(rf"\*\*\s*{_EXPONENT}(?!\s*[0-9.]|\s*\*\*)")
@@ -58,6 +60,11 @@ def is_plain_list(answer: str) -> bool:
 def is_plain_number(answer: str) -> bool:
     """True if an answer is a number or fraction of a few digits, with an exponent of at most two."""
     return _NUMBER.fullmatch(answer) is not None
+
+
+def is_plain_complex(answer: str) -> bool:
+    """True if an answer holds only digits, signs, brackets and the imaginary unit: neither NaN nor infinity."""
+    return _COMPLEX.fullmatch(answer) is not None
 
 
 def is_plain_formula(answer: str) -> bool:
@@ -81,8 +88,9 @@ SLOW: frozenset[str] = frozenset(
 #: Generators whose scorer takes any text for right; here the answer has to be the reference.
 CREDULOUS: frozenset[str] = frozenset({"game_of_life_halting"})
 
-#: Generators whose scorer makes a number of an answer, for which a few characters can ask for billions of digits.
-COUNTED: frozenset[str] = frozenset({"coin_flip"})
+#: Generators of probabilities, whose scorer takes the first digits of one for right, and makes numbers of billions of
+#: digits; here an answer may be off by 0.0001 and 1 %.
+PROBABILITY: frozenset[str] = frozenset({"coin_flip"})
 
 #: Generators whose scorer evaluates an answer, and what an answer must be like to reach it.
 EVALUATED: Mapping[str, Callable[[str], bool]] = {
@@ -94,7 +102,11 @@ EVALUATED: Mapping[str, Callable[[str], bool]] = {
 }
 
 
-_PLAIN: Mapping[str, Callable[[str], bool]] = {**EVALUATED, **dict.fromkeys(COUNTED, is_plain_number)}
+_PLAIN: Mapping[str, Callable[[str], bool]] = {
+    **EVALUATED,
+    **dict.fromkeys(PROBABILITY, is_plain_number),
+    "complex_arithmetic": is_plain_complex,  # any answer is near one that is no number
+}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -184,6 +196,10 @@ class ReasoningGym(SplitByContent):
         if self.dataset in CREDULOUS:
             return float(answer.strip().lower() == str(self.instance(task)["answer"]).lower())
         try:
+            if self.dataset in PROBABILITY:
+                right = Fraction(str(self.instance(task)["answer"]))
+                off = abs(Fraction(answer.replace(",", "")) - right)
+                return float(off <= min(Fraction(1, 10_000), right / 100))
             with _LOCK:
                 score = float(_generator(self, task.seed // _CHUNK).score_answer(answer, self.instance(task)))
         except Exception:  # scorers raise on what they cannot parse

@@ -12,9 +12,9 @@ pytest.importorskip("reasoning_gym")
 
 from environments.check import check_environment
 from environments.contrib.reasoning_gym import (
-    COUNTED,
     EVALUATED,
     NO_REFERENCE,
+    PROBABILITY,
     SLOW,
     UNSTABLE,
     ReasoningGym,
@@ -115,6 +115,52 @@ def test_a_number_that_would_have_a_billion_digits_is_no_answer() -> None:
         assert world.score(task, "5e-1") == world.score(task, "0.5") == world.score(task, " 1/2 ")
 
 
+@pytest.mark.parametrize(
+    ("dataset", "reference", "said", "right"),
+    [
+        ("coin_flip", "0.193359375", "0.193359375", True),
+        ("coin_flip", "0.193359375", "99/512", True),
+        ("coin_flip", "0.193359375", "0.1934", True),
+        ("coin_flip", "0.193359375", "0.193", False),
+        ("coin_flip", "0.193359375", "0", False),
+        ("coin_flip", "0.193359375", "0.1", False),
+        ("coin_flip", "3.051757812e-05", "0", False),  # one of 2 ** 15
+        ("coin_flip", "3.051757812e-05", "1/32768", True),
+        ("complex_arithmetic", "-5.0 - 3.0i", "-5 - 3i", True),
+        ("complex_arithmetic", "-5.0 - 3.0i", "nan", False),
+        ("complex_arithmetic", "-5.0 - 3.0i", "nan + nani", False),
+        ("complex_arithmetic", "-5.0 - 3.0i", "1e999 - 1e999i", False),
+    ],
+)
+def test_numbers_are_compared_by_their_values(dataset: str, reference: str, said: str, right: bool) -> None:
+    world = ReasoningGym(dataset=dataset, n_train=200)
+    task = next(t for t in world.tasks("train") if world.instance(t)["answer"] == reference)
+    assert (world.score(task, said) == 1.0) is right
+
+
+#: What answers any problem or none.
+CONSTANT = (
+    *"01aAxXyY-_", "-1", "0.", "1.0", "1/2", "nan", "inf", "None", "True", "yes", "no", "[]", "{}", "()", "[[0]]", '""',
+    ",", "0 0", "No solution", "impossible", "abcdefghijklmnopqrstuvwxyz", "0123456789", "what?",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        pytest.param(name, marks=[] if name in ("coin_flip", "complex_arithmetic", "gcd") else pytest.mark.extended)
+        for name in all_generators()
+    ],
+)
+def test_no_answer_solves_all_problems(dataset: str) -> None:
+    world = ReasoningGym(dataset=dataset, n_train=6)
+    tasks = world.tasks("train")
+    references = [str(world.instance(task)["answer"]).strip().lower() for task in tasks]
+    for said in CONSTANT:
+        others = [task for task, right in zip(tasks, references, strict=True) if right != said.lower()]
+        assert sum(world.score(task, said) == 1.0 for task in others) <= len(tasks) // 3, said
+
+
 def test_anything_is_no_answer_to_whether_life_goes_on() -> None:
     world = ReasoningGym(dataset="game_of_life_halting", **FEW)
     for i in range(10):
@@ -179,4 +225,4 @@ def test_where_a_generator_is_served(dataset: str, inline: bool, isolated: bool)
 
 def test_what_the_page_says_of_generators() -> None:
     assert len(all_generators()) == 105
-    assert NO_REFERENCE | UNSTABLE | SLOW | COUNTED | set(EVALUATED) <= set(all_generators())
+    assert NO_REFERENCE | UNSTABLE | SLOW | PROBABILITY | set(EVALUATED) <= set(all_generators())
