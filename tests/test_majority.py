@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,23 @@ def test_a_pattern_finds_the_answer() -> None:
     assert votes(*said, pattern=r"answer (\d)") == [1, 1, 0, 0]
     assert votes("1 or 2", "2", "1", pattern=r"\d") == [1, 1, 0]  # the last match, without a group the whole of it
     assert votes("ab", "ab", pattern="(x)?b") == [0, 0]  # the group took part in no match
+
+
+def test_a_pattern_that_takes_for_ever_finds_no_answer_and_holds_nobody_up() -> None:
+    longest, done = 0.0, threading.Event()
+
+    def tick() -> None:
+        nonlocal longest
+        last = time.monotonic()
+        while not done.wait(0.01):
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    (ticking := threading.Thread(target=tick)).start()
+    found = votes("a" * 28, "b=", "b =", pattern=r"(\w+\s*)+=")
+    done.set()
+    ticking.join()
+    assert found == [0, 1, 1]
+    assert longest < 5  # other threads go on
 
 
 def test_an_action_that_could_not_be_read_does_not_vote() -> None:

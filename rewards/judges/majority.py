@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from pydantic.dataclasses import dataclass
 
 from rewards.answers.calls import answer_in
 from rewards.answers.exact import ExactMatch
 from rewards.answers.text import last_action
+from rewards.worker_pool import Pool, RaisedError, TooSlow
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
 _NORMAL = ExactMatch()
+#: Processor seconds that an expression may take for one action.
+_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -37,13 +41,13 @@ class Majority:
 
     pattern: str | None = None
     """A regular expression; the last match in the last action is the answer, or its first group where it has one. Null
-    takes the whole text."""
+    takes the whole text. It is matched in a process of its own: one that takes longer than a second finds nothing."""
 
     def __post_init__(self) -> None:
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)
-            except re.error as error:
+            except (re.error, RecursionError, OverflowError) as error:
                 raise ValueError(f"pattern: not a regular expression: {error}") from error
 
     def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
@@ -64,8 +68,20 @@ class Majority:
         action = trajectory.turns[-1].action
         text = answer_in(action)
         if self.pattern is not None:  # it looks at all of the action, which may be read as a call
-            found = list(re.finditer(self.pattern, action.text)) or list(re.finditer(self.pattern, text))
-            if not found:
+            try:
+                text = _pool().call(self.pattern, action.text, text, limit_s=_LIMIT_S)
+            except (TooSlow, RaisedError):
                 return None
-            text = found[-1][1 if found[-1].re.groups else 0] or ""
         return _NORMAL.normal(text) or None
+
+
+def last_match(pattern: str, *texts: str) -> str:
+    """Last match in the first text that has one, or its first group; empty without one. It may take for ever."""
+    compiled = re.compile(pattern)
+    found = next((found for text in texts if (found := list(compiled.finditer(text)))), None)
+    return "" if found is None else found[-1][1 if compiled.groups else 0] or ""
+
+
+@cache
+def _pool() -> Pool:
+    return Pool("rewards.judges.majority:last_match", size=2)
