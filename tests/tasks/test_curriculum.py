@@ -50,6 +50,13 @@ def test_the_next_level_begins_when_the_window_is_full_and_good_enough() -> None
         assert finish(source, 4, 1.0)[0] == ["3"] * 4  # the last one stays
 
 
+def test_a_level_may_be_a_column_of_the_data_set() -> None:
+    rows = [Task(str(i), info={"row": i, "columns": {"difficulty": level}}) for i, level in enumerate((2, 1, 2, 1))]
+    assert [t.id for t in sorted(Curriculum(key="difficulty").start(rows, 0).draw(2), key=lambda t: t.id)] == ["1", "3"]
+    with pytest.raises(RecipeError, match=r"4 of 4 without 'level'.*difficulty"):
+        Curriculum().start(rows, 0)
+
+
 def test_a_share_of_each_step_goes_back_over_earlier_levels() -> None:
     source = started(1, 2, 3, window=4, review=0.25)
     assert finish(source, 4, 1.0)[0] == ["1"] * 4  # there is nothing earlier yet

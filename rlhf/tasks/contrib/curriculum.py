@@ -27,9 +27,10 @@ Level = int | float | str
 class Curriculum:
     """Curriculum of levels, advancing when the policy succeeds on the last `window` tasks of one.
 
-    A task's level is what its environment wrote into `Task.info` under `key`. `environment: {kind: graded}` makes an
-    environment with levels out of several settings of any other. Levels only go up. Within a level tasks come in a
-    shuffled order, each once before any comes again; a share of each step goes back over earlier levels, drawn evenly.
+    A task's level is what its environment wrote into `Task.info` under `key`, or its row's column of that name.
+    `environment: {kind: graded}` makes an environment with levels out of several settings of any other. Levels only
+    go up. Within a level tasks come in a shuffled order, each once before any comes again; a share of each step
+    goes back over earlier levels, drawn evenly.
 
     The level is judged by training attempts, all those drawn in a step, whether or not they were trained on.
 
@@ -38,7 +39,7 @@ class Curriculum:
     """
 
     key: str = "level"
-    """Name in `Task.info` of the level."""
+    """Name of the level in `Task.info`, or of a column."""
     levels: Annotated[tuple[Level, ...], Field(min_length=2)] | None = None
     """The levels from easy to hard; tasks of other levels are excluded. By default all that occur, which must be
     numbers, in ascending order."""
@@ -65,23 +66,31 @@ class Curriculum:
         Raises:
             RecipeError: tasks have no such key, or a level no tasks, or there are fewer than two levels.
         """
-        by_level = [[t for t in tasks if t.info.get(self.key) == level] for level in self._levels(tasks)]
+        by_level = [[t for t in tasks if self._level(t) == level] for level in self._levels(tasks)]
         return CurriculumTasks(self, by_level, seed, n_drawn=[0] * len(by_level))
+
+    def _level(self, task: Task) -> Any:
+        """Level of a task in its info, or its row's columns; None where absent."""
+        return task.info.get(self.key, task.info.get("columns", {}).get(self.key))
 
     def _levels(self, tasks: Sequence[Task]) -> Sequence[Level]:
         """Return the levels from easy to hard, each of which some task has."""
         found: list[Any] = []
+        known: set[str] = set()
+        n_without = 0
         for task in tasks:
-            if self.key in task.info and task.info[self.key] not in found:
-                found.append(task.info[self.key])
-        names = sorted({name for task in tasks for name in task.info})
-        n_without = sum(self.key not in task.info for task in tasks)
+            level = self._level(task)
+            n_without += level is None
+            if level is not None and level not in found:
+                found.append(level)
+            known |= {*task.info, *task.info.get("columns", ())}
+        names = sorted(known)
         if not found or (n_without and self.levels is None):
             raise RecipeError(
                 "the tasks have no level" if not found else "some tasks have no level",
                 where="sampler.key",
                 got=f"{n_without} of {len(tasks)} without {self.key!r}; their info has {', '.join(names) or 'nothing'}",
-                expected="a key of Task.info that holds the level",
+                expected="a key of Task.info, or a column of the data set, that holds the level",
                 hint=nearest(self.key, names) or "use environment: {kind: graded, levels: [...]}, or name another key",
             )
         if self.levels is None and not all(isinstance(level, int | float) for level in found):

@@ -36,7 +36,7 @@ class Ladder:
     """
 
     key: str = "level"
-    """Name in `Task.info` of the level."""
+    """Name of the level in `Task.info`, or of a column."""
     levels: Annotated[tuple[Level, ...], Field(min_length=2)] | None = None
     """The levels from easy to hard; by default all that occur, which must be numbers, in rising order."""
     metric: str = "success"
