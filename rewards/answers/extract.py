@@ -86,8 +86,8 @@ def tagged(text: str, tag: str = "answer") -> str | None:
     return inner[:MAX_ANSWER] or None
 
 
-def after_phrase(text: str) -> str | None:
-    """Text after the last "the answer is", "Answer:", "####" or the like, to the end of its sentence."""
+def after_phrase(text: str, to: Literal["sentence", "line"] = "sentence") -> str | None:
+    """Text after the last "the answer is", "Answer:", "####" or the like, to the end of its sentence or line."""
     last = None
     for last in _PHRASE.finditer(text):  # noqa: B007
         pass
@@ -100,6 +100,8 @@ def after_phrase(text: str) -> str | None:
         tail = rest[maths.end() :].partition("\n")[0]
         if not re.match(r"\s*(?:,|and|or)\s*[$\\]", tail):
             return maths[0][:MAX_ANSWER]
+    if to == "line":
+        return rest.partition("\n")[0].strip(" \t*`") or None
     line = re.split(
         r"\n|(?<=[^\s.])\.(?=\s|$)|[!?](?=\s|$)|(?<![\d}])[,;](?=\s+[a-z]{3,})| because | since ", rest, maxsplit=1
     )[0]

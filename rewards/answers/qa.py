@@ -22,6 +22,11 @@ def normal(text: str) -> str:
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text.lower().translate(_MARKS)).split())
 
 
+def _compared(text: str) -> str:
+    """Normalised answer; of one that has nothing but articles its words, of one that has no words its marks."""
+    return normal(text) or " ".join(text.lower().translate(_MARKS).split()) or text.strip()
+
+
 def references(reference: str) -> list[str]:
     """Return the answers that count: those of a JSON list of texts, else the reference alone."""
     if reference.lstrip().startswith("["):
@@ -36,8 +41,8 @@ def references(reference: str) -> list[str]:
 
 def exact(answer: str, reference: str) -> bool:
     """Exact match with one of the references after normalisation; an empty answer equals none."""
-    said = normal(answer)
-    return bool(said) and any(said == normal(text) for text in references(reference))
+    said = _compared(answer)
+    return bool(said) and any(said == _compared(text) for text in references(reference))
 
 
 def f1(answer: str, reference: str) -> float:
@@ -45,8 +50,8 @@ def f1(answer: str, reference: str) -> float:
 
     "the red big ball" for "a red ball": 2 of 3 words are right, both of 2 are found, so 2·(2/3)·1/(2/3 + 1) = .8.
     """
-    said = normal(answer).split()
-    return max(_f1(said, normal(text).split()) for text in references(reference))
+    said = _compared(answer).split()
+    return max(_f1(said, _compared(text).split()) for text in references(reference))
 
 
 def _f1(said: list[str], wanted: list[str]) -> float:
@@ -67,17 +72,21 @@ class QuestionAnswer:
     """`exact` gives 0 or 1; `f1` gives part marks."""
     where: extract.Where = "auto"
     """Place of the answer; `whole` takes all of the text. `auto` takes tags, a box or what follows "the answer is",
-    else all of the text."""
+    else all of the text. What follows a phrase ends with its sentence; for `exact` the rest of the line counts too, as
+    names have commas and full stops."""
 
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""
         found = self._found(answer)
-        value = float(exact(found, reference)) if self.metric == "exact" else f1(found, reference)
-        return Verdict(value, why=f"{found[:60]!r} for {reference[:60]!r}")
+        value = f1(found[0], reference) if self.metric == "f1" else float(any(exact(x, reference) for x in found))
+        return Verdict(value, why=f"{found[0][:60]!r} for {reference[:60]!r}")
 
-    def _found(self, answer: str) -> str:
-        if self.where != "auto":
-            return extract.find(answer, self.where) or ""
+    def _found(self, answer: str) -> list[str]:
+        """Text of the answer; of one behind a phrase its sentence, and all of its line."""
+        if self.where not in ("auto", "phrase"):
+            return [extract.find(answer, self.where) or ""]
         text = extract.after_thinking(answer)
-        found = extract.tagged(text) or extract.boxed(text) or extract.after_phrase(text)
-        return text[-extract.MAX_ANSWER :] if found is None else found
+        found = (extract.tagged(text) or extract.boxed(text)) if self.where == "auto" else None
+        if found is None and (sentence := extract.after_phrase(text)) is not None:
+            return [sentence, extract.after_phrase(text, to="line") or ""]
+        return [found or (text[-extract.MAX_ANSWER :] if self.where == "auto" else "")]

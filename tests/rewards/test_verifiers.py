@@ -275,6 +275,30 @@ def test_words_of_an_answer_count_as_squad_counts_them():
     assert QuestionAnswer(where="whole")("so: Paris", "Paris").value == 0
 
 
+@pytest.mark.parametrize(
+    ("said", "reference", "right"),
+    [
+        ("St. Louis.", "St. Louis", True),
+        ("J. K. Rowling.", "J. K. Rowling", True),
+        ("Crosby, Stills, and Nash.", "Crosby, Stills, and Nash", True),
+        ("Paris, which is in France.", "Paris", True),
+        ("Paris. It is in France.", "Paris", True),
+        ("Paris. London.", "London", False),  # several answers are none of them but the first
+        ("Paris, London", "Paris", False),
+        ("Paris or London", "London", False),
+        ("A.", "A", True),
+        ("The The", "The The", True),
+        ("the", "A", False),
+        ("+", "+", True),
+        ("?", "!", False),
+    ],
+)
+def test_names_with_full_stops_and_commas_are_answers_and_lists_are_not(said, reference, right):
+    answers = (f"The answer is {said}", f"I looked it up.\nAnswer: {said}\n")
+    assert [QuestionAnswer()(text, reference).value for text in answers] == [right, right]
+    assert QuestionAnswer(where="phrase")(answers[0], reference).value == right
+
+
 def test_ranking_by_hand():
     # b, a, c with gains 3, 2, 1 of a, b, c: (2 + 3/log2(3) + 1/2) / (3 + 2/log2(3) + 1/2)
     wanted = (2.5 + 3 / math.log2(3)) / (3.5 + 2 / math.log2(3))
