@@ -225,8 +225,10 @@ class ExternalEpisode:
         """Wait for what the program does with the replies; `action` is the last of them."""
         if self._is_over:
             raise after_end(self._task.id, action)
-        # Where another than the policy plays, such as at random, nobody has answered yet.
-        self.session.answer_with(action, _unsampled)
+        # Where another than the policy plays, such as at random, nobody has answered yet. What the policy left waits.
+        if not self.session.was_played:
+            self.session.answer_with(action, _unsampled)
+        self.session.was_played = False
         return await self._next()
 
     async def close(self) -> None:

@@ -75,6 +75,7 @@ class Session:
         refusal: of its last request; None where one that came later was answered.
         is_finished: whether the program said that it is done.
         has_left: whether the program that it was started for has ended.
+        was_played: whether the policy has answered requests since the environment's last step.
         step: plays the world of the task, where there is one.
         forks: rows begun anew, and why.
         overridden: parameters of sampling that were, since the last turn.
@@ -87,6 +88,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.reward: Reward | None = None
         self.failure, self.is_finished, self.has_left, self.is_over = "", False, False, False
+        self.was_played = False
         self.refusal: Refusal | None = None
         self._n_before_refusal = 0
         self.step: Callable[[str], Coroutine[Any, Any, Mapping[str, Any]]] | None = None
@@ -266,6 +268,7 @@ class Session:
             EngineError: the engine failed; the attempt is over.
         """
         work = _Work(answer, self._pending, self.wake)
+        self.was_played = True
         try:
             while True:
                 work.begin()

@@ -258,6 +258,27 @@ def test_equal_requests_at_once_are_samples_of_their_own(count: Any) -> None:
     assert played.solved and len(played.generations) == 2
 
 
+def test_requests_beyond_the_calls_of_a_turn_are_sampled_in_the_next() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        said: list[int] = []
+
+        def one_of_five(i: int) -> None:
+            content = f"Question {i}"
+            asked = client_of(mine).chat.completions.create(model="m", messages=[{"role": "user", "content": content}])
+            said.append(asked.usage.completion_tokens)  # type: ignore[union-attr]
+
+        five = [threading.Thread(target=one_of_five, args=(i,)) for i in range(5)]
+        for thread in five:
+            thread.start()
+        for thread in five:
+            thread.join()
+        assert len(said) == 5 and all(said)
+        finish(mine)
+
+    played = one(World(limits(max_calls=2), delay_s=1.0), work)
+    assert played.solved and [len(turn.generations) for turn in played.turns] == [2, 2, 1]
+
+
 @pytest.mark.parametrize("delay_s", [2.5, 1.0])  # sent again before it is answered, and after that
 def test_a_request_without_a_count_is_sampled_once_where_its_client_was_gone(
     delay_s: float, monkeypatch: pytest.MonkeyPatch
