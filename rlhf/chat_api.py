@@ -188,7 +188,8 @@ def first_choice(answer: Any) -> tuple[str, str | None, Mapping[str, Any]]:
     """Return text, finish reason and the rest of an answer's first choice. Raises RetryableError if it has none."""
     try:
         choice = answer["choices"][0]
-        content, reason = choice["message"]["content"], choice.get("finish_reason")
+        message, reason = choice["message"], choice.get("finish_reason")
+        content = message.get("content") if message.get("tool_calls") else message["content"]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise RetryableError(f"an answer without a message: {json.dumps(answer)[:150]}") from error
     if content is not None and not isinstance(content, str):

@@ -9,17 +9,23 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from rlhf.data import Finish, Message, Role, SamplingParams
+from agents.tools import ToolAgent
+from environments.base import StepResult
+from rlhf.data import Finish, Message, Role, SamplingParams, Task, Trajectory
 from rlhf.errors import ContextFull, EngineError
 from rlhf.evaluation.baselines import MessageIdRenderer
 from rlhf.evaluation.endpoint import EndpointEngine, RetryPolicy
 from rlhf.evaluation.store import read_trajectories
+from rlhf.rollout.episode import run_episode
+from rlhf.rollout.limits import Limits
 from tests.commands import last_json, run
 from tests.loopback import loopback
 
@@ -269,6 +275,73 @@ def test_calls_of_tools_come_back_in_the_style_of_the_agent(arguments: str, said
     with served(reply) as (url, _):
         first, second = asyncio.run(talk(url))
     assert said in first and second == "done"
+
+
+def strict(calls: list[dict[str, Any]]) -> Reply:
+    """A server that makes calls once, without a content, and wants a result of each of them right behind."""
+
+    def reply(body: dict[str, Any], n: int) -> Any:
+        if n == 0:
+            return {"choices": [{"message": {"role": "assistant", "tool_calls": calls}}]}
+        messages = body["messages"]
+        for at, message in enumerate(messages):
+            called = [call["id"] for call in message.get("tool_calls", ())]
+            results = takewhile(lambda m: m["role"] == "tool", messages[at + 1 :])
+            if called and called != [result["tool_call_id"] for result in results]:
+                return web.json_response({"error": "tool_calls must be followed by tool messages"}, status=400)
+        return completion("A door.")
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("called", "shown"),
+    [
+        (['{"at": "a"}'], ["assistant with calls", "tool"]),
+        (['{"at": "a"}', '{"at": "b"}'], ["assistant", "user"]),  # the agent joins the results
+        (["{}"], ["assistant", "user"]),  # the agent refuses the call
+    ],
+)
+def test_each_call_that_is_sent_again_has_its_result(called: list[str], shown: list[str]) -> None:
+    schema = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "look", "arguments": a}} for i, a in enumerate(called)
+    ]
+    task = Task("look", info={"tools": tools, "plain_answer": True})
+    agent, renderer = ToolAgent(style="hermes", through="template"), MessageIdRenderer()
+
+    async def play(url: str) -> Trajectory:
+        engine = EndpointEngine(url, "m", renderer, RetryPolicy(n_tries=1))
+        try:
+            return await run_episode(task, Doors(), agent, engine, renderer, Limits(), SamplingParams())
+        finally:
+            await engine.close()
+
+    with served(strict(calls)) as (url, asked):
+        played = asyncio.run(play(url))
+    assert played.solved and len(asked) == 2, played.detail
+    sent = [f"{m['role']}{' with calls' * ('tool_calls' in m)}" for m in asked[1]["messages"]]
+    assert sent[-2:] == shown
+
+
+@dataclass(frozen=True)
+class Doors:
+    """An environment that answers calls, until it is told something."""
+
+    inline = True
+
+    def start(self, task: Task) -> Doors:
+        return self
+
+    opening = StepResult("Look around.")
+
+    async def step(self, action: str) -> StepResult:
+        is_call = action.startswith("{")
+        return StepResult("a door") if is_call else StepResult("", 1.0, terminated=True, success=True)
+
+    async def close(self) -> None:
+        pass
 
 
 def test_an_address_that_nobody_serves_is_told_with_its_name(suite: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 from agents.tool_calls import Style, ToolCall, write_calls
@@ -95,12 +96,19 @@ class EndpointEngine(StubEngine):
         return body
 
     def _messages(self, ids: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-        """Messages of a prompt, with the calls of its replies and what they returned as the server knows them."""
+        """Messages of a prompt, with the calls of its replies and what they returned as the server knows them.
+
+        Servers refuse calls without a result each. Where an agent told of several in one message, or refused a call,
+        the reply is sent as its text, and what follows is the user's.
+        """
         waiting: list[str] = []
-        for i, message in zip(ids, self.renderer.messages(ids), strict=True):
-            if message.role is Role.ASSISTANT and i in self._calls:
-                waiting = [str(call.get("id", "")) for call in self._calls[i]["tool_calls"]]
-                yield self._calls[i]
+        messages = self.renderer.messages(ids)
+        for at, (i, message) in enumerate(zip(ids, messages, strict=True), start=1):
+            said = self._calls.get(i) if message.role is Role.ASSISTANT else None
+            results = takewhile(lambda m: m.role is Role.TOOL, islice(messages, at, None))
+            if said is not None and len(said["tool_calls"]) == len(list(results)):
+                waiting = [str(call.get("id", "")) for call in said["tool_calls"]]
+                yield said
             elif message.role is Role.TOOL and waiting:
                 yield {"role": "tool", "tool_call_id": waiting.pop(0), "content": message.content}
             else:
