@@ -56,7 +56,7 @@ def gateway(
     named, folder = recipe_and_checkpoint(recipe, checkpoint)
     loaded = load(named, overrides or [])
     refuse_ignored(
-        overrides or [],
+        [o for o in overrides or [] if not o.partition("=")[0].endswith(".temperature")],
         folder,
         "a gateway",
         ("seed", "name", "policy", "limits", "engine", "environment", "rewards", "agent"),

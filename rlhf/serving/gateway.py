@@ -36,6 +36,7 @@ from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import score_group
 from rlhf.rollout.tasks import tasks_of
 from rlhf.terminal import CleanConsole
+from rlhf.training.stages.policy_gradient import PolicyGradient
 
 #: The stage under which attempts are kept.
 STAGE = "gateway"
@@ -124,6 +125,12 @@ def _policy(recipe: Recipe, checkpoint: Path | None) -> Behind:
     return begin
 
 
+def temperature_of(recipe: Recipe) -> float:
+    """Temperature of the recipe's last policy-gradient stage, else of its evaluations."""
+    own = [stage.temperature for stage in recipe.stages if isinstance(stage, PolicyGradient)]
+    return own[-1] if own else recipe.evaluation.temperature
+
+
 async def _serve(
     recipe: Recipe, behind: Behind, out: Path, split: str, most: int | None, console: CleanConsole
 ) -> dict[str, Any]:
@@ -131,7 +138,7 @@ async def _serve(
         async with contextlib.AsyncExitStack() as stack:
             runner = await behind(progress)
             stack.push_async_callback(runner.engine.close)
-            serving = Serving(runner, tasks_of(recipe.environment, split), out, most)
+            serving = Serving(runner, tasks_of(recipe.environment, split), out, temperature_of(recipe), most)
             stack.push_async_callback(serving.close)
             with contextlib.suppress(asyncio.CancelledError):
                 gateway = await serving.start()
@@ -149,6 +156,7 @@ class Serving:
         runner: policy, rewards and limits of the attempts.
         tasks: given out in turn to who names none.
         out: folder of the attempts; those that are solved are in its `chats.jsonl` too, for a supervised stage.
+        temperature: that replies are sampled at.
         most: attempts in all; None for any number.
 
     Attributes:
@@ -162,9 +170,11 @@ class Serving:
         runner: RolloutRunner,
         tasks: Sequence[Task],
         out: Path,
+        temperature: float,
         most: int | None = None,
     ) -> None:
         self._runner, self._tasks, self._most = runner, list(tasks), most
+        self._sampling = runner.limits.sampling(temperature)
         self._chats = out / "chats.jsonl"
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
@@ -250,7 +260,7 @@ class Serving:
     async def _attempt(self, task: Task, attempt: int, number: int) -> ScoredGroup:
         found: Any = self._runner
         limits = found.limits
-        parts = (found.environment, found.agent, found.engine, found.renderer, limits, limits.sampling(1.0))
+        parts = (found.environment, found.agent, found.engine, found.renderer, limits, self._sampling)
         played = await run_episode(task, *parts, attempt=attempt, seed=found.seed + number, session=f"gateway/{number}")
         group = await score_group(task, [played], found.rewards, timeout_s=limits.reward_timeout_s)
         await asyncio.to_thread(self._keep, number, task, group)

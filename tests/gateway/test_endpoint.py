@@ -61,11 +61,19 @@ def knowing(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def temperatures() -> list[float]:
+    """Those that the model was asked at."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def server(temperatures: list[float]) -> Iterator[str]:
     """The address of such a model."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        return web.json_response(knowing(await request.json()))
+        body = await request.json()
+        temperatures.append(body["temperature"])
+        return web.json_response(knowing(body))
 
     with loopback(answer) as url:
         yield url
@@ -93,7 +101,7 @@ def test_a_command_without_a_model_is_refused() -> None:
 def recorded(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three attempts that a program outside makes with the model of the server, by `rlhf gateway`."""
     folder = tmp_path_factory.mktemp("recorded")
-    stages = [{"kind": "policy_gradient", "steps": 1}]
+    stages = [{"kind": "policy_gradient", "steps": 1, "temperature": t} for t in (0.9, 0.7)]
     recipe = {"policy": {"kind": "from_scratch"}, "environment": WORLD, "agent": {"kind": "chat"}, "stages": stages}
     recipe |= {"name": "prices", "rewards": {"success": {"kind": "outcome"}}}
     (folder / "prices.yaml").write_text(to_text(recipe))
@@ -128,6 +136,10 @@ def test_solved_attempts_are_kept_as_chats(recorded: Path) -> None:
         assert len(row["tools"]) == 3
 
 
+def test_replies_are_sampled_at_the_temperature_of_the_last_stage(recorded: Path, temperatures: list[float]) -> None:
+    assert 0.7 in temperatures and 0.9 not in temperatures
+
+
 def opened(out: Path, environment: External, n: int) -> list[str]:
     """The tasks of `n` sessions that are open at once, of a gateway that keeps its attempts in `out`."""
 
@@ -135,7 +147,7 @@ def opened(out: Path, environment: External, n: int) -> list[str]:
         parts: dict[str, Any] = {"environment": environment, "agent": ExternalAgent(), "engine": RandomSeedEngine()}
         parts |= {"renderer": MessageIdRenderer(), "limits": Limits(start_timeout_s=5.0), "seed": 0}
         runner = RolloutRunner(**parts, rewards={"success": Weighted("success", 1.0, OutcomeReward())})
-        serving = Serving(runner, list(environment.tasks("train")), out)
+        serving = Serving(runner, list(environment.tasks("train")), out, 1.0)
         gateway = await serving.start()
         try:
             found = [await asyncio.to_thread(post, f"{gateway.url}/sessions", gateway.key) for _ in range(n)]
