@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlhf.data import Finish, Prompt, SamplingParams
+from rlhf.data import Finish, Generation, Prompt, SamplingParams
+from rlhf.errors import EngineError
 from rlhf.inference.vllm.call import GenerationRequest
+from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import Sampled
 from rlhf.inference.vllm.replica_set import ReplicaSet
 
@@ -68,3 +71,46 @@ def test_an_interrupted_call_samples_anew_what_a_stop_string_may_have_begun_in(
     call.rewind()
     assert call.token_ids == (1, 2, 3, 4, 5, 6)[:kept] and call.logprobs == (0.0, -1.0, -2.0, -3.0, -4.0, -5.0)[:kept]
     assert call.spans == spans and call.rest().max_tokens == 9 - kept
+
+
+class Stuck:
+    """An instance that never answers, and fails to abort."""
+
+    name = "stuck"
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.begun = error, asyncio.Event()
+
+    async def call(self, *_: Any) -> list[Any]:
+        found = {"n_vocab": 9, "max_context": 64, "shapes": {}, "lora_rank": 0, "logprobs_mode": "processed_logprobs"}
+        return [found | {"token": "", "gpu": ""}]
+
+    async def sample(self, *_: Any) -> Sampled:
+        self.begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def abort(self, names: Sequence[str]) -> None:
+        if names:
+            raise self.error
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [EngineError("status 500", where="abort"), asyncio.CancelledError()])
+def test_calls_of_a_released_session_end_also_where_the_server_does_not_abort_them(error: BaseException) -> None:
+    async def release() -> Generation:
+        instance: Any = Stuck(error)
+        engine = VllmEngine([instance])
+        await engine.connect(shapes={}, n_vocab=9, max_context=64)
+        running = asyncio.create_task(engine.generate(Prompt((1,)), SamplingParams(max_tokens=9), "s"))
+        await instance.begun.wait()
+        with pytest.raises(type(error)):
+            await engine.release("s")
+        async with asyncio.timeout(10):
+            found = await running
+        await engine.close()
+        return found
+
+    assert asyncio.run(release()).finish is Finish.ABORT

@@ -232,18 +232,20 @@ class VllmEngine:
         calls = tuple(self._calls.get(session, ()))
         for call in calls:
             call.withdrawn = True
-        for _ in range(_MAX_ASKED):
-            tasks = []
-            for replica in self._replicas.all:
-                if mine := [call for call in calls if call.request_id in replica.running]:
-                    with suppress(InstanceDownError):  # it runs nothing any more
-                        await replica.instance.abort([call.request_id for call in mine])
-                    tasks += [call.task for call in mine if call.task]
-            if not tasks:
-                break
-            await asyncio.wait(tasks, timeout=_ABORT_S / _MAX_ASKED)
-        for call in calls:
-            call.end()
+        try:
+            for _ in range(_MAX_ASKED):
+                tasks = []
+                for replica in self._replicas.all:
+                    if mine := [call for call in calls if call.request_id in replica.running]:
+                        with suppress(InstanceDownError):  # it runs nothing any more
+                            await replica.instance.abort([call.request_id for call in mine])
+                        tasks += [call.task for call in mine if call.task]
+                if not tasks:
+                    break
+                await asyncio.wait(tasks, timeout=_ABORT_S / _MAX_ASKED)
+        finally:
+            for call in calls:
+                call.end()
 
     async def load(self, weights: PolicyWeights) -> None:
         """Deliver `weights` to every instance, and prove that each holds them.
