@@ -1,4 +1,4 @@
-"""Calls of tools, as the families of models write them: read, never evaluated, and written back.
+r"""Calls of tools, as the families of models write them: read, never evaluated, and written back.
 
 | style | how a call looks | who writes it |
 |---|---|---|
@@ -8,6 +8,9 @@
 | `mistral` | `[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]` | Mistral |
 | `xml` | `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>` | Qwen3-Coder |
 | `python` | `[f(x=1), g()]` | Llama 4, BFCL |
+
+An argument of `xml` that holds one of its tags is written in JSON, with `\u003c` for `<`; an argument of
+`python` whose name is a word of Python as `**{"from": 1}`.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword, kwlist
 from typing import Any, Literal
 
 Style = Literal["json", "hermes", "llama", "mistral", "xml", "python"]
@@ -25,11 +29,14 @@ Style = Literal["json", "hermes", "llama", "mistral", "xml", "python"]
 _MOST_CHARS = 100_000
 # A reply may be anything, also a tag and ten thousand empty lines: no pattern here has two ways to read white space.
 _FENCE = re.compile(r"`{3,}(\w++(?=\s)|json|python|tool_code|)(.*?)(?:`{3,}|\Z)", re.DOTALL)
+_CONTENT = re.compile(r"\S")
 _CALL = re.compile(r"<tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
 _OPENING = re.compile(r"[\[{]")
 _FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
-_INSIDE = re.compile(r"<(function|parameter)=([^<>\s]+)\s*>")
+_INSIDE = re.compile(r"<(function|parameter)=([^<>\s](?:[^<>]*[^<>\s])?)\s*>")
+_TAG = re.compile(r"</?(?:function|parameter)\b")
+_KEYWORD = re.compile(rf"[(,]\s*+({'|'.join(kwlist)})\s*+=(?!=)")
 _LLAMA_TAG = "<|python_tag|>"
 #: What stands in a call, also in a broken one, and hardly in an answer.
 _MARKS: dict[str, tuple[str, ...]] = {
@@ -164,8 +171,17 @@ def _is_program(fence: re.Match[str]) -> bool:
 
 
 def _of_hermes(text: str) -> Iterator[ToolCall]:
-    for _, inside in _elements(text, _CALL, "</tool_call>"):
+    for _, inside in _elements(text, _CALL, "</tool_call>", after=_end_of_json):
         yield from _objects(inside, must=True)
+
+
+def _end_of_json(text: str, at: int) -> int:
+    """Where the JSON value at this place ends, in which a tag is text; the place itself if there is none."""
+    begin = _CONTENT.search(text, at)
+    try:
+        return json.JSONDecoder().raw_decode(text, begin.start())[1] if begin else at
+    except ValueError:
+        return at
 
 
 def _of_llama(text: str) -> Iterator[ToolCall]:
@@ -179,10 +195,17 @@ def _of_mistral(text: str) -> Iterator[ToolCall]:
 
 def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
     known = {function.get("name"): function for function in map(function_of, tools)}
+    n = 0
     for function, body in _elements(text, _FUNCTION, "</function>"):
         schema = known.get(function[1], {}).get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        yield ToolCall(function[1], dict(_parameters(body, properties if isinstance(properties, Mapping) else {})))
+        found = list(_parameters(body, properties if isinstance(properties, Mapping) else {}))
+        n += len(found)
+        yield ToolCall(function[1], dict(found))
+    if 0 < n < text.count("</parameter>"):  # one of them was the end of half a value
+        raise Unreadable(
+            "there are more </parameter> than parameters; write a text that has one in JSON, each < as \\u003c"
+        )
 
 
 def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -196,15 +219,23 @@ def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str,
         yield tag[2], _typed(_unwrapped(value), _types(properties.get(tag[2])))
 
 
-def _elements(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[re.Match[str], str]]:
+def _elements(
+    text: str, opening: re.Pattern[str], closing: str, after: Callable[[str, int], int] = lambda _, at: at
+) -> Iterator[tuple[re.Match[str], str]]:
     """Yield each opening tag with the text up to its closing one, in one linear pass.
+
+    Args:
+        text: with both.
+        opening: the tag.
+        closing: its end.
+        after: where the search for the end begins, of a tag that ends at this place.
 
     Raises:
         Unreadable: a tag is not closed, so that the text was cut or the closing tag forgotten.
     """
     at = 0
     while (tag := opening.search(text, at)) is not None:
-        end = text.find(closing, tag.end())
+        end = text.find(closing, after(text, tag.end()))
         if end < 0:
             raise Unreadable(f"{tag[0][:80]} is not closed")
         yield tag, text[tag.end() : end]
@@ -237,6 +268,8 @@ def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
             warnings.simplefilter("ignore", SyntaxWarning)
             body = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, MemoryError):
+        if word := _KEYWORD.search(source):
+            raise Unreadable(f"{word[1]} is a word of Python; write **{{'{word[1]}': ...}} for {word[1]}=...") from None
         if must:
             raise Unreadable("one of your lists of calls is no valid Python") from None
         return
@@ -250,10 +283,13 @@ def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
 
 
 def _of_node(node: ast.Call) -> ToolCall:
-    if node.args or any(keyword.arg is None for keyword in node.keywords):
+    if node.args:
         raise Unreadable("arguments have to be named, as in f(x=1)")
     try:
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        arguments: dict[Any, Any] = {}
+        for argument in node.keywords:
+            value = ast.literal_eval(argument.value)
+            arguments |= value if argument.arg is None else {argument.arg: value}
         arguments = json.loads(json.dumps(arguments, allow_nan=False))
     except (ValueError, TypeError, SyntaxError, MemoryError):
         raise Unreadable("an argument is no plain value, such as a number, a text or a list of them") from None
@@ -354,11 +390,20 @@ def _xml(call: ToolCall) -> str:
 
 def _as_parameter(value: Any) -> str:
     """A text as it is, unless it would be read as something else; anything else in JSON."""
-    return value if isinstance(value, str) and _value(value) == value else _json(value)
+    if isinstance(value, str) and _value(value) == value and not _TAG.search(value):
+        return value
+    text = _json(value)
+    return text.replace("<", "\\u003c") if _TAG.search(text) else text
 
 
 def _python(call: ToolCall) -> str:
-    return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+    written = ", ".join(_as_keyword(key, value) for key, value in call.arguments.items())
+    return f"{call.name}({written})"
+
+
+def _as_keyword(key: str, value: Any) -> str:
+    """An argument, in a dictionary where Python knows no argument of such a name."""
+    return f"{key}={value!r}" if key.isidentifier() and not iskeyword(key) else "**" + repr({key: value})
 
 
 _READERS = {

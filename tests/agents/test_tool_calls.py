@@ -8,7 +8,7 @@ from keyword import iskeyword
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.base import History
@@ -32,16 +32,22 @@ SEARCH = {
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
 #: Texts without what ends a call in some style; white space at the ends of a parameter belongs to the style.
 TEXTS = st.text(st.characters(exclude_characters="<>[]`", exclude_categories=("Cs", "Cc")), max_size=12).map(str.strip)
+MARKS = ("tool_call", "function=f", "function", "parameter=x", "parameter")
+TAGS = [f"<{end}{mark}>" for end in ("", "/") for mark in MARKS]
+TAGGED = st.builds("{0}{1}{2}".format, TEXTS, st.sampled_from(TAGS), TEXTS)
+NUMBERS = st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    st.none() | st.booleans() | NUMBERS | TEXTS | TAGGED,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=5,
 )
-CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(NAMES, VALUES, max_size=3)), min_size=1, max_size=4)
+KEYS = NAMES | st.sampled_from(["from", "class", "None", "a b", "due-date"])
+CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(KEYS, VALUES, max_size=3)), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("style", STYLES)
 @given(calls=CALLS)
+@example(calls=[ToolCall("f", {"from": "'</tool_call>'", "a b": ["</parameter>", {"x": "<parameter=x></function>"}]})])
 def test_what_is_written_is_read_back(style: Style, calls: list[ToolCall]) -> None:
     assert read_calls(write_calls(calls, style), style) == calls
 
@@ -101,6 +107,9 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("json", "```" + "a" * 90_000, "no call of a tool"),
         ("json", "`" * 90_000, "no call of a tool"),
         ("python", "```a " * 20_000, "no call of a tool"),
+        ("python", "[convert(to='USD', from = 'EUR')]", r"from is a word of Python; write \*\*{'from': ...}"),
+        ("xml", "<function=f><parameter=x>'</parameter>'</parameter></function>", "more </parameter> than parameters"),
+        ("xml", "<function=f><parameter=x>'</parameter></function>'</parameter></function>", "more </parameter>"),
         ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "a character that is none"),
         ("python", "[f(x='\\ud800')]", "a character that is none"),
         ("json", '{"name": "f\\ud800", "arguments": {}}', "a character that is none"),
@@ -109,6 +118,8 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("xml", "<function=f>" * 8_000, "not closed"),
         ("xml", "<function=" * 9_900, "no call of a tool"),
         ("xml", f"<function=f{' ' * 90_000}", "no call of a tool"),
+        ("xml", f"<function=f><parameter=x{' x' * 40_000}</function>" + "<function=f>", "not closed"),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>' * 2_700 + "<tool_call>", "not closed"),
     ],
 )
 def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str, says: str) -> None:
@@ -173,7 +184,7 @@ def test_text_in_xml_is_text_where_the_schema_says_so(schema: Any, written: str,
     assert read_calls(text, "xml", [tool]) == [ToolCall("search", {"query": value})]
 
 
-@given(text=TEXTS | st.from_regex(r"-?[0-9.e]{1,4}|null|true|NaN|\"[a0\"]{0,3}\"", fullmatch=True))
+@given(text=TEXTS | TAGGED | st.from_regex(r"-?[0-9.e]{1,4}|null|true|NaN|\"[a0\"]{0,3}\"", fullmatch=True))
 def test_any_text_of_a_text_argument_is_read_back_from_xml(text: str) -> None:
     [found] = read_calls(write_calls([ToolCall("search", {"query": text})], "xml"), "xml", [SEARCH])
     assert found.arguments == {"query": text}
