@@ -168,6 +168,18 @@ class Tree:
     at: Literal["turn", "token"] = "turn"
     """Place of branches: before a turn, or within a reply, before one of its tokens but the first."""
 
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse branches within replies where stop strings end them: an engine sees none that began before."""
+        strings = context.recipe.limits.stop_strings
+        if self.at == "token" and strings and not context.is_trained:
+            yield Problem(
+                "a stop string that begins before a branch point would not end the reply after it",
+                where=context.at("at"),
+                got=f"token, with limits.stop_strings: {list(strings)}",
+                expected="turn",
+                do="write at: turn, or remove limits.stop_strings",
+            )
+
     @property
     def n_rounds(self) -> int:
         """Rounds of branching after the attempts from the start."""
