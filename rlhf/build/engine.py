@@ -82,7 +82,7 @@ async def start_engine(
             max_sessions=settings.max_sessions,
             max_batch_tokens=settings.max_batch_tokens,
             version=policy.version,
-            decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
+            decode=decoder_of(policy),
         )
         return made
     rank = adapter_rank(settings, policy)
@@ -117,6 +117,12 @@ async def start_engine(
         await engine.close()
         raise
     return engine
+
+
+def decoder_of(policy: Policy) -> Callable[[list[int]], str]:
+    """Text of token ids, for stop strings: control tokens are in it, as a string may name one."""
+    decode = partial(policy.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return lambda ids: str(decode(ids))
 
 
 def vllm_engine(

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from rlhf.build.engine import SHAPES, context_of
+from rlhf.build.engine import SHAPES, context_of, decoder_of
 from rlhf.build.train import device, policy_of
 from rlhf.data import Prompt, SamplingParams
 from rlhf.errors import RecipeError, RlhfError
@@ -58,7 +58,7 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
         max_context=context_of(recipe, policy),
         max_sessions=settings.max_sessions,
         max_batch_tokens=settings.max_batch_tokens,
-        decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
+        decode=decoder_of(policy),
     )
     config = policy.model.config.get_text_config()
     shapes = {name: getattr(config, name, None) for name in SHAPES}

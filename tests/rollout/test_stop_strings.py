@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from rlhf.data import Finish, Generation, SamplingParams
+from rlhf.build.engine import start_engine
+from rlhf.data import Finish, Generation, Prompt, SamplingParams
 from rlhf.errors import DataError, EngineError
+from rlhf.recipe import load
 from rlhf.rollout.limits import Limits
+from tests import recipe_parts
 from tests.rollout.tiny_models import make_engine, prompt_of
+from tests.training import tiny
 
 PARAMS = SamplingParams(max_tokens=60, seed=5)
 
@@ -59,6 +64,23 @@ def test_what_the_prompt_says_ends_nothing() -> None:
     assert "a" in letters(list(prompt_of(12, 0).token_ids))
     [found] = run(replace(PARAMS, stop_strings=("a",)))
     assert found.token_ids and "a" in letters(list(found.token_ids[-1:]))
+
+
+def test_a_control_token_may_be_a_stop_string(tmp_path: Path) -> None:
+    policy = tiny.policy()
+    eos, recipe = str(policy.tokenizer.eos_token), load(recipe_parts.write(tmp_path))
+
+    async def both() -> list[Generation]:
+        engine = await start_engine(recipe, policy)
+        params = [replace(PARAMS, max_tokens=200, seed=seed) for seed in range(4)]
+        params += [replace(each, stop_strings=(eos,)) for each in params]
+        return list(await asyncio.gather(*(engine.generate(Prompt((3, 4, 5)), each) for each in params)))
+
+    found, ends = asyncio.run(both()), policy.tokenizer.eos_token_id
+    assert any(ends in whole.token_ids[:-1] for whole in found[:4])
+    for whole, cut in zip(found[:4], found[4:], strict=True):
+        at = whole.token_ids.index(ends) + 1 if ends in whole.token_ids else whole.n_tokens
+        assert cut.token_ids == whole.token_ids[:at]
 
 
 def test_without_a_tokenizer_strings_are_refused() -> None:

@@ -179,6 +179,7 @@ def sampling_options(params: SamplingParams, stop_ids: Sequence[int]) -> dict[st
         "logprobs": 0,
         "stop": list(params.stop_strings),
         "detokenize": bool(params.stop_strings),
+        "skip_special_tokens": False,  # a stop string may name one
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agents.chat import ChatAgent
+from rlhf.build.engine import decoder_of
 from rlhf.data import Finish, Prompt, SamplingParams, Task, Trajectory
 from rlhf.errors import ContextFull, EngineError
 from rlhf.inference.embedded.engine import TransformersEngine
@@ -148,11 +149,7 @@ def test_a_stop_id_ends_a_generation_and_stays_in_it(runner, engine):
 
 def test_stop_strings_end_a_generation_where_the_embedded_engine_ends_it(runner, engine):
     policy = policy_like(3)
-    theirs = TransformersEngine(
-        policy.model,
-        max_context=MAX_CONTEXT,
-        decode=lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
-    )
+    theirs = TransformersEngine(policy.model, max_context=MAX_CONTEXT, decode=decoder_of(policy))
     params = SamplingParams(max_tokens=60, temperature=0.0, stop_strings=("omeg", " pois", "j", "lpha the"))
     # Prompts of whole characters, as all real ones are.
     prompts = [Prompt(tuple(policy.tokenizer.encode("alpha the poison waits " + "xyz"[i % 3] * i))) for i in range(32)]
@@ -167,6 +164,19 @@ def test_stop_strings_end_a_generation_where_the_embedded_engine_ends_it(runner,
     mine, theirs_said = runner.run(both())
     assert [(g.token_ids, g.finish) for g in mine] == [(g.token_ids, g.finish) for g in theirs_said]
     assert {g.finish for g in mine} == {Finish.STOP, Finish.LENGTH}
+
+
+def test_a_control_token_may_be_a_stop_string(runner, engine):
+    tokenizer = policy_like(3).tokenizer
+    n_ended = 0
+    for seed in range(3):
+        params = SamplingParams(max_tokens=400, seed=seed)
+        free = runner.run(engine.generate(prompt_of(20), params)).token_ids
+        ended = runner.run(engine.generate(prompt_of(20), replace(params, stop_strings=(tokenizer.eos_token,))))
+        at = free.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in free else 400
+        assert (ended.token_ids, ended.finish) == (free[:at], Finish.LENGTH if at == 400 else Finish.STOP)
+        n_ended += at < 400
+    assert n_ended
 
 
 def test_the_context_caps_a_generation_and_a_full_one_is_refused(runner, engine):
