@@ -9,10 +9,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
-from agents.memory.base import MEMORY, Exchange, Memory, MemoryCapabilities, Plain, Shown
+from agents.memory.base import MEMORY, DemonstrationInputs, Exchange, Memory, MemoryBase, MemoryCapabilities
 from agents.memory.full import FullHistory
 from agents.parsing import Parsed, how_to_answer, parse_action, split_thoughts
-from rlhf.checking import Silenced
+from rlhf.checking import IgnoredKeys
 from rlhf.data import Action, Finish, Generation, Message, Role, Turn
 from rlhf.data.generation import calls_of, joined
 from rlhf.settings import STRICT
@@ -42,7 +42,7 @@ class ChatAgent:
     With an empty `system` nothing is said but the observations, which suits small models made from scratch.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("show_admissible", False, ("max_admissible",)),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("show_admissible", False, ("max_admissible",)),)
 
     system: str = "You act in a text environment. Read each observation and answer with your next action."
     """Opening instruction; sentences about format and thinking are added. Empty: no system message at all."""
@@ -69,9 +69,9 @@ class ChatAgent:
             raise ValueError(f"think is '{self.think}', expected 'require': {name} keeps what it remembers there")
 
     @property
-    def _memory(self) -> Plain:
+    def _memory(self) -> MemoryBase:
         """The hooks of the memory; a memory without any reads and writes nothing."""
-        return self.memory if isinstance(self.memory, Plain) else Plain()
+        return self.memory if isinstance(self.memory, MemoryBase) else MemoryBase()
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class ChatAgent:
             return "<think>...</think> is missing before the action"
         return ""
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Write the reply that a demonstration gives; `read` understands it as the demonstrated action."""
         if shown.role == MEMORY:
             return self._memory.remembered(shown)
@@ -183,7 +183,7 @@ class ChatAgent:
         if turn.generations:
             said = joined(calls_of(turn.generations)[-1])
             return Message(Role.ASSISTANT, turn.action.text, said.token_ids)
-        return Message(Role.ASSISTANT, self.write(Shown(turn.action.text)))
+        return Message(Role.ASSISTANT, self.write(DemonstrationInputs(turn.action.text)))
 
     def _observation(self, text: str, admissible: tuple[str, ...]) -> str:
         if not self.show_admissible or not admissible:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from agents.base import Agent, Capabilities, History
 from agents.chat import ChatAgent
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from rlhf.errors import AgentError
 
 
@@ -43,7 +43,7 @@ def with_observation(history: History, text: str) -> History:
     return replace(history, turns=(*history.turns[:-1], replace(history.turns[-1], reply=text)))
 
 
-def written(key: str, agent: Agent, shown: Shown) -> str:
+def written(key: str, agent: Agent, shown: DemonstrationInputs) -> str:
     """Reply that a demonstration gives to an inner agent. Raises AgentError where it takes none."""
     write = Capabilities(agent).write
     if write is None:

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from agents.base import Agent, Capabilities, History, PolicyHandle
 from agents.chat import PASSED_ON, ChatAgent
 from agents.composition import refuse_outermost, since, view_of, written
-from agents.memory.base import Exchange, Shown
+from agents.memory.base import DemonstrationInputs, Exchange
 from agents.memory.subgoals import SUBGOAL, Subgoals
 from agents.parsing import split_thoughts
 from rlhf.checking import CheckContext
@@ -149,7 +149,7 @@ class PlannerExecutor:
             found[-1] = replace(found[-1], ended="out of turns")
         return found
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Demonstrated reply: a subgoal, an action, or `done` where the subgoal is reached."""
         if shown.role == PLAN:
             return shown.subgoal or "go on"

@@ -56,7 +56,7 @@ class AgentFailed(TerminalEnvError):
 
 
 class OutOfContext(TerminalEnvError):
-    """Full context of an agent outside of this process: the attempt is cut there, which is no failure of a part."""
+    """Full context of an agent outside of this process: the attempt is cut there, which is no infrastructure error."""
 
     outcome = Outcome.TOKEN_LIMIT
 

@@ -248,7 +248,7 @@ def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:
 
     They attempt `tasks`, so that a reward meets only references of the kind it is made for.
     """
-    outcomes = [outcome for outcome in Outcome if not outcome.is_failure_of_a_part]
+    outcomes = [outcome for outcome in Outcome if not outcome.is_infrastructure_error]
     records = []
     for i, text in enumerate(_TEXTS):
         task, n_turns = tasks[i % len(tasks)], (0, 1, 3)[i % 3]

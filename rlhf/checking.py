@@ -49,8 +49,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Silenced:
-    """Keys of a class that mean nothing while another of its keys has a value.
+class IgnoredKeys:
+    """Keys of a class that have no effect while another of its keys has a given value.
 
     Attributes:
         by: the other key.

@@ -11,9 +11,9 @@ from rlhf.catalog import CATALOG
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.evaluation.evaluate import Evaluation
 from rlhf.recipe import load
-from rlhf.recipe.aliases import ALIASES, IN_OTHER_STAGES, ours
+from rlhf.recipe.aliases import ALIASES, IN_OTHER_STAGES, alias_hint
 from rlhf.recipe.keys import is_settings, keys_of, without_none
-from rlhf.recipe.places import BELOW, KEYS
+from rlhf.recipe.places import KEYS, NESTED_KEYS
 from rlhf.registry import resolve
 from rlhf.rollout.limits import Limits
 
@@ -42,7 +42,10 @@ def every_key() -> set[str]:
 def test_what_is_answered_is_there() -> None:
     known = every_key()
     others = (key for keys in IN_OTHER_STAGES.values() for key in keys)
-    parts = {part for path in (*ALIASES.values(), *BELOW.values(), *others) for part in path.split(".")} - {"N", "NAME"}
+    parts = {part for path in (*ALIASES.values(), *NESTED_KEYS.values(), *others) for part in path.split(".")} - {
+        "N",
+        "NAME",
+    }
     assert parts <= known, parts - known
 
 
@@ -111,7 +114,7 @@ def test_a_key_in_another_place_is_shown_to_its_own(override: str, answer: str) 
 
 
 def test_a_key_of_nobody_is_not() -> None:
-    assert ours("sparkle") == ""
+    assert alias_hint("sparkle") == ""
 
 
 def test_a_path_of_an_environment_is_read_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,13 +111,13 @@ def classes() -> list[Any]:
     return found
 
 
-def test_silenced_keys_are_keys_with_defaults() -> None:
-    declared = [(cls, silenced) for cls in classes() for silenced in vars(cls).get("silences", ())]
+def test_ignored_keys_are_keys_with_defaults() -> None:
+    declared = [(cls, ignored) for cls in classes() for ignored in vars(cls).get("ignored_keys", ())]
     assert len(declared) >= 10
-    for cls, silenced in declared:
+    for cls, ignored in declared:
         keys = keys_of(cls)
-        assert silenced.by in keys and silenced.keys
-        assert all(keys[name].make_default is not None for name in silenced.keys)
+        assert ignored.by in keys and ignored.keys
+        assert all(keys[name].make_default is not None for name in ignored.keys)
 
 
 def test_keys_of_ratios_are_keys_of_the_loss() -> None:

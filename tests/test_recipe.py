@@ -27,7 +27,7 @@ from rlhf.losses.reinforce import Reinforce
 from rlhf.recipe import dump, find, list_recipes, load
 from rlhf.recipe.builder import build, build_part, keys_of, plain, plain_part
 from rlhf.recipe.checks import cautions
-from rlhf.recipe.places import BELOW, KEYS
+from rlhf.recipe.places import KEYS, NESTED_KEYS
 from rlhf.recipe.text import overridden, parse, parse_fields, to_text
 from rlhf.settings import STRICT
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -632,7 +632,7 @@ def test_a_missing_package_names_the_way_to_get_it(tmp_path: Path) -> None:
 
 def test_keys_of_stages_are_told_from_those_of_a_recipe() -> None:
     stages = {key for kind in (PolicyGradient, Supervised) for key in keys_of(kind)}
-    assert {path.split(".")[2] for path in BELOW.values() if path.startswith("stages.N.")} <= stages
-    assert not set(BELOW) & set(KEYS)
+    assert {path.split(".")[2] for path in NESTED_KEYS.values() if path.startswith("stages.N.")} <= stages
+    assert not set(NESTED_KEYS) & set(KEYS)
     with pytest.raises(RecipeError, match=re.escape("it is a key of a stage: stages.N.steps")):
         load("quickstart", ["steps=3"])

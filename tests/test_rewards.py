@@ -44,7 +44,7 @@ def turn(text="a", reward=0.0, valid=True):
     return Turn(Action(text), "b", reward=reward, valid=valid)
 
 
-@pytest.mark.parametrize("outcome", [o for o in End if not o.is_failure_of_a_part])
+@pytest.mark.parametrize("outcome", [o for o in End if not o.is_infrastructure_error])
 def test_outcome_is_one_value_for_solved_and_another_for_the_rest(outcome):
     got = Outcome(success=10.0, failure=-1.0)(TASK, trajectory(outcome=outcome))
     assert got.value == (10.0 if outcome is End.SOLVED else -1.0)
@@ -218,7 +218,7 @@ def judged(reward, task, attempts):
 @pytest.mark.parametrize("kind", CATALOGUE)
 @given(
     rows=st.lists(
-        st.tuples(st.lists(said, max_size=3), st.sampled_from([o for o in End if not o.is_failure_of_a_part])),
+        st.tuples(st.lists(said, max_size=3), st.sampled_from([o for o in End if not o.is_infrastructure_error])),
         max_size=4,
     ),
     reference=strange,

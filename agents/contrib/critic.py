@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from agents.base import Agent, Capabilities, History, PolicyHandle, Reply
 from agents.chat import ChatAgent
 from agents.composition import refuse_outermost, view_of, with_observation, written
-from agents.memory.base import Exchange, Plain, Shown, as_text
+from agents.memory.base import DemonstrationInputs, Exchange, MemoryBase, as_text
 from agents.parsing import split_thoughts
 from agents.policy_proxy import PolicyProxy
 from rlhf.checking import CheckContext
@@ -74,7 +74,7 @@ class ActorCritic:
         """Refuse a memory that reads replies, and a message without the comment."""
         refuse_outermost("actor", self.actor)
         memory = self.actor.memory if isinstance(self.actor, ChatAgent) else None
-        if isinstance(memory, Plain) and type(memory).read is not Plain.read:
+        if isinstance(memory, MemoryBase) and type(memory).read is not MemoryBase.read:
             raise ValueError(
                 f"actor.memory is {type(memory).__name__}, which reads what replies say to it; expected another, "
                 "such as full or window: a proposal that comes back would be remembered"
@@ -126,7 +126,7 @@ class ActorCritic:
         notes = {name: "\n".join(lines) for name, lines in ((REVIEW, reviews), (COMMENT, comments)) if lines}
         return replace(action, generations=tuple(generations), notes={**action.notes, **notes})
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Write the reply that a demonstration gives: an action, which the critic accepts."""
         if shown.role == CRITIC:
             return ACCEPT

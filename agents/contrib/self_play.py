@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
 from agents.chat import ChatAgent
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.policy_proxy import PolicyProxy
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action
@@ -76,6 +76,6 @@ class SelfPlay:
         action = await player.act_on(own, history, PolicyProxy(policy, seat))
         return replace(action, notes={SEAT: seat, **action.notes})
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Write the reply that a demonstration gives."""
         return self.player.write(shown)

@@ -62,12 +62,12 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """Messages that a memory gives, and the notes it keeps.
+class MemoryContext:
+    """Messages that a memory selects for a call, and the notes it keeps.
 
     Attributes:
-        messages: what the policy is shown, after the agent's instructions and the task's own messages.
-        generations: what the policy was asked for on the way.
+        messages: come after the agent's instructions and the task's own messages.
+        generations: calls of the policy that the memory made, such as a summary.
         notes: what is to be left with this turn.
     """
 
@@ -77,13 +77,13 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Part of a reply that a memory leaves for reading the action.
+class ParsedReply:
+    """Reply after the memory has parsed it: the text from which the action is read.
 
     Attributes:
-        text: the reply without what was meant for the memory.
+        text: the reply without the part for the memory.
         notes: what is to be left with this turn.
-        again: the reply only asked the memory for something; the policy is asked again in the same turn.
+        again: the reply was for the memory only; the policy is called again in the same turn.
     """
 
     text: str
@@ -92,18 +92,18 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DemonstrationInputs:
     """Inputs of a demonstration for one turn.
 
     Attributes:
-        action: what is done.
-        recall: what is worth remembering of all before, where the environment can say it.
-        recalled: the same as it was a turn before.
-        subgoal: what the action is for, where the environment can say it.
-        before: the subgoal of the turn before.
-        role: what the policy is asked for; see `Generation.role`.
-        n_calls: how often the agent has asked in this turn, what was to be remembered aside.
-        asked: the last message of what the policy is shown.
+        action: the demonstrated action.
+        recall: what to remember of the episode so far, where the environment provides it.
+        recalled: `recall` of the turn before.
+        subgoal: purpose of the action, where the environment provides it.
+        before: `subgoal` of the turn before.
+        role: of the call; see `Generation.role`.
+        n_calls: calls of the agent in this turn so far, those of role `memory` not counted.
+        asked: the last message of the prompt.
     """
 
     action: str
@@ -120,7 +120,7 @@ class Shown:
 class Memory(Protocol):
     """Selects the part of the past that a policy is shown; a frozen dataclass of recipe keys."""
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Choose what is shown.
 
         Args:
@@ -131,8 +131,8 @@ class Memory(Protocol):
         ...
 
 
-class Plain:
-    """Base of memories that read nothing from replies: default agent hooks."""
+class MemoryBase:
+    """Base class of memories, with the defaults of those that read nothing from replies."""
 
     needs_thoughts: ClassVar[bool] = False
     """True if memories stand in the `<think>` block of each reply."""
@@ -143,21 +143,21 @@ class Plain:
     instruction: ClassVar[str] = ""
     """Said once to the policy, at the end of the agent's own instructions."""
 
-    def read(self, text: str, past: Sequence[Exchange], notes: Mapping[str, str]) -> Read:
+    def read(self, text: str, past: Sequence[Exchange], notes: Mapping[str, str]) -> ParsedReply:
         """Read what was meant for the memory in a reply without its thoughts."""
-        return Read(text)
+        return ParsedReply(text)
 
-    def remembered(self, shown: Shown) -> str:
+    def remembered(self, shown: DemonstrationInputs) -> str:
         """Return the reply of a demonstration where the memory asks the policy."""
         return shown.recall
 
-    def write(self, text: str, shown: Shown) -> str:
+    def write(self, text: str, shown: DemonstrationInputs) -> str:
         """Add what `read` takes away to `text`, the agent's way to write the action; for demonstrations."""
         return text
 
 
 class MemoryCapabilities(CapabilityView):
-    """Optional attributes of a memory that does not inherit from `Plain`."""
+    """Optional attributes of a memory that does not inherit from `MemoryBase`."""
 
     asks = Capability[object](True)
     """True if it may ask the policy."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import Exchange, Plain, Recalled, conversation
+from agents.memory.base import Exchange, MemoryBase, MemoryContext, conversation
 from agents.memory.window import newest
 from rlhf.data import Message
 from rlhf.settings import STRICT
@@ -18,7 +18,7 @@ _LEFT_OUT = "(left out)"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TokenBudget(Plain):
+class TokenBudget(MemoryBase):
     """Shows all actions, and leaves out the oldest observations, but the first, until the conversation fits.
 
     Several are left out at a time, so that prompts stay the same for some turns and caches are reused. If leaving out
@@ -32,12 +32,12 @@ class TokenBudget(Plain):
     at_a_time: Annotated[int, Field(ge=1)] = 4
     """Observations that are left out together."""
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Leave out as little as needed."""
         for messages in self._shorter_and_shorter(past):
             if policy.n_tokens(messages) <= self.max_tokens:
                 break
-        return Recalled(messages)
+        return MemoryContext(messages)
 
     def _shorter_and_shorter(self, past: Sequence[Exchange]) -> Iterator[tuple[Message, ...]]:
         """The conversation without ever more observations, then without ever more exchanges; the last is shortest."""

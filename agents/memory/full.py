@@ -8,16 +8,16 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import Exchange, Plain, Recalled, conversation
+from agents.memory.base import Exchange, MemoryBase, MemoryContext, conversation
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FullHistory(Plain):
+class FullHistory(MemoryBase):
     """Shows the whole conversation: caches are reused, and an episode is one row for the trainer."""
 
     asks: ClassVar[bool] = False
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Show everything."""
-        return Recalled(conversation(past))
+        return MemoryContext(conversation(past))

@@ -14,7 +14,16 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import MEMORY, Exchange, Plain, Read, Recalled, Shown, as_text, conversation
+from agents.memory.base import (
+    MEMORY,
+    DemonstrationInputs,
+    Exchange,
+    MemoryBase,
+    MemoryContext,
+    ParsedReply,
+    as_text,
+    conversation,
+)
 from agents.parsing import split_thoughts
 from rlhf.data import Generation, Message, Role
 from rlhf.settings import STRICT
@@ -39,7 +48,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Subgoals(Plain):
+class Subgoals(MemoryBase):
     """Memory of subgoals: a policy-written summary of each finished one, and the present one's turns.
 
     A reply that begins something new starts with a line `Subgoal: ...`; the turns before it are then summed up in one
@@ -62,7 +71,7 @@ class Subgoals(Plain):
     ask: str = "Sum up in one line what came of this subgoal."
     """Prompt for a summary, at the end of the turns of a subgoal."""
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Show summaries and the present chunk; ask for the summaries that are missing."""
         *finished, present = self._chunks(past)
         known = {name: note for e in past for name, note in e.notes.items()} | dict(notes)
@@ -78,9 +87,9 @@ class Subgoals(Plain):
         wanted = {int(number) for number in notes.get(RETRIEVED, "").split()}
         text = "\n".join(self._lines(past, finished, present, wanted, known | new))
         shown = (*past[present.first].opening_with(text), *conversation(past[present.first + 1 :]))
-        return Recalled(shown, tuple(generations), new)
+        return MemoryContext(shown, tuple(generations), new)
 
-    def read(self, text: str, past: Sequence[Exchange], notes: Mapping[str, str]) -> Read:
+    def read(self, text: str, past: Sequence[Exchange], notes: Mapping[str, str]) -> ParsedReply:
         """Take the subgoal's line and a request for the memory out of a reply."""
         kept = dict(notes)
         if match := _LINE.search(text):
@@ -91,10 +100,10 @@ class Subgoals(Plain):
         wanted = _RETRIEVE.search(text)
         if wanted and len(asked) < self.max_retrievals and 1 <= int(wanted[1]) < len(self._chunks(past)):
             kept[RETRIEVED] = " ".join([*asked, wanted[1]])
-            return Read(text, kept, again=True)
-        return Read(text, kept)
+            return ParsedReply(text, kept, again=True)
+        return ParsedReply(text, kept)
 
-    def write(self, text: str, shown: Shown) -> str:
+    def write(self, text: str, shown: DemonstrationInputs) -> str:
         """Begin with the subgoal where it is another than before."""
         is_new = bool(shown.subgoal) and shown.subgoal != shown.before
         return f"Subgoal: {shown.subgoal}\n{text}" if is_new else text

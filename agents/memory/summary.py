@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import MEMORY, Exchange, Plain, Recalled, as_text, conversation
+from agents.memory.base import MEMORY, Exchange, MemoryBase, MemoryContext, as_text, conversation
 from agents.parsing import split_thoughts
 from rlhf.data import Generation, Message, Role
 from rlhf.settings import STRICT
@@ -18,7 +18,7 @@ _SUMMARY, _UP_TO = "summary", "summarised"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Summary(Plain):
+class Summary(MemoryBase):
     """Shows the opening, a summary of what is long past, and the turns since.
 
     When more than `every` turns have come since the last summary, the policy is asked for a new one: it is shown the
@@ -42,7 +42,7 @@ class Summary(Plain):
         if self.keep >= self.every:
             raise ValueError(f"keep is {self.keep}, expected less than every ({self.every})")
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Show the summary and what came after it; ask for a new one where it is time."""
         summary, first = _latest(past)
         generations: tuple[Generation, ...] = ()
@@ -57,9 +57,9 @@ class Summary(Plain):
             summary, first, generations = said[: self.max_chars], last, (reply.generation,)
             kept = {_SUMMARY: summary, _UP_TO: str(first)}
         if not first:
-            return Recalled(conversation(past))
+            return MemoryContext(conversation(past))
         text = "\n".join(filter(None, [past[0].said, summary, past[first].observation]))
-        return Recalled((*past[first].opening_with(text), *conversation(past[first + 1 :])), generations, kept)
+        return MemoryContext((*past[first].opening_with(text), *conversation(past[first + 1 :])), generations, kept)
 
 
 def _latest(past: Sequence[Exchange]) -> tuple[str, int]:

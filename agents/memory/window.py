@@ -9,12 +9,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import Exchange, Plain, Recalled, conversation
+from agents.memory.base import Exchange, MemoryBase, MemoryContext, conversation
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Window(Plain):
+class Window(MemoryBase):
     """Sliding window: the opening and the last turns, with dots for what was dropped between them.
 
     With `block`, turns are dropped so many at a time. Between two drops each prompt extends the one before, so that
@@ -28,9 +28,9 @@ class Window(Plain):
     block: Annotated[int, Field(ge=1)] = 1
     """Number of turns dropped at a time: between `turns` and `turns + block - 1` are shown. 1 drops one every turn."""
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Show the opening and the newest exchanges."""
-        return Recalled(conversation(newest(past, self.turns, block=self.block)))
+        return MemoryContext(conversation(newest(past, self.turns, block=self.block)))
 
 
 def newest(past: Sequence[Exchange], turns: int, between: str = "...", block: int = 1) -> Sequence[Exchange]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from agents.base import History, PolicyHandle
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.stores.store import Store
 from rlhf.capabilities import Capability, CapabilityView
 from rlhf.data import Generation, ScoredGroup, Trajectory
@@ -35,65 +35,65 @@ class Recollection:
 
 
 @runtime_checkable
-class Asks(Protocol):
-    """Store kind that asks the policy about attempts before it stores anything of them.
+class QueriesPolicy(Protocol):
+    """Store kind that queries the policy about attempts before it stores anything of them.
 
-    One that can also do without says so by `asks_policy = False`.
+    A kind that can also work without queries sets `asks_policy = False`.
     """
 
     async def learn_asking(
         self, store: Store, groups: Sequence[ScoredGroup], split: str, policy: PolicyHandle
     ) -> Mapping[str, float]:
-        """Learn as `StoreKind.learn`, which is then not called. What `policy` says here is not trained on.
+        """Replace `StoreKind.learn`, which is then not called. What `policy` says here is not trained on.
 
         Raises:
-            EngineError: it could not be asked; nothing of the step is then stored.
+            EngineError: the query failed; nothing of the step is stored then.
         """
         ...
 
 
 @runtime_checkable
-class Follows(Protocol):
-    """A kind that is asked before every action, not only before the first one.
+class PerTurnRetrieval(Protocol):
+    """Store kind that retrieves before every action, not only before the first one.
 
-    One that never asks the policy says so by `asks_in_turns = False`.
+    A kind that never queries the policy sets `asks_in_turns = False`.
     """
 
-    async def follow(self, store: Store | None, history: History, policy: PolicyHandle) -> Recollection:
-        """Choose what stands in front of the newest observation.
+    async def retrieve(self, store: Store | None, history: History, policy: PolicyHandle) -> Recollection:
+        """Choose the text in front of the newest observation.
 
         Args:
-            store: only read; None where there is none, as in a demonstration.
-            history: as it happened, without what was recalled; its notes are there.
+            store: only read; None in a demonstration.
+            history: without the retrieved texts, with the notes of its turns.
             policy: may be asked, with the role `memory`; what it says is trained on.
         """
         ...
 
-    def say(self, shown: Shown) -> str | None:
-        """Return a demonstration's answer to a question of `follow`; None for a question of another."""
+    def say(self, shown: DemonstrationInputs) -> str | None:
+        """Return a demonstration's answer to a query of `retrieve`; None for any other query."""
         ...
 
 
 @runtime_checkable
-class Hears(Protocol):
-    """Store that reads in the replies which of the entries it showed were used."""
+class ReadsCitations(Protocol):
+    """Store kind that reads from the replies which retrieved entries were used."""
 
-    def heard(self, text: str, entries: Sequence[int]) -> tuple[str, Mapping[str, str]]:
-        """Read one reply. Never raises.
+    def parse_citations(self, text: str, entries: Sequence[int]) -> tuple[str, Mapping[str, str]]:
+        """Split one reply into text and citations. Never raises.
 
         Args:
-            text: what the policy said.
-            entries: ids of what it was shown, in order.
+            text: the reply.
+            entries: ids of the retrieved entries, in the order shown.
 
         Returns:
-            the text without what was meant for the store, from which the action is read; and notes for the turn.
+            the reply without citations, from which the action is parsed; and notes for the turn.
         """
         ...
 
 
 @runtime_checkable
 class StoreKind(Protocol):
-    """Memory across episodes: what an episode is told at its start, and what is stored after a step.
+    """Memory across episodes: what an episode retrieves at its start, and what is stored after a step.
 
     A frozen dataclass of its recipe keys; all that it learns is in the store. Tasks have the ids of whole tasks here,
     also where an episode begins in the middle of one.
@@ -118,19 +118,19 @@ class KindCapabilities(CapabilityView):
     """Optional attributes of a kind of store that can ask the policy."""
 
     asks_policy = Capability[object](True)
-    """See `Asks`."""
+    """See `QueriesPolicy`."""
     asks_in_turns = Capability[object](True)
-    """See `Follows`."""
+    """See `PerTurnRetrieval`."""
 
 
 def asks_policy(kind: object) -> bool:
     """True if a kind asks the policy between steps."""
-    return isinstance(kind, Asks) and bool(KindCapabilities(kind).asks_policy)
+    return isinstance(kind, QueriesPolicy) and bool(KindCapabilities(kind).asks_policy)
 
 
 def asks_in_turns(kind: object) -> bool:
     """True if a kind may ask the policy during an episode."""
-    return isinstance(kind, Follows) and bool(KindCapabilities(kind).asks_in_turns)
+    return isinstance(kind, PerTurnRetrieval) and bool(KindCapabilities(kind).asks_in_turns)
 
 
 def as_whole_tasks(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:

@@ -12,10 +12,18 @@ from pydantic.dataclasses import dataclass
 
 from agents.base import Agent, Capabilities, History, PolicyHandle, Reply
 from agents.chat import ChatAgent
-from agents.memory.base import MEMORY, Shown
+from agents.memory.base import MEMORY, DemonstrationInputs
 from agents.policy_proxy import PolicyProxy
 from agents.stores.cases import Cases
-from agents.stores.kind import ENTRIES, RECALLED, Follows, Hears, Recollection, StoreKind, asks_in_turns
+from agents.stores.kind import (
+    ENTRIES,
+    RECALLED,
+    PerTurnRetrieval,
+    ReadsCitations,
+    Recollection,
+    StoreKind,
+    asks_in_turns,
+)
 from agents.stores.store import Store
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Message
@@ -91,13 +99,13 @@ class Remembering:
 
     async def act_with(self, store: Store | None, history: History, policy: PolicyHandle) -> Action:
         """Act as the inner agent does on observations that begin with what `store` recalls."""
-        follows = isinstance(self.store, Follows)
+        follows = isinstance(self.store, PerTurnRetrieval)
         before = {i: t.action.notes for i, t in enumerate(history.turns) if RECALLED in t.action.notes}
         told = {i if follows else 0: left[RECALLED] for i, left in before.items()}
         found: Recollection | None = None
         asking = replace(history, task=history.task.beginning)  # a start state is not shown what its task has left
-        if isinstance(self.store, Follows):
-            found = await self.store.follow(store, asking, policy)
+        if isinstance(self.store, PerTurnRetrieval):
+            found = await self.store.retrieve(store, asking, policy)
         elif not before and store is not None:
             found = self.store.recollect(store, asking)
         notes: dict[str, str] = {}
@@ -106,15 +114,15 @@ class Remembering:
             notes = {RECALLED: found.text, ENTRIES: " ".join(map(str, found.entries)), **found.notes}
         known: Mapping[str, str] = notes or (before[min(before)] if before else {})
         listening = _Listening(policy, kind=self.store, entries=tuple(map(int, known.get(ENTRIES, "").split())))
-        hears = isinstance(self.store, Hears) and bool(listening.entries)
+        hears = isinstance(self.store, ReadsCitations) and bool(listening.entries)
         action = await self.inner.act(_with(history, told), listening if hears else policy)
         asked = found.generations if found is not None else ()
         left_now = {**notes, **listening.notes, **action.notes}
         return replace(action, notes=left_now, generations=asked + action.generations) if left_now else action
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Write the reply that a demonstration gives."""
-        said = self.store.say(shown) if shown.role == MEMORY and isinstance(self.store, Follows) else None
+        said = self.store.say(shown) if shown.role == MEMORY and isinstance(self.store, PerTurnRetrieval) else None
         return str(self.inner.write(shown)) if said is None else said  # type: ignore[attr-defined]
 
 
@@ -134,7 +142,7 @@ class Bound:
         """Choose the next action, shown what the store recalls."""
         return await self.agent.act_with(self.store, history, policy)
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Write the reply that a demonstration gives."""
         return self.agent.write(shown)
 
@@ -157,7 +165,7 @@ class _Listening(PolicyProxy):
         self, reply: Reply, messages: Sequence[Message], role: str, tools: Sequence[Mapping[str, Any]]
     ) -> Reply:
         """Take from a reply's text what is meant for the store; its tokens stay as they are."""
-        text, notes = self.kind.heard(reply.text, self.entries)
+        text, notes = self.kind.parse_citations(reply.text, self.entries)
         for name, note in notes.items():
             both = f"{self.notes.get(name, '')} {note}".split()
             self.notes[name] = " ".join(dict.fromkeys(both))

@@ -36,7 +36,7 @@ from environments.core.normalise import words
 from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
 from rewards.sandbox.level import Level, LevelName
-from rewards.sandbox.probe import reached
+from rewards.sandbox.probe import probe_isolation
 from rewards.sandbox.run import Bounds, Finished, run
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -220,10 +220,12 @@ class ToolsEpisode(Attempt):
         call = read_call(action)
         if not isinstance(call, str) and call[0] == "python" and self._settings.python and not self.over:
             settings = self._settings
-            way = reached().at_least(Level.named(settings.min_level), "environment.min_level")
+            isolation = probe_isolation().at_least(Level.named(settings.min_level), "environment.min_level")
             bounds = Bounds(cpu_s=settings.cpu_s, wall_s=settings.wall_s, memory_mb=settings.memory_mb)
             files = {"main.py": str(call[1]).encode("utf-8", "replace")}
-            self._output = shown(await run(("python", "main.py"), files=files, bounds=bounds, way=way), settings)
+            self._output = shown(
+                await run(("python", "main.py"), files=files, bounds=bounds, isolation=isolation), settings
+            )
         return self.act(action)
 
     def do(self, action: str) -> tuple[str, bool]:

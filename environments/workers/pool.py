@@ -142,7 +142,7 @@ class Processes:
             episode: Episode = await started if inspect.isawaitable(started) else started
             return episode
         pool = self._pool()
-        worker = await pool.seat()
+        worker = await pool.acquire()
         was_idle = worker.n_live == 1 and worker.n_begun > 1
         try:
             return await _begun(pool, worker, task)
@@ -150,7 +150,7 @@ class Processes:
             # It may have gone while it was idle, of which nobody had been told yet.
             if not was_idle:
                 raise
-            return await _begun(pool, await pool.seat(), task)
+            return await _begun(pool, await pool.acquire(), task)
 
     def plan(self, task: Task, taken: Sequence[str]) -> Any:
         """Ask the environment's oracle. Raises EnvError where it has none."""
@@ -241,7 +241,7 @@ async def _begun(pool: Pool, worker: Worker, task: Task) -> PooledEpisode:
         late.add_done_callback(_late.discard)
         raise
     except BaseException:
-        pool.leave(worker)
+        pool.release(worker)
         raise
 
 
@@ -252,4 +252,4 @@ async def _closed(pool: Pool, worker: Worker, key: int) -> None:
     except WorkerLost:  # and the episode with it
         pass
     finally:
-        pool.leave(worker)
+        pool.release(worker)

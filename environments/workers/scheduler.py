@@ -58,8 +58,8 @@ class Pool:
 
     # --- seats ---------------------------------------------------------------------------------------------------
 
-    async def seat(self) -> Worker:
-        """Take a seat, waiting for one while all are taken; given back with `leave`."""
+    async def acquire(self) -> Worker:
+        """Reserve a seat for an episode, waiting while all are taken; given back with `release`."""
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:
@@ -78,14 +78,14 @@ class Pool:
                 self._wake()  # the seat that it was woken for is another's
                 raise
 
-    def leave(self, worker: Worker) -> None:
-        """Give a seat back. The worker goes where it has served enough, or takes much memory."""
+    def release(self, worker: Worker) -> None:
+        """Give a seat back. A worker that reached its episode limit or uses much memory is stopped."""
         with self._lock:
             worker.n_live -= 1
             if worker.n_live == 0 and worker.lost is None:
                 worker.detach()
                 if worker.n_begun >= self.size.per_worker or self._is_full(worker):
-                    self._let_go(worker)
+                    self._stop(worker)
             self._reap()
         self._wake()
 
@@ -146,7 +146,7 @@ class Pool:
                     desk.end(None)
                 elif desk.n_begun >= self.size.per_worker:
                     self._desk.remove(desk)
-                    self._let_go(desk)
+                    self._stop(desk)
             if not self._desk:
                 self._desk.append(Worker(self._job, self._bounds))
             self._desk[0].n_begun += 1
@@ -168,8 +168,8 @@ class Pool:
         with self._lock:
             return [worker.pid for worker in [*self._workers, *self._desk] if worker.lost is None]
 
-    def _let_go(self, worker: Worker) -> None:
-        worker.let_go()
+    def _stop(self, worker: Worker) -> None:
+        worker.stop()
         with contextlib.suppress(ValueError):
             self._workers.remove(worker)
         self._leaving.append((worker, time.monotonic() + EXIT_S))
@@ -196,7 +196,7 @@ def _end_all(owner: int, workers: list[Worker], desk: list[Worker], leaving: lis
         return
     for worker in [*workers, *desk]:
         if worker.lost is None:
-            worker.let_go()
+            worker.stop()
     deadline = time.monotonic() + EXIT_S
     for worker in [*workers, *desk, *(one for one, _ in leaving)]:
         worker.is_over(wait_s=max(0.01, deadline - time.monotonic()))

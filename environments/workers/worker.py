@@ -353,11 +353,11 @@ class Worker:
                 call.future.set_exception(self._gone(what))
         self._on_lost(self)
 
-    def let_go(self) -> None:
-        """Let the process close what it has open and end; `is_over` says whether it has."""
+    def stop(self) -> None:
+        """Ask the process to close what it has open and exit; `is_over` says whether it has."""
         self.detach()
         self._process.note_descendants()
-        self.lost = self.lost or "it was let go"
+        self.lost = self.lost or "it was stopped"
         with contextlib.suppress(OSError):
             self._process.channel.shutdown(socket.SHUT_RDWR)
 

@@ -10,8 +10,8 @@ from pydantic.dataclasses import dataclass
 
 from rewards.answers.extract import fenced
 from rewards.combinators.parts import with_parts
-from rewards.sandbox.level import Level, LevelName, Way
-from rewards.sandbox.probe import reached
+from rewards.sandbox.level import Isolation, Level, LevelName
+from rewards.sandbox.probe import probe_isolation
 from rewards.sandbox.run import Bounds, Sandbox
 from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.settings import STRICT
@@ -47,12 +47,12 @@ class Sandboxed:
         if self.sandbox is not None and self.min_level != "rlimits":
             yield no_effect(context.at("min_level"), self.min_level, "programs run in another sandbox")
 
-    def way(self, where: str) -> Way | Sandbox:
+    def isolation(self, where: str) -> Isolation | Sandbox:
         """Sandbox of programs here. Raises RecipeError where that is less than `min_level`, or nowhere."""
         if self.sandbox is not None:
             self.sandbox.refuse_absent(f"{where}.sandbox")
             return self.sandbox
-        return reached().at_least(Level.named(self.min_level), f"{where}.min_level")
+        return probe_isolation().at_least(Level.named(self.min_level), f"{where}.min_level")
 
 
 def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
@@ -67,11 +67,11 @@ def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
     """
     using = [(path, part) for path, part in with_parts("rewards", rewards) if isinstance(part, Sandboxed)]
     for path, reward in using:
-        reward.way(path)
+        reward.isolation(path)
     other = [str(reward.sandbox) for _, reward in using if reward.sandbox is not None]
     if other:
         return {"level": ", ".join(sorted(set(other)))}
-    return reached().record() if using else None
+    return probe_isolation().record() if using else None
 
 
 def program_of(answer: str) -> str | None:

@@ -18,8 +18,8 @@ from rewards.sandbox import given_tests, values
 from rewards.sandbox.asserts import Assertion, parse
 from rewards.sandbox.calls import NO_TIME, FunctionCall, Returned, call_all, program_s
 from rewards.sandbox.harness import PROGRAM
-from rewards.sandbox.level import Way
-from rewards.sandbox.run import Ending, Finished, Sandbox, run
+from rewards.sandbox.level import Isolation
+from rewards.sandbox.run import ExitReason, Finished, Sandbox, run
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.errors import RewardError, nearest
 from rlhf.settings import STRICT
@@ -81,12 +81,12 @@ class UnitTests(Sandboxed):
             return Verdict(0.0, why=refused or "no Python block")
         files = {path: text.encode(errors="replace") for path, text in held.items()}
         program = f"{tests.preamble}\n\n{program}" if tests.preamble else program
-        way = await asyncio.to_thread(self.way, where)
-        wrong, n = await self._wrong(program, files, tests, way), tests.n
+        isolation = await asyncio.to_thread(self.isolation, where)
+        wrong, n = await self._wrong(program, files, tests, isolation), tests.n
         if tests.given is not None and not (self.score == "all" and any(wrong)):
             stop_early = self.score == "all"
             found = await given_tests.failures(
-                tests.given, program, self.bounds, way, where, files=files, stop_early=stop_early
+                tests.given, program, self.bounds, isolation, where, files=files, stop_early=stop_early
             )
             wrong, n = wrong + found, n + len(found)
         n_passed = sum(not why for why in wrong)
@@ -96,29 +96,33 @@ class UnitTests(Sandboxed):
             return Verdict(value, why=f"a test failed: {first}" if first else f"all {n} tests passed")
         return Verdict(value, why=f"{n_passed} of {n} tests passed" + (f"; failed: {first}" if first else ""))
 
-    async def _wrong(self, program: str, files: Mapping[str, bytes], tests: _Tests, way: Way | Sandbox) -> list[str]:
+    async def _wrong(
+        self, program: str, files: Mapping[str, bytes], tests: _Tests, isolation: Isolation | Sandbox
+    ) -> list[str]:
         """Failure of each test that was looked at, or an empty text; `all` stops at the first failure."""
         wrong: list[str] = []
         for begin in range(0, len(tests.cases), _AT_A_TIME):
             some = tests.cases[begin : begin + _AT_A_TIME]
-            wrong += await asyncio.gather(*(self._case(program, files, case, way) for case in some))
+            wrong += await asyncio.gather(*(self._case(program, files, case, isolation) for case in some))
             if self.score == "all" and any(wrong):
                 return wrong
         calls = [call for test in tests.functions for call in test.calls]
         if calls:
             stop_early = self.score == "all"
-            returned = await call_all(program, calls, self.bounds, way, files=files, stop_early=stop_early)
+            returned = await call_all(program, calls, self.bounds, isolation, files=files, stop_early=stop_early)
             wrong += await _compared(tests.functions, returned)
         return wrong
 
-    async def _case(self, program: str, files: Mapping[str, bytes], case: tuple[str, str], way: Way | Sandbox) -> str:
+    async def _case(
+        self, program: str, files: Mapping[str, bytes], case: tuple[str, str], isolation: Isolation | Sandbox
+    ) -> str:
         typed, expected = case
         left_s = program_s(self.wall_s)
         if not left_s:
             return f"input {typed[:80]!r}: {NO_TIME}"
         bounds = replace(self.bounds, wall_s=left_s)
         files = {**files, PROGRAM: program.encode(errors="replace")}
-        finished = await run(("python", PROGRAM), stdin=typed.encode(), files=files, bounds=bounds, way=way)
+        finished = await run(("python", PROGRAM), stdin=typed.encode(), files=files, bounds=bounds, isolation=isolation)
         return _why(finished, typed, expected)
 
 
@@ -258,7 +262,9 @@ def _why(finished: Finished, typed: str, expected: str) -> str:
     """Return why a case is failed, or an empty text."""
     if not finished.ok:
         last = finished.stderr.decode(errors="replace").rstrip().rpartition("\n")[2][:200]
-        said = f"{finished.ending}: {last}" if finished.ending is Ending.WRONG_EXIT and last else str(finished.ending)
+        said = (
+            f"{finished.ending}: {last}" if finished.ending is ExitReason.WRONG_EXIT and last else str(finished.ending)
+        )
     else:
         printed = finished.stdout.decode(errors="replace")
         if _lines(printed) == _lines(expected):

@@ -12,7 +12,7 @@ from typing import Any
 
 from rewards.sandbox import values
 from rewards.sandbox.harness import HARNESS, PROGRAM, decode, encode
-from rewards.sandbox.level import Way
+from rewards.sandbox.level import Isolation
 from rewards.sandbox.run import Bounds, Finished, Sandbox, run
 from rlhf.data.clock import CALL_CLOCK
 
@@ -70,7 +70,7 @@ async def call_all(
     program: str,
     calls: Sequence[FunctionCall],
     bounds: Bounds,
-    way: Way | Sandbox | None = None,
+    isolation: Isolation | Sandbox | None = None,
     *,
     files: Mapping[str, bytes] | None = None,
     stop_early: bool = False,
@@ -84,7 +84,7 @@ async def call_all(
         program: Python text; what it runs under `if __name__ == "__main__"` is not run.
         calls: to do.
         bounds: of each process.
-        way: at which level, or in which sandbox, else the best of this machine.
+        isolation: at which level, or in which sandbox, else the best of this machine.
         files: what its folder holds besides, by relative path.
         stop_early: give up at the first call without a value.
 
@@ -104,7 +104,7 @@ async def call_all(
         if not left_s:
             return [*found, *[Returned(wrong=NO_TIME)] * (len(calls) - len(found))]
         within = replace(bounds, wall_s=left_s)
-        finished = await run(("python", HARNESS), stdin=stdin, files=held, bounds=within, way=way)
+        finished = await run(("python", HARNESS), stdin=stdin, files=held, bounds=within, isolation=isolation)
         new = await values.read(finished.stdout, token, len(calls) - len(found))
         found += [Returned(coded, wrong) for coded, wrong in new or ()]
         if len(found) < len(calls):

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from rewards.sandbox.level import Level, Way
+from rewards.sandbox.level import Isolation, Level
 from rlhf.errors import RewardError
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,8 +27,8 @@ _LOOK_S = 0.1
 _MB = 1 << 20
 
 
-class Ending(StrEnum):
-    """Way in which a run ended."""
+class ExitReason(StrEnum):
+    """Reason why a run ended."""
 
     OK = "ok"
     """By itself, with exit code 0."""
@@ -46,11 +46,11 @@ class Ending(StrEnum):
 
 #: What Python says when it runs into a limit of the kernel's.
 _COMPLAINTS = {
-    b"MemoryError": Ending.MEMORY_LIMIT,
-    b"File too large": Ending.FILE_LIMIT,
-    b"No space left on device": Ending.FILE_LIMIT,
-    b"can't start new thread": Ending.PROCESS_LIMIT,
-    b"Resource temporarily unavailable": Ending.PROCESS_LIMIT,
+    b"MemoryError": ExitReason.MEMORY_LIMIT,
+    b"File too large": ExitReason.FILE_LIMIT,
+    b"No space left on device": ExitReason.FILE_LIMIT,
+    b"can't start new thread": ExitReason.PROCESS_LIMIT,
+    b"Resource temporarily unavailable": ExitReason.PROCESS_LIMIT,
 }
 
 
@@ -94,7 +94,7 @@ class Finished:
         level: at which it ran; None in a sandbox of another kind.
     """
 
-    ending: Ending
+    ending: ExitReason
     code: int | None
     stdout: bytes
     stderr: bytes
@@ -106,7 +106,7 @@ class Finished:
     @property
     def ok(self) -> bool:
         """True if it ended by itself and well."""
-        return self.ending is Ending.OK
+        return self.ending is ExitReason.OK
 
 
 class SandboxError(RewardError):
@@ -118,7 +118,7 @@ def run_at(
     stdin: bytes,
     files: Mapping[str, bytes],
     bounds: Bounds,
-    way: Way,
+    isolation: Isolation,
     given_up: threading.Event | None = None,
 ) -> Finished:
     """Run `program` in the present thread; arguments and errors as `rewards.sandbox.run.run`.
@@ -126,28 +126,30 @@ def run_at(
     Setting `given_up` ends the program.
     """
     check_paths(files)
-    folder = tempfile.mkdtemp(prefix="rlhf-sandbox-") if way.level is Level.RLIMITS else ""
+    folder = tempfile.mkdtemp(prefix="rlhf-sandbox-") if isolation.level is Level.RLIMITS else ""
     try:
         with tempfile.TemporaryFile() as order, tempfile.TemporaryFile() as typed:
-            order.write(json.dumps(_order(program, files, bounds, way, folder)).encode())
+            order.write(json.dumps(_order(program, files, bounds, isolation, folder)).encode())
             typed.write(stdin)
             for file in (order, typed):
                 file.flush()
                 file.seek(0)
-            return _watched(order, typed, bounds, way, given_up or threading.Event())
+            return _watched(order, typed, bounds, isolation, given_up or threading.Event())
     finally:
         if folder:
             _remove(folder)
 
 
-def _order(program: Sequence[str], files: Mapping[str, bytes], bounds: Bounds, way: Way, folder: str) -> dict[str, Any]:
-    python = [way.python, "-s", "-S"]
+def _order(
+    program: Sequence[str], files: Mapping[str, bytes], bounds: Bounds, isolation: Isolation, folder: str
+) -> dict[str, Any]:
+    python = [isolation.python, "-s", "-S"]
     home = folder or "/work"
     return {
-        "level": str(way.level),
-        "python": way.python,
-        "bubblewrap": way.bubblewrap,
-        "visible": way.visible,
+        "level": str(isolation.level),
+        "python": isolation.python,
+        "bubblewrap": isolation.bubblewrap,
+        "visible": isolation.visible,
         "folder": folder,
         "program": [*python, *program[1:]] if program[0] == "python" else list(program),
         "files": {path: text.decode("latin-1") for path, text in files.items()},
@@ -171,11 +173,13 @@ def _order(program: Sequence[str], files: Mapping[str, bytes], bounds: Bounds, w
     }
 
 
-def _watched(order: IO[bytes], typed: IO[bytes], bounds: Bounds, way: Way, given_up: threading.Event) -> Finished:
+def _watched(
+    order: IO[bytes], typed: IO[bytes], bounds: Bounds, isolation: Isolation, given_up: threading.Event
+) -> Finished:
     control, hold = os.pipe()
     heard, said = os.pipe()
     handed = (order.fileno(), control, said)
-    command = [way.python, "-I", "-S", "-c", _BEGIN.format(root=str(_ROOT)), *map(str, handed)]
+    command = [isolation.python, "-I", "-S", "-c", _BEGIN.format(root=str(_ROOT)), *map(str, handed)]
     try:
         warden = subprocess.Popen(
             command,
@@ -200,7 +204,7 @@ def _watched(order: IO[bytes], typed: IO[bytes], bounds: Bounds, way: Way, given
         _listen(warden, heard, told, bounds, given_up)
     finally:
         is_overdue = warden.poll() is None and not told.report and not given_up.is_set()
-        told.let_go()
+        told.stop_program()
         os.close(heard)
         with contextlib.suppress(subprocess.TimeoutExpired):
             warden.wait(timeout=_GRACE_S)
@@ -211,9 +215,9 @@ def _watched(order: IO[bytes], typed: IO[bytes], bounds: Bounds, way: Way, given
                 stream.close()
     if not told.report and (is_overdue or (warden.returncode < 0 and not given_up.is_set())):
         # It runs our own few lines, so who stops it is the program, where it is the same user, or the kernel for it.
-        ending, wall_s = Ending.WALL_LIMIT if is_overdue else Ending.KILLED, time.monotonic() - begun
-        return Finished(ending, None, bytes(told.stdout), bytes(told.stderr), wall_s, 0.0, 0, way.level)
-    return told.finished(way)
+        ending, wall_s = ExitReason.WALL_LIMIT if is_overdue else ExitReason.KILLED, time.monotonic() - begun
+        return Finished(ending, None, bytes(told.stdout), bytes(told.stderr), wall_s, 0.0, 0, isolation.level)
+    return told.finished(isolation)
 
 
 class _Told:
@@ -224,13 +228,13 @@ class _Told:
         self.is_too_long = False
         self._hold: int | None = hold
 
-    def let_go(self) -> None:
+    def stop_program(self) -> None:
         """Have the warden end the program, if that has not ended."""
         if self._hold is not None:
             os.close(self._hold)
             self._hold = None
 
-    def finished(self, way: Way) -> Finished:
+    def finished(self, isolation: Isolation) -> Finished:
         stdout, stderr = bytes(self.stdout), bytes(self.stderr)
         try:
             found = json.loads(self.report)
@@ -240,15 +244,17 @@ class _Told:
             complaint = " ".join(stderr[-500:].decode(errors="replace").split())
             raise SandboxError(
                 "a program could not be run",
-                where=f"the sandbox ({way.level})",
+                where=f"the sandbox ({isolation.level})",
                 got=f"{found['error']}; {complaint}" if complaint else found["error"],
             )
         name = "output_limit" if self.is_too_long else found["ending"]
         if name == "cancelled":
-            raise SandboxError("the run was given up", where=f"the sandbox ({way.level})")
-        ending = by_message(Ending(name), stderr)
-        code = found.get("code") if ending in (Ending.OK, Ending.WRONG_EXIT, Ending.KILLED) else None
-        return Finished(ending, code, stdout, stderr, found["wall_s"], found["cpu_s"], found["memory_bytes"], way.level)
+            raise SandboxError("the run was given up", where=f"the sandbox ({isolation.level})")
+        ending = by_message(ExitReason(name), stderr)
+        code = found.get("code") if ending in (ExitReason.OK, ExitReason.WRONG_EXIT, ExitReason.KILLED) else None
+        return Finished(
+            ending, code, stdout, stderr, found["wall_s"], found["cpu_s"], found["memory_bytes"], isolation.level
+        )
 
 
 def _listen(
@@ -275,12 +281,12 @@ def _listen(
                 key.data.extend(chunk[:room])
                 if len(chunk) > room:
                     told.is_too_long = True
-                    told.let_go()
+                    told.stop_program()
 
 
-def by_message(ending: Ending, stderr: bytes) -> Ending:
+def by_message(ending: ExitReason, stderr: bytes) -> ExitReason:
     """Limit that a Python program hit, by its last error line; a label, never a verdict."""
-    if ending is not Ending.WRONG_EXIT:
+    if ending is not ExitReason.WRONG_EXIT:
         return ending
     last = stderr.rstrip().rpartition(b"\n")[2]
     for said, limit in _COMPLAINTS.items():

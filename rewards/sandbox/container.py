@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rewards.sandbox.confined import Bounds, Ending, Finished, SandboxError, by_message
+from rewards.sandbox.confined import Bounds, ExitReason, Finished, SandboxError, by_message
 from rlhf.data.clock import waiting_for_turn
 from rlhf.errors import RecipeError
 from rlhf.settings import STRICT
@@ -36,7 +36,7 @@ _BEGIN = (
     'if command -v timeout >/dev/null; then exec timeout -s KILL "$t" "$@"; else exec "$@"; fi'
 )
 #: Exit codes of a process that a limit of the kernel's ended: 128 and the signal.
-_BY_SIGNAL = {128 + 24: Ending.CPU_LIMIT, 128 + 25: Ending.FILE_LIMIT}
+_BY_SIGNAL = {128 + 24: ExitReason.CPU_LIMIT, 128 + 25: ExitReason.FILE_LIMIT}
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Container, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
@@ -105,24 +105,24 @@ class Container:
             got = said.decode(errors="replace").strip()[-500:] or f"exit code {process.returncode}"
             raise SandboxError("a program could not be run", where=f"the sandbox ({self})", got=got)
         wall_s, code = time.monotonic() - begun, process.returncode or 0
-        ending = limit or _BY_SIGNAL.get(code) or (Ending.WRONG_EXIT if code else Ending.OK)
-        ending = by_message(Ending.KILLED if ending is Ending.WRONG_EXIT and code > 128 else ending, stderr)
-        is_own = ending in (Ending.OK, Ending.WRONG_EXIT)
+        ending = limit or _BY_SIGNAL.get(code) or (ExitReason.WRONG_EXIT if code else ExitReason.OK)
+        ending = by_message(ExitReason.KILLED if ending is ExitReason.WRONG_EXIT and code > 128 else ending, stderr)
+        is_own = ending in (ExitReason.OK, ExitReason.WRONG_EXIT)
         return Finished(ending, code if is_own else None, stdout[:most], stderr[:most], wall_s, 0.0, 0)
 
 
 async def _watched(
     process: asyncio.subprocess.Process, out: IO[bytes], err: IO[bytes], token: str, bounds: Bounds
-) -> Ending | None:
+) -> ExitReason | None:
     """Wait for the end, or for a limit; the program's own time begins with it, not with its container."""
     deadline, has_begun = time.monotonic() + bounds.wall_s + _GRACE_S, False
     while process.returncode is None:
         if max(os.fstat(file.fileno()).st_size for file in (out, err)) > bounds.output_kb * 1024 + len(token):
-            return Ending.OUTPUT_LIMIT
+            return ExitReason.OUTPUT_LIMIT
         if not has_begun and token.encode() in os.pread(err.fileno(), 4096, 0):
             deadline, has_begun = time.monotonic() + bounds.wall_s, True
         if time.monotonic() > deadline:
-            return Ending.WALL_LIMIT
+            return ExitReason.WALL_LIMIT
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 await process.wait()

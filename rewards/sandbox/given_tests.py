@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.sandbox.calls import NO_TIME, FunctionCall, call_all, program_s
-from rewards.sandbox.level import Way
+from rewards.sandbox.level import Isolation
 from rewards.sandbox.run import Bounds, Sandbox, run
 from rlhf.errors import RewardError
 
@@ -86,7 +86,7 @@ async def failures(
     tests: GivenTests,
     program: str,
     bounds: Bounds,
-    way: Way | Sandbox | None,
+    isolation: Isolation | Sandbox | None,
     where: str,
     *,
     files: Mapping[str, bytes] | None = None,
@@ -101,7 +101,7 @@ async def failures(
         tests: of the task.
         program: Python text that is tested.
         bounds: of each process.
-        way: at which level, or in which sandbox.
+        isolation: at which level, or in which sandbox.
         where: names the task, for errors.
         files: what the program's folder holds besides, by relative path.
         stop_early: ask no more of a program once a call has ended its process.
@@ -112,7 +112,7 @@ async def failures(
     """
     known: dict[str, tuple[Any, str]] = {}
     for _ in range(_MOST_ROUNDS):
-        found, wrong = await _run_tester(tests, known, bounds, way)
+        found, wrong = await _run_tester(tests, known, bounds, isolation)
         if found is None or (found["error"] and not found["calls"]):
             wrong = wrong or str(found and found["error"])
             if not known and wrong != NO_TIME:
@@ -125,14 +125,14 @@ async def failures(
         if not found["calls"]:
             return _read(found) or ["the tests reach no assertion"]
         calls = [_Coded(str(order["name"]), order=order) for order in found["calls"]]
-        answers = await call_all(program, calls, bounds, way, files=files, stop_early=stop_early)
+        answers = await call_all(program, calls, bounds, isolation, files=files, stop_early=stop_early)
         for call, said in zip(calls, answers, strict=True):
             known[json.dumps(call.order)] = (json.loads(said.coded) if not said.wrong else None, said.wrong)
     return [*_read(found), f"the tests ask for what depends on other calls more than {_MOST_ROUNDS} times"]
 
 
 async def _run_tester(
-    tests: GivenTests, known: Mapping[str, Any], bounds: Bounds, way: Way | Sandbox | None
+    tests: GivenTests, known: Mapping[str, Any], bounds: Bounds, isolation: Isolation | Sandbox | None
 ) -> tuple[dict[str, Any] | None, str]:
     """Output of one run of the tests; None and the reason where it has none."""
     left_s = program_s(bounds.wall_s)
@@ -144,7 +144,7 @@ async def _run_tester(
         stdin=json.dumps(order).encode(),
         files=_code(),
         bounds=replace(bounds, wall_s=left_s),
-        way=way,
+        isolation=isolation,
     )
     if not finished.ok:
         last = finished.stderr.decode(errors="replace").rstrip().rpartition("\n")[2][:200]

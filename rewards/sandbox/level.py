@@ -33,11 +33,11 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Means to run programs on this machine at one level.
+class Isolation:
+    """One way to isolate programs on this machine.
 
     Attributes:
-        level: what it amounts to.
+        level: of isolation.
         python: path of the interpreter that runs Python programs; it has no packages.
         visible: files and folders that a program sees, read-only; without meaning for `rlimits`, where it sees all.
         bubblewrap: path of that program, where it is used.

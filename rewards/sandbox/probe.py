@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from shutil import which
 
-from rewards.sandbox.confined import Bounds, Ending, run_at
-from rewards.sandbox.level import Level, Way
+from rewards.sandbox.confined import Bounds, ExitReason, run_at
+from rewards.sandbox.level import Isolation, Level
 from rlhf.errors import RecipeError, RewardError
 
 _PLACES = "/usr/local/bin:/usr/bin:/bin"
@@ -32,34 +32,35 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """Isolation that a machine offers.
+class ProbeResult:
+    """Isolation that this machine offers.
 
     Attributes:
-        ways: how programs can be run, the best first; at least one.
+        isolations: the working ones, best first; at least one.
         why_not: of each level that is out of reach, the reason.
     """
 
-    ways: tuple[Way, ...]
+    isolations: tuple[Isolation, ...]
     why_not: Mapping[Level, str]
 
     @property
-    def way(self) -> Way:
+    def isolation(self) -> Isolation:
         """The best."""
-        return self.ways[0]
+        return self.isolations[0]
 
-    def at(self, level: Level) -> Way | None:
+    def at(self, level: Level) -> Isolation | None:
         """Sandbox at `level`, if that is possible."""
-        return next((way for way in self.ways if way.level is level), None)
+        return next((isolation for isolation in self.isolations if isolation.level is level), None)
 
-    def at_least(self, level: Level, where: str) -> Way:
+    def at_least(self, level: Level, where: str) -> Isolation:
         """Return the best way. Raises RecipeError, about the key `where`, if that is below `level`."""
-        if self.way.level >= level:
-            return self.way
+        if self.isolation.level >= level:
+            return self.isolation
+        reasons = "; ".join(f"{level}: {why}" for level, why in sorted(self.why_not.items()))
         raise RecipeError(
-            "this machine cannot lock programs in as well as the recipe demands",
+            "this machine cannot isolate programs as well as the recipe demands",
             where=where,
-            got=f"{self.way.level} ({'; '.join(f'{level}: {why}' for level, why in sorted(self.why_not.items()))})",
+            got=f"{self.isolation.level} ({reasons})",
             expected=str(level),
             hint="see docs/sandbox.md for what each level needs; or lower min_level, if you trust what is run",
         )
@@ -67,40 +68,40 @@ class Reached:
     def record(self) -> dict[str, object]:
         """Return it as plain values, for the record of a run."""
         return {
-            "level": str(self.way.level),
-            "python": self.way.python,
+            "level": str(self.isolation.level),
+            "python": self.isolation.python,
             "out_of_reach": {str(level): reason for level, reason in self.why_not.items()},
         }
 
 
-def reached() -> Reached:
-    """Return what this machine offers. Raises RewardError where that is nothing."""
+def probe_isolation() -> ProbeResult:
+    """Try each level on this machine, once per process. Raises RewardError where none works."""
     with _lock:
-        return _reached()
+        return _probe_isolation()
 
 
 @cache
-def _reached() -> Reached:
-    ways: list[Way] = []
+def _probe_isolation() -> ProbeResult:
+    isolations: list[Isolation] = []
     why_not: dict[Level, str] = {}
     if sys.platform != "linux":
         raise _nothing("it runs " + sys.platform, "Linux")
     for level in sorted(Level, reverse=True):
         reasons = []
-        for way in _candidates(level):
-            reason = _try(way)
+        for isolation in _candidates(level):
+            reason = _try(isolation)
             if not reason:
-                ways.append(way)
+                isolations.append(isolation)
                 break
             reasons.append(reason)
         else:
             why_not[level] = "; ".join(reasons) or "bwrap is not installed"
-    if not ways:
+    if not isolations:
         raise _nothing("; ".join(f"{level}: {why}" for level, why in why_not.items()), "at least rlimits")
-    return Reached(tuple(ways), why_not)
+    return ProbeResult(tuple(isolations), why_not)
 
 
-def _candidates(level: Level) -> Iterator[Way]:
+def _candidates(level: Level) -> Iterator[Isolation]:
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     prefix = os.path.realpath(sys.base_prefix)
     own = () if prefix == "/" or f"{prefix}/".startswith("/usr/") else (prefix,)
@@ -108,22 +109,22 @@ def _candidates(level: Level) -> Iterator[Way]:
     bubblewrap = which("bwrap", path=f"{_PLACES}:{os.environ.get('PATH', '')}") or ""
     if level is Level.BUBBLEWRAP and not bubblewrap:
         return
-    yield Way(level, python, visible, bubblewrap if level is Level.BUBBLEWRAP else "")
+    yield Isolation(level, python, visible, bubblewrap if level is Level.BUBBLEWRAP else "")
     system = which("python3", path=_PLACES)
     if level is Level.RLIMITS and system and os.path.realpath(system) != python:
         # Root's own interpreter may lie where the user that the program becomes cannot go.
-        yield Way(level, os.path.realpath(system), visible)
+        yield Isolation(level, os.path.realpath(system), visible)
 
 
-def _try(way: Way) -> str:
-    """Run a program; return why this way does not do, or an empty text."""
+def _try(isolation: Isolation) -> str:
+    """Run a program; return why this isolation does not work, or an empty text."""
     try:
-        finished = run_at(("python", "probe.py", __file__), b"", {"probe.py": _PROGRAM.encode()}, _BOUNDS, way)
+        finished = run_at(("python", "probe.py", __file__), b"", {"probe.py": _PROGRAM.encode()}, _BOUNDS, isolation)
     except RewardError as error:
         return error.got or str(error)
-    sees = way.level is Level.RLIMITS
+    sees = isolation.level is Level.RLIMITS
     words = finished.stdout.decode(errors="replace").split()
-    if finished.ending is not Ending.OK:
+    if finished.ending is not ExitReason.OK:
         return f"{finished.ending}: {finished.stderr.decode(errors='replace').strip()[-300:]}"
     if words[:1] != ["written"] or words[3:] != ["False"] or (not sees and words[1:3] != ["False", "False"]):
         return f"a program sees what it should not: {' '.join(words)}"

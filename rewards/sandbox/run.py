@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar, runtime_checkable
 
 from rewards.sandbox.confined import Bounds as Bounds
-from rewards.sandbox.confined import Ending as Ending
+from rewards.sandbox.confined import ExitReason as ExitReason
 from rewards.sandbox.confined import Finished as Finished
 from rewards.sandbox.confined import SandboxError as SandboxError
 from rewards.sandbox.confined import check_paths, run_at
-from rewards.sandbox.level import Way
-from rewards.sandbox.probe import reached
+from rewards.sandbox.level import Isolation
+from rewards.sandbox.probe import probe_isolation
 from rlhf.data.clock import waiting_for_turn
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ async def run(
     stdin: bytes = b"",
     files: Mapping[str, bytes] | None = None,
     bounds: Bounds | None = None,
-    way: Way | Sandbox | None = None,
+    isolation: Isolation | Sandbox | None = None,
 ) -> Finished:
     """Run `program` and wait; at most one per core of this process, the others queue.
 
@@ -62,7 +62,7 @@ async def run(
         stdin: what it reads from its standard input.
         files: what its folder holds, by relative path.
         bounds: what it may use.
-        way: at which level, or in which sandbox, else the best of this machine.
+        isolation: at which level, or in which sandbox, else the best of this machine.
 
     Returns:
         how it ended. A program that hangs, crashes or breaks a limit is a result like any other.
@@ -71,12 +71,12 @@ async def run(
         SandboxError: it could not be run, or not be watched.
         RewardError: a file's path leads out of the folder, or this machine has no sandbox.
     """
-    if isinstance(way, Sandbox):
+    if isinstance(isolation, Sandbox):
         check_paths(files or {})
-        return await way.run(program, stdin=stdin, files=files or {}, bounds=bounds or Bounds())
+        return await isolation.run(program, stdin=stdin, files=files or {}, bounds=bounds or Bounds())
     given_up = threading.Event()
     try:
-        return await in_turn(lambda: run_blocking(program, stdin, files or {}, bounds or Bounds(), way, given_up))
+        return await in_turn(lambda: run_blocking(program, stdin, files or {}, bounds or Bounds(), isolation, given_up))
     except asyncio.CancelledError:
         given_up.set()
         raise
@@ -104,8 +104,8 @@ def run_blocking(
     stdin: bytes,
     files: Mapping[str, bytes],
     bounds: Bounds,
-    way: Way | None = None,
+    isolation: Isolation | None = None,
     given_up: threading.Event | None = None,
 ) -> Finished:
     """Do what `run` does in the present thread; setting `given_up` ends the program."""
-    return run_at(program, stdin, files, bounds, way or reached().way, given_up)
+    return run_at(program, stdin, files, bounds, isolation or probe_isolation().isolation, given_up)

@@ -31,8 +31,8 @@ _SHOWN = 200
 _ENDS_OF_ITERATION = ("StopIteration", "StopAsyncIteration")
 
 
-class Unknown(BaseException):
-    """A value is used that the program has not been asked for yet; no `except Exception` of a test stops it."""
+class UnresolvedValue(BaseException):
+    """A test uses a value that is not computed yet; no `except Exception` of a test catches it."""
 
 
 class Failed(Exception):
@@ -40,11 +40,11 @@ class Failed(Exception):
 
 
 def _unknown(*given: object, **named: object) -> NoReturn:
-    raise Unknown
+    raise UnresolvedValue
 
 
-class Later:
-    """Value that is not known yet: it may be kept, and whatever uses it stops."""
+class DeferredValue:
+    """Result of a call that is not computed yet: it can be stored, and any use raises UnresolvedValue."""
 
     __slots__ = ()
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _unknown
@@ -56,8 +56,8 @@ class Later:
     __getattr__ = __setattr__ = __delattr__ = __setitem__ = __delitem__ = __reversed__ = __bytes__ = _unknown
 
 
-class Asked:
-    """Functions of the program, as the tests see them, and what becomes of each assertion."""
+class ProgramProxy:
+    """The tested program as the tests see it: calls of its functions, and the result of each assertion."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self.known = known
@@ -76,7 +76,7 @@ class Asked:
                 self.calls[key] = call
                 if len(self.calls) > _MOST_ASKED:
                     raise Failed(f"the tests ask for more than {_MOST_ASKED} calls")
-                return Later()
+                return DeferredValue()
             coded, wrong = self.known[key]
             if wrong:
                 self._met.append(wrong)
@@ -92,7 +92,7 @@ class Asked:
         n = len(self._met)
         try:
             right, why = bool(holds()), ""
-        except Unknown:
+        except UnresolvedValue:
             return
         except Exception as error:
             right, why = False, _said(error)
@@ -106,7 +106,7 @@ class Asked:
         begin, ended = len(self.events), ""
         try:
             function()
-        except Unknown:
+        except UnresolvedValue:
             pass
         except (Exception, SystemExit) as error:
             ended = _said(error)
@@ -119,7 +119,7 @@ class Asked:
 class _Program(ModuleType):
     """The program as module `solution`: whatever a test imports from it is a stand-in."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ProgramProxy) -> None:
         super().__init__("solution")
         self._asked = asked
 
@@ -134,8 +134,8 @@ def _coded(value: Any) -> Any:
     try:
         return encode(value)
     except TypeError as error:
-        if str(error).startswith(Later.__name__):  # in a list, say
-            raise Unknown from None
+        if str(error).startswith(DeferredValue.__name__):  # in a list, say
+            raise UnresolvedValue from None
         raise
 
 
@@ -164,7 +164,7 @@ def _said(error: BaseException) -> str:
 
 
 class _Judged(ast.NodeTransformer):
-    """Assertions as calls of `Asked.judge`, and functions `test_...` that say when they are called."""
+    """Assertions as calls of `ProgramProxy.judge`, and functions `test_...` that say when they are called."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         """`def test_x(): ...` becomes `def test_x(): called("test_x"); ...`."""
@@ -233,7 +233,7 @@ def run(text: str, entry_point: str, own: Sequence[str], known: Mapping[str, Any
         `calls` to be made, `events` with the text of each assertion that was done and why it fails, and the `error`
         that ended the text before its end, if one did.
     """
-    asked, error, called = Asked(known), "", set[str]()
+    asked, error, called = ProgramProxy(known), "", set[str]()
     tree = ast.parse(text)
     tests = _tests_in(tree)
     calls_check = any(isinstance(s, ast.Expr) and ast.unparse(s.value).startswith("check(") for s in tree.body)
@@ -253,7 +253,7 @@ def run(text: str, entry_point: str, own: Sequence[str], known: Mapping[str, Any
         for name in tests:
             if name not in called:
                 asked.run_test(name, names[name])
-    except Unknown:
+    except UnresolvedValue:
         pass
     except (Exception, SystemExit) as ended:
         error = _said(ended)

@@ -19,7 +19,7 @@ from rlhf.commands.output import Stopped, errors
 from rlhf.errors import RecipeError
 from rlhf.finite import finite
 from rlhf.given_parts import given
-from rlhf.recipe.describe import given as told
+from rlhf.recipe.describe import given as described
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.terminal import CleanConsole
 
@@ -159,7 +159,7 @@ def _target(policy: Any) -> str:
         raise RecipeError(
             "not a policy",
             where=f"{_CALL}(policy)",
-            got=told(policy),
+            got=described(policy),
             expected="a recipe, run, checkpoint or model by its name or path, or a result of rlhf.train",
             hint="rlhf.evaluate('runs/quickstart-seed0')",
         )
@@ -174,7 +174,7 @@ def _strategy(strategy: Any, arguments: Arguments) -> str:
         raise RecipeError(
             "not a strategy",
             where=f"{_CALL}(strategy=...)",
-            got=told(strategy),
+            got=described(strategy),
             expected="a kind, or a mapping with a kind and keys",
             hint="write strategy={'kind': 'best_of_n', 'n': 8}, or leave it out",
         )

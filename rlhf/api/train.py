@@ -18,7 +18,7 @@ from rlhf.errors import RecipeError
 from rlhf.given_parts import given, how_to_resume
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe import load as load_recipe
-from rlhf.recipe.describe import given as told
+from rlhf.recipe.describe import given as described
 from rlhf.recipe.model import named_parts, values_of
 from rlhf.recipe.text import escaped, parse
 from rlhf.registry import refuse_import
@@ -270,7 +270,7 @@ def _of_mapping(recipe: Mapping[str, Any] | None, arguments: Arguments) -> dict[
         raise RecipeError(
             "not a recipe",
             where="rlhf.train",
-            got=told(recipe),
+            got=described(recipe),
             expected="a name, a path, a mapping of keys to values, or a Recipe",
             hint="rlhf.train('quickstart')",
         )

@@ -16,9 +16,9 @@ from rlhf.data.untrusted import name_of
 from rlhf.errors import RecipeError, RlhfError, disk, nearest
 from rlhf.finite import cell
 from rlhf.given_parts import PREFIX
-from rlhf.recipe.aliases import ours
+from rlhf.recipe.aliases import alias_hint
 from rlhf.recipe.builder import build_part, plain_part
-from rlhf.recipe.describe import given as told
+from rlhf.recipe.describe import given as described
 from rlhf.recipe.places import KEYS
 from rlhf.recipe.text import escaped
 
@@ -121,14 +121,16 @@ class Arguments:
             _SECTIONS.get(head) if rest.count(".") == 0 and bool(rest) == (head in ("rewards", "stages")) else None
         )
         if section is None and "." not in path and path not in KEYS:
-            hint = ours(path) or nearest(path, (*KEYS, *_OF_CALLS)) or "leave it out"
+            hint = alias_hint(path) or nearest(path, (*KEYS, *_OF_CALLS)) or "leave it out"
             expected = f"{', '.join(_OF_CALLS)}, or a key of a recipe: {', '.join(KEYS)}"
-            raise RecipeError(f"a recipe has no key '{path}'", where=path, got=told(part), expected=expected, hint=hint)
+            raise RecipeError(
+                f"a recipe has no key '{path}'", where=path, got=described(part), expected=expected, hint=hint
+            )
         if section is None:
             raise RecipeError(
                 "an object cannot stand here",
                 where=path,
-                got=told(part),
+                got=described(part),
                 expected="a plain value, or a class or function at a key `kind`",
                 hint=f"write {{'kind': {_name_of(part)}, ...}} with its keys",
             )
@@ -184,7 +186,7 @@ def _line(row: Any, i: int) -> str:
         raise RecipeError(
             "rows of a data set are mappings of plain values",
             where=f"environment[{i}]",
-            got=told(row),
+            got=described(row),
             expected="{'prompt': ..., 'answer': ...} for each task",
             hint="give a list of dictionaries, or the path of a file",
         )
@@ -196,7 +198,7 @@ def _line(row: Any, i: int) -> str:
             raise RecipeError(
                 "a cell of a data set holds no plain value",
                 where=f"environment[{i}], column {name}",
-                got=told(value),
+                got=described(value),
                 expected="text, a number, a date, or a list or mapping of such values",
                 hint="convert the column, or leave it out",
             ) from error
@@ -211,7 +213,7 @@ def _refuse_plain(one: Any, where: str) -> None:
     raise RecipeError(
         "this is no reward" if is_one else "these are no rewards",
         where=where,
-        got=told(one),
+        got=described(one),
         expected="a function, a reward, or a mapping with a kind"
         if is_one
         else "a function, a list of functions, or a mapping of names to rewards",

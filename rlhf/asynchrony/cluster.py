@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem, Silenced, no_effect
+from rlhf.checking import CheckContext, IgnoredKeys, Problem, no_effect
 from rlhf.inference.settings import EngineCapabilities, VllmSettings
 from rlhf.settings import STRICT
 
@@ -21,8 +21,8 @@ _LABEL = r"^[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?$"
 class Cluster:
     """Learners, rollout workers and servers as processes of Ray; workers generate attempts on the servers."""
 
-    silences: ClassVar[tuple[Silenced, ...]] = (
-        Silenced("rollout_workers", 0, ("learners", "servers", "eval_servers", "worker_labels")),
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys("rollout_workers", 0, ("learners", "servers", "eval_servers", "worker_labels")),
     )
 
     learners: Annotated[int, Field(ge=1)] = 1

@@ -78,13 +78,13 @@ class Player(Protocol):
         """Return the group; `count` is told (version, tokens) of what is sampled. Raises PlayerLostError."""
         ...
 
-    async def come_back(self) -> None:
-        """Return once it can play again, after it was lost. Raises RlhfError where it cannot."""
+    async def wait_ready(self) -> None:
+        """Wait until a lost player can play again. Raises RlhfError where it cannot."""
         ...
 
 
 @dataclass(frozen=True)
-class Due:
+class StepGroups:
     """Groups that a step trains on, and their ordinals."""
 
     ordinals: tuple[int, ...]
@@ -260,7 +260,7 @@ class Controller:
         """Use a player again once it is there; where none of them is, the run ends with the reason of each."""
         while True:
             try:
-                await player.come_back()
+                await player.wait_ready()
                 break
             except Exception as error:
                 self._gone[player.name] = error
@@ -275,12 +275,12 @@ class Controller:
 
     # --- a step; each of these returns after `wait_s`, or as soon as there is something to say ---
 
-    async def due(self, wait_s: float) -> Due | str:
+    async def due(self, wait_s: float) -> StepGroups | str:
         """Return what the next step trains, or who is waited for."""
 
-        def found() -> Due | None:
+        def found() -> StepGroups | None:
             ordinals = self.pipeline.batch()
-            return None if ordinals is None else Due(ordinals, [self.groups[ordinal] for ordinal in ordinals])
+            return None if ordinals is None else StepGroups(ordinals, [self.groups[ordinal] for ordinal in ordinals])
 
         return await self._until(found, wait_s)
 

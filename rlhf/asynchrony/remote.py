@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.asynchrony.admission import AdmissionLimit
-from rlhf.asynchrony.controller import Controller, Counts, Due, Job, PlayerLostError, ServersLostError
+from rlhf.asynchrony.controller import Controller, Counts, Job, PlayerLostError, ServersLostError, StepGroups
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import EngineError, RlhfError
@@ -95,7 +95,7 @@ class RemotePlayer:
             EngineError: the worker does not come back, or no server has the weights any more.
         """
         for n_left in reversed(range(_MAX_EVALUATED)):
-            await self.come_back()
+            await self.wait_ready()
             try:
                 return await self._while_alive(self.actor.evaluate.remote(weights))
             except PlayerLostError as error:
@@ -128,7 +128,7 @@ class RemotePlayer:
         finally:
             answer.cancel()
 
-    async def come_back(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until it is there. Raises EngineError where it is not in time."""
         try:
             async with asyncio.timeout(self.limit_s):
@@ -178,7 +178,7 @@ class ControllerActor:
 
     async def ready(self) -> None:
         """Return once every worker is there."""
-        await asyncio.gather(*(player.come_back() for player in self.players))
+        await asyncio.gather(*(player.wait_ready() for player in self.players))
         self._watching = self._watching or asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -244,9 +244,9 @@ class RemoteController:
         """See `Controller.hold`."""
         await self._call("hold")
 
-    async def due(self, wait_s: float) -> Due | str:
+    async def due(self, wait_s: float) -> StepGroups | str:
         """See `Controller.due`."""
-        found: Due | str = await self._call("due", wait_s)
+        found: StepGroups | str = await self._call("due", wait_s)
         return found
 
     async def may_install(self, wait_s: float) -> bool | str:

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from agents.stores.remembering import Remembering
 from rewards.contrib.episodic_memory import remembering
 from rlhf.asynchrony.pipeline import Order, Rules
-from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.checking import CheckContext, IgnoredKeys, Problem
 from rlhf.inference.settings import VllmSettings
 from rlhf.losses.importance_correction import Bypass
 from rlhf.losses.policy_loss import LossNeeds
@@ -37,7 +37,9 @@ _NOT_YET = (
 class Asynchrony:
     """Asynchronous rollouts: attempts are generated during updates, by a policy at most `staleness` updates old."""
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("staleness", 0, ("depth", "order", "schedule", "checkpoint")),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys("staleness", 0, ("depth", "order", "schedule", "checkpoint")),
+    )
 
     staleness: Annotated[int, Field(ge=0)] = 0
     """Maximum staleness S: steps by which the policy that sampled a token may be behind the one trained on it. 0 is

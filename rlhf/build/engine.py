@@ -27,9 +27,9 @@ from rlhf.inference.transfer import memory_folder
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import Instance
 from rlhf.inference.vllm.local import LocalInstance
+from rlhf.inference.vllm.multi_rank import FollowingEngine, LeadingEngine
 from rlhf.inference.vllm.server import ServerInstance
 from rlhf.inference.vllm.start import StartOptions
-from rlhf.inference.vllm.together import FollowingEngine, LeadingEngine
 from rlhf.processes import current
 from rlhf.recipe import Recipe
 from rlhf.recipe.view import copies_policy

@@ -34,7 +34,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.tasks.shuffled import Shuffled
 from rlhf.training.stages.base import is_played
-from rlhf.training.stages.demonstrations import AtRandom, play_one
+from rlhf.training.stages.demonstrations import RandomDeviations, play_one
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 #: Tasks of each split that are looked at.
@@ -203,7 +203,7 @@ async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], 
     lanes, failed = lanes_of(recipe.environment), list[EnvError]()
     try:
         for task in tasks_of(recipe.environment, split, _N_TRIED):
-            deviations = AtRandom(1.0, {}, random.Random(recipe.seed))
+            deviations = RandomDeviations(1.0, {}, random.Random(recipe.seed))
             trial = ProgramTrial(deviations, recipe.agent, temperatures_of(recipe), refused)
             try:
                 found = await play_one(recipe.environment, task, trial, limits, lanes.open(), ())

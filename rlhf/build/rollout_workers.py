@@ -29,8 +29,8 @@ from rlhf.evaluation.evaluate import EvaluationResult, evaluate
 from rlhf.inference.settings import OF_START, EngineCapabilities, VllmSettings
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import NoInstanceError
+from rlhf.inference.vllm.multi_rank import FollowingEngine
 from rlhf.inference.vllm.server import ServerInstance
-from rlhf.inference.vllm.together import FollowingEngine
 from rlhf.processes import current, free_port
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe.model import values_of

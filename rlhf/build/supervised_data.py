@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.base import Capabilities
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.tool_calls import Style
 from agents.tools import ToolAgent
 from environments.tasks.dataset import digest_of
@@ -105,7 +105,7 @@ class _AsSaid:
     def act(self, *args: Any) -> Any:
         return self.agent.act(*args)
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         whole = shown.action.said if isinstance(shown.action, _Words) else ""
         return whole or str(self.agent.write(shown))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlhf.commands.contrib.check_on import on_answers, on_attempts, refuse_absent, show_worst
-from rlhf.commands.output import TO_MEND, AsJson, command, one_of, print_json, results
+from rlhf.commands.output import EXIT_USER_ERROR, AsJson, command, one_of, print_json, results
 from rlhf.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def check(
         found = {"attempts": attempts[:worst]} if on is not None else {}
         print_json({"ok": all(r.ok for r in reports), "reports": [_plain(r) for r in reports], **found})
     if not all(report.ok for report in reports):
-        raise typer.Exit(TO_MEND)
+        raise typer.Exit(EXIT_USER_ERROR)
 
 
 def _part(section: str, target: str, fields: list[str]) -> Report:

@@ -12,7 +12,7 @@ import typer
 
 from rlhf.commands.check_availability import refuse_absent_engine
 from rlhf.commands.output import (
-    TO_MEND,
+    EXIT_USER_ERROR,
     AsJson,
     Overrides,
     caution_without_digests,
@@ -186,7 +186,7 @@ def _verify(folder: Path, as_json: bool) -> None:
         else:
             console.print(f"all {found['n_attempts']} attempts came again, to the last token")
     if not found["same"]:
-        raise typer.Exit(TO_MEND)
+        raise typer.Exit(EXIT_USER_ERROR)
 
 
 def _resolved(asked: EvaluationRequest, checkpoint: Path | None) -> EvaluationRequest:

@@ -36,7 +36,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Word = TypeVar("Word", bound=StrEnum)
 
-UNEXPECTED, TO_MEND, INTERRUPTED = 1, 2, 130
+EXIT_UNEXPECTED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
 #: The arguments that several commands share.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on the last line of stdout.")]
@@ -88,15 +88,15 @@ def caution(text: str) -> None:
 @contextmanager
 def renamed_names_told() -> Iterator[None]:
     """Context that prints each renamed recipe key or import once, with its new name."""
-    told = set[str]()
+    shown = set[str]()
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if not issubclass(category, RenamedWarning):
                 usual(message, category, *place, **more)
-            elif str(message) not in told:
-                told.add(str(message))
+            elif str(message) not in shown:
+                shown.add(str(message))
                 caution(str(message))
 
         warnings.showwarning = show
@@ -176,7 +176,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
         sys.stderr.write(clean("".join(traceback.format_exception(error))))
     if isinstance(error, KeyboardInterrupt | CancelledError):
         errors().print("interrupted", style="bold")
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     known = _disk_full(error) or error
     if isinstance(known, RlhfError):
         is_stopped = isinstance(known, Stopped)
@@ -185,7 +185,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
         if as_json:
             parts = {name: getattr(known, name) for name in ("what", "where", "got", "expected")}
             print_json({"error": {"type": type(known).__name__, **parts, "do": known.hint}})
-        return INTERRUPTED if is_stopped else TO_MEND
+        return EXIT_INTERRUPTED if is_stopped else EXIT_USER_ERROR
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     text = Text.assemble(("unexpected error ", "bold red"), what.splitlines()[0], f" ({_place(error)})")
     errors().print(
@@ -193,7 +193,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
     )
     if as_json:
         print_json({"error": {"type": type(error).__name__, "what": str(error), "where": _place(error)}})
-    return UNEXPECTED
+    return EXIT_UNEXPECTED
 
 
 def caution_without_digests(checkpoint: Path) -> None:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from rlhf.commands.output import INTERRUPTED, AsJson, Overrides, Stopped, caution, command, errors, print_json, results
+from rlhf.commands.output import (
+    EXIT_INTERRUPTED,
+    AsJson,
+    Overrides,
+    Stopped,
+    caution,
+    command,
+    errors,
+    print_json,
+    results,
+)
 from rlhf.errors import RecipeError, TrainingError, whole
 from rlhf.evaluation.judging import OF_TRAINING
 
@@ -309,7 +319,7 @@ def _ends(words: Sequence[str], run: Path) -> bool:
     except TrainingError as error:  # killed
         errors().print(str(error), highlight=False, markup=False)
         return False
-    if code == INTERRUPTED:
+    if code == EXIT_INTERRUPTED:
         raise Stopped("stopped", where=str(run), got="interrupted", hint="run the same command to continue")
     return code == 0
 

@@ -97,7 +97,7 @@ def needs_branches(estimator: object) -> bool:
     return bool(EstimatorCapabilities(estimator).needs_branches)
 
 
-def without(estimator: object, context: CheckContext, why: str, do: str) -> Problem:
+def missing_part(estimator: object, context: CheckContext, why: str, do: str) -> Problem:
     """The problem of an estimator without the part that it compares by."""
     return Problem(
         "the advantage estimator needs something that the recipe lacks",

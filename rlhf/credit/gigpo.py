@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import Silenced
+from rlhf.checking import IgnoredKeys
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.similarity import similar_clusters
@@ -36,9 +36,9 @@ class GiGPO:
     Source: GiGPO, arXiv 2505.10978; langfengQ/verl-agent, `gigpo/core_gigpo.py`.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (
-        Silenced("normalize", "mean", ("ddof", "eps")),
-        Silenced("step_weight", 0, ("gamma", "similarity")),
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys("normalize", "mean", ("ddof", "eps")),
+        IgnoredKeys("step_weight", 0, ("gamma", "similarity")),
     )
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2

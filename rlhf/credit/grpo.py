@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import Scale, Silenced
+from rlhf.checking import IgnoredKeys, Scale
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -26,7 +26,7 @@ class GRPO:
     Source: DeepSeekMath, arXiv 2402.03300; deviation and ε as in verl, `compute_grpo_outcome_advantage`.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("normalize_std", False, ("ddof", "eps")),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("normalize_std", False, ("ddof", "eps")),)
     needs_values: ClassVar[bool] = False
 
     normalize_std: bool = True

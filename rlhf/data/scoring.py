@@ -117,7 +117,7 @@ class ScoredGroup:
                     got=trajectory.task_id,
                     expected=self.task_id,
                 )
-            if trajectory.outcome.is_failure_of_a_part:
+            if trajectory.outcome.is_infrastructure_error:
                 raise DataError(
                     "a failed attempt is scored",
                     where=f"ScoredGroup {self.task_id}",

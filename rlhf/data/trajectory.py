@@ -10,7 +10,7 @@ from rlhf.data.generation import DEMONSTRATED, Generation
 
 
 class Outcome(StrEnum):
-    """End of an episode. The last five are failures of a part, not of the policy: nothing trains on them."""
+    """End of an episode. The last five are infrastructure errors: nothing trains on them."""
 
     SOLVED = "solved"
     FAILED = "failed"  #: the environment ended the episode without success
@@ -23,14 +23,14 @@ class Outcome(StrEnum):
     REWARD_ERROR = "reward_error"
 
     @property
-    def is_failure_of_a_part(self) -> bool:
-        """True if the record says nothing about the policy."""
-        return self in _PART_FAILURES
+    def is_infrastructure_error(self) -> bool:
+        """True if a part failed, not the policy: the trajectory is no evidence about the policy."""
+        return self in _INFRASTRUCTURE_ERRORS
 
 
 #: Note of an action (`Action.notes`) that says which seat of a game had the turn.
 SEAT = "seat"
-_PART_FAILURES = frozenset(
+_INFRASTRUCTURE_ERRORS = frozenset(
     {Outcome.TIMEOUT, Outcome.ENV_ERROR, Outcome.AGENT_ERROR, Outcome.ENGINE_ERROR, Outcome.REWARD_ERROR}
 )
 

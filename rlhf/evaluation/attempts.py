@@ -27,7 +27,7 @@ class Attempt:
         task_id: the task attempted.
         number: of the attempt at this task, from 0.
         outcome: how it ended.
-        score: weighted sum of the rewards; None for the failure of a part.
+        score: weighted sum of the rewards; None for an infrastructure error.
         n_turns: actions of the policy.
         n_candidates: attempts that it was chosen from by a strategy; 1 where it is the only one.
         any_solved: whether one of them was solved.
@@ -40,7 +40,7 @@ class Attempt:
         is_counted: whether a server counted these tokens, for each reply of the attempt.
         seconds: of wall-clock time.
         n_retries: attempts that were thrown away before it because a part failed.
-        opening: hash of what the environment said first; empty for the failure of a part.
+        opening: hash of what the environment said first; empty for an infrastructure error.
     """
 
     part: str
@@ -69,7 +69,7 @@ class Attempt:
     @property
     def is_error(self) -> bool:
         """True if a part failed, so that the attempt says nothing about the policy."""
-        return self.outcome.is_failure_of_a_part
+        return self.outcome.is_infrastructure_error
 
     @property
     def type(self) -> str:

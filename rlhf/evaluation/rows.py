@@ -64,7 +64,7 @@ class TrajectoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """An attempt that ended by the failure of a part.
+    """An attempt that ended with an infrastructure error.
 
     Attributes:
         step: optimiser step it was made in.
@@ -188,7 +188,7 @@ def encode(record: TrajectoryRecord) -> Row:
 
 
 def encode_failure(record: FailureRecord) -> Row:
-    """Return the row of an attempt that ended by the failure of a part."""
+    """Return the row of an attempt that ended with an infrastructure error."""
     failure, names = record.failure, (record.step, record.stage, record.phase, record.task_id)
     played = {} if failure.trajectory is None else encode(TrajectoryRecord(*names, failure.trajectory))
     return {

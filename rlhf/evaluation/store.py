@@ -1,8 +1,8 @@
 """Every trajectory of every step in Parquet files: `<stage>-<phase>-<step>.parquet`, one row per attempt.
 
 Token ids, log-probs, scores and advantages come back exactly as they were. A prompt that extends the generation before
-it is stored as its new tokens only. Attempts that ended by the failure of a part are rows too, with `is_failure` set
-and no score, so that counting `outcome` over a file counts every attempt. Any Parquet reader can open the files.
+it is stored as its new tokens only. Attempts that ended with an infrastructure error are rows too, with `is_failure`
+set and no score, so that counting `outcome` over a file counts every attempt. Any Parquet reader can open the files.
 """
 
 from __future__ import annotations
@@ -213,13 +213,13 @@ def read_successes(folder: Path, *, stage: str | None = None) -> dict[str, list[
         if stage in (None, stored.stage) and stored.phase == "eval":
             table = _read_file(stored.path, ["task_id", "outcome", "solved"])
             for task_id, outcome, solved in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
-                if not Outcome(outcome).is_failure_of_a_part:
+                if not Outcome(outcome).is_infrastructure_error:
                     found.setdefault(task_id, []).append(solved)
     return found
 
 
 def read_failures(folder: Path, *, stage: str | None = None, phase: Phase | None = None) -> Iterator[FailureRecord]:
-    """Yield the stored attempts that ended by the failure of a part."""
+    """Yield the stored attempts that ended with an infrastructure error."""
     columns = ["step", "stage", "phase", "task_id", "attempt", "outcome", "detail", "retryable", "is_failure"]
     for stored in list_steps(folder):
         if stage in (None, stored.stage) and phase in (None, stored.phase):

@@ -52,7 +52,7 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "n_failed": outcomes[Outcome.FAILED],
         "truncated": _truncated(counted),
         "n_prompt_too_long": sum(a.outcome is Outcome.TOKEN_LIMIT and a.n_turns == a.n_tokens == 0 for a in counted),
-        "errors": {str(o): outcomes[o] for o in Outcome if o.is_failure_of_a_part},
+        "errors": {str(o): outcomes[o] for o in Outcome if o.is_infrastructure_error},
         "n_errors": len(attempts) - len(counted),
         "n_retries": sum(a.n_retries for a in attempts),
         "turns_mean": sum(a.n_turns for a in counted) / n,

@@ -35,7 +35,7 @@ from environments.base import (
     max_concurrent_episodes,
     properties_of,
 )
-from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.checking import CheckContext, IgnoredKeys, Problem
 from rlhf.data import Finish, Outcome, Task
 from rlhf.errors import EnvError
 from rlhf.gateway.program import Program, is_there
@@ -55,7 +55,7 @@ QUIET_S = 15.0
 class External:
     """Attempts made by a program outside of this process, with the policy behind an OpenAI-compatible address."""
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("n_programs", None, ("max_concurrent",)),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("n_programs", None, ("max_concurrent",)),)
     offers_tools: ClassVar[bool] = True
     inline: ClassVar[bool] = True  # a step waits on the event loop for the program, and computes nothing there
     limits_defaults: ClassVar[Mapping[str, Any]] = {"step_timeout_s": 120.0}

@@ -199,7 +199,7 @@ _COUNTS: Mapping[str, str] = {
 }
 
 
-def ours(theirs: str, stage: Collection[str] | None = None) -> str:
+def alias_hint(theirs: str, stage: Collection[str] | None = None) -> str:
     """Hint for a key of another toolkit, '' where unknown; `stage` has the keys of the stage in which it stands."""
     name = theirs.removeprefix("actor_").removeprefix("algorithm_") if theirs not in ALIASES else theirs
     if stage is not None and "pairs" in stage and ALIASES.get(name) == "limits.max_context":

@@ -23,12 +23,12 @@ from pydantic.errors import PydanticUserError
 from rlhf.catalog import CATALOG
 from rlhf.errors import RecipeError, RlhfError, nearest
 from rlhf.given_parts import is_given
-from rlhf.recipe.aliases import ours
+from rlhf.recipe.aliases import alias_hint
 from rlhf.recipe.describe import expected, given
 from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.part_as_text import as_mapping
-from rlhf.recipe.places import BELOW, KEYS, above, below, beside
+from rlhf.recipe.places import KEYS, NESTED_KEYS, above, beside, nested_key_hint
 from rlhf.recipe.renamed import with_new_keys
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
@@ -209,17 +209,17 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
 def _of_another_part(name: str, path: str) -> str:
     """Key of a recipe that stands in another of its parts than `path`; '' for others."""
     top = re.split(r"[.\[]", path)[0]
-    is_another = top in KEYS and BELOW.get(name, top).partition(".")[0] != top
-    return below(name) if is_another else ""
+    is_another = top in KEYS and NESTED_KEYS.get(name, top).partition(".")[0] != top
+    return nested_key_hint(name) if is_another else ""
 
 
 def _elsewhere(name: str, keys: Mapping[str, Key], path: str) -> str:
     """Key that another toolkit calls so, or that stands elsewhere: what a stage calls it, where `path` is one's."""
     if re.fullmatch(r"stages\[\d+\]\.pairs", path):
-        return ours(name, _OF_PAIRS)
+        return alias_hint(name, _OF_PAIRS)
     if not re.fullmatch(r"stages\[\d+\]", path):
-        return ours(name)
-    return beside(name, keys) or ours(name, keys)
+        return alias_hint(name)
+    return beside(name, keys) or alias_hint(name, keys)
 
 
 #: Keys of a stage that learns from pairs, for a key that stands among those of its pairs.

@@ -205,7 +205,7 @@ def _wrapped(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 
 def _branches(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
-    from rlhf.credit.estimator import needs_branches, without
+    from rlhf.credit.estimator import missing_part, needs_branches
     from rlhf.rollout.group_structure import Independent, Retry
 
     for place in found:
@@ -213,25 +213,25 @@ def _branches(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             continue
         if isinstance(place.context.stage.rollout, Independent | Retry):
             do = "add rollout: {kind: tree}, or use grpo"
-            yield without(place.part, place.context, "attempts do not branch", do)
+            yield missing_part(place.part, place.context, "attempts do not branch", do)
 
 
-def _silenced(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
+def _ignored(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     """Keys that another key of the same class leaves without effect; a subclass says so of itself."""
     for place in found:
         if place.context.parent is not None and place.section != "advantage":
             continue
         part = place.part
-        for silenced in vars(type(part)).get("silences", ()):
-            if getattr(part, silenced.by) != silenced.value:
+        for ignored in vars(type(part)).get("ignored_keys", ()):
+            if getattr(part, ignored.by) != ignored.value:
                 continue
-            value = "false" if silenced.value is False else silenced.value
+            value = "false" if ignored.value is False else ignored.value
             keys = keys_of(type(part))
-            for name in silenced.keys:
+            for name in ignored.keys:
                 default = keys[name].make_default
                 if default is not None and getattr(part, name) != default():
-                    do = f"remove the key, or change {silenced.by}"
-                    yield no_effect(place.context.at(name), getattr(part, name), f"{silenced.by} is {value}", do)
+                    do = f"remove the key, or change {ignored.by}"
+                    yield no_effect(place.context.at(name), getattr(part, name), f"{ignored.by} is {value}", do)
 
 
 def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
@@ -328,7 +328,7 @@ def _ray_workers(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 #: What the agent, the environment and the rewards ask of each other.
 OF_TASKS: tuple[Rule, ...] = (_tools, _held_out, _seats, _rewards)
 #: What stages ask of parts beside them, before each part is looked at: behind these, much else would be a consequence.
-OF_STAGES: tuple[Rule, ...] = (_groups, _critics, _wrapped, _silenced, _votes)
+OF_STAGES: tuple[Rule, ...] = (_groups, _critics, _wrapped, _ignored, _votes)
 #: What is asked last.
 OF_ALL: tuple[Rule, ...] = (_splits, _branches, _weights, _own_worlds, _ray_workers)
 

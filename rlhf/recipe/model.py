@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, nearest
-from rlhf.recipe.aliases import ours
+from rlhf.recipe.aliases import alias_hint
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import with_defaults
-from rlhf.recipe.places import KEYS, below
+from rlhf.recipe.places import KEYS, nested_key_hint
 from rlhf.recipe.rewards import as_named, deciding, plain_rewards, refuse_two, rewards_of
 from rlhf.recipe.stages import plain_stage, stages_of
 
@@ -121,7 +121,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     """
     for key in values:
         if key not in KEYS:
-            hint = below(key) or ours(key) or nearest(key, KEYS) or "remove the key"
+            hint = nested_key_hint(key) or alias_hint(key) or nearest(key, KEYS) or "remove the key"
             raise RecipeError(
                 f"a recipe has no key '{key}'", where=key, got=given(values[key]), expected=", ".join(KEYS), hint=hint
             )

@@ -31,19 +31,19 @@ _OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "asynchrony": ("staleness",),
 }  # fmt: skip
 #: Key of a part: its path from the top of a recipe; `N` is the number of a stage.
-BELOW: Mapping[str, str] = {key: f"{part}.{key}" for part, keys in _OF_PARTS.items() for key in keys}
+NESTED_KEYS: Mapping[str, str] = {key: f"{part}.{key}" for part, keys in _OF_PARTS.items() for key in keys}
 
 
-def below(key: str) -> str:
+def nested_key_hint(key: str) -> str:
     """Hint for a key of a part that stands at the top of a recipe; '' for others."""
-    path = BELOW.get(key, "")
+    path = NESTED_KEYS.get(key, "")
     counted = ", N counted from 0" if path.startswith("stages.N") else ""
     return f"it is a key of {_named(path.rpartition('.')[0])}: {path}{counted}" if path else ""
 
 
 def beside(key: str, stage: Collection[str]) -> str:
     """Hint for a key that stands in a stage with the keys `stage`, and belongs to one of its parts or elsewhere."""
-    path = BELOW.get(key, "")
+    path = NESTED_KEYS.get(key, "")
     own = path.removeprefix("stages.N.")
     part = own.partition(".")[0]
     if part == "loss" and not has_loss(stage):

@@ -216,7 +216,7 @@ class _Rollout:
             trajectory = await self._once(job, retry)
         self.board.n_done += 1
         self.board.n_solved += trajectory.solved
-        self.board.n_failed += trajectory.outcome.is_failure_of_a_part
+        self.board.n_failed += trajectory.outcome.is_infrastructure_error
         return replace(trajectory, n_retries=retry)
 
     async def play(

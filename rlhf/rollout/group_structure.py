@@ -144,7 +144,7 @@ class Tree:
     the N states whose next turn held the least likely token, by −log π(token) in nats as the engine reports it, and
     begins again from the first where there are fewer than N.
 
-    A tree whose first attempt ended by the failure of a part has no states at all: its branches are not made.
+    A tree whose first attempt ended with an infrastructure error has no states at all: its branches are not made.
 
     With `at: token` branches leave within replies: what came before the chosen token stays, and the policy samples from
     there on. Places are the tokens of all replies but the first of each, and of each piece that a branch has left
@@ -227,7 +227,7 @@ class Retry:
 
     The policy reads the earlier attempts of its chain, opening, actions and replies, and what it is to do about them,
     before the observation of the fresh episode. `group_size` is the attempts of all chains together:
-    M = group_size / (1 + retries), which has to be a whole number. After the failure of a part a chain ends.
+    M = group_size / (1 + retries), which has to be a whole number. After an infrastructure error a chain ends.
 
     With `until: solved` a chain also ends with an attempt that the environment calls solved, so a group may hold fewer
     attempts, and being asked again means to have failed. With `until: end` nobody is told how an attempt went: every
@@ -290,7 +290,7 @@ class Retry:
         """Return the next attempt of each chain that goes on."""
         tried = {t.parent for t in group}
         by_number = {t.attempt: t for t in group}
-        ends = [t for t in group if t.attempt not in tried and not t.outcome.is_failure_of_a_part]
+        ends = [t for t in group if t.attempt not in tried and not t.outcome.is_infrastructure_error]
         found = []
         for end in ends:
             chain = [end]
@@ -344,7 +344,7 @@ class _State:
 
 def _states(t: Trajectory) -> list[_State]:
     """New states of an attempt; a branch shares its branch point with its parent."""
-    if t.outcome.is_failure_of_a_part:
+    if t.outcome.is_infrastructure_error:
         return []
     first = t.n_given if t.parent is None else t.n_shared + 1
     return [_State(t, k) for k in range(first, len(t.turns))]
@@ -354,7 +354,7 @@ def _within(attempts: Iterable[Trajectory]) -> list[_State]:
     """Places within replies, each once; not before the first token of a reply or a piece."""
     seen: set[int] = set()
     found: list[_State] = []
-    for t in (t for t in attempts if not t.outcome.is_failure_of_a_part):
+    for t in (t for t in attempts if not t.outcome.is_infrastructure_error):
         for k, turn in enumerate(t.turns):
             for number, call in enumerate(calls_of(turn.generations)):
                 n = 0

@@ -76,7 +76,7 @@ async def score_group(
 
     An async reward runs on the present event loop. A plain one runs in a worker thread, one call at a time, unless it
     has the attribute `inline = True`, by which it says that it is quick and cannot hang. A reward with a method
-    `over_group` judges all attempts in one call, those left out that ended by the failure of a part; when that call
+    `over_group` judges all attempts in one call, those left out that ended with an infrastructure error; when that call
     fails, all of them are failures of the reward, and where one of its verdicts is none, that attempt is. A reward that
     is watched is asked in the same way, and where it fails, the attempt counts without it.
 
@@ -194,7 +194,7 @@ class _Scorer:
         return after, [{} if verdict is None else {name: verdict} for verdict in said]
 
     async def _said(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict | RewardError | None:
-        if trajectory.outcome.is_failure_of_a_part:
+        if trajectory.outcome.is_infrastructure_error:
             return None
         try:
             return await self._verdict(weighted, trajectory, shared)
@@ -204,7 +204,7 @@ class _Scorer:
     async def together(self, trajectories: Sequence[Trajectory], names: Sequence[str]) -> Sequence[_Shared]:
         """Ask those of the rewards that look at the whole group; the result is aligned with `trajectories`."""
         shared: list[dict[str, Verdict | RewardError]] = [{} for _ in trajectories]
-        judged = [i for i, t in enumerate(trajectories) if not t.outcome.is_failure_of_a_part]
+        judged = [i for i, t in enumerate(trajectories) if not t.outcome.is_infrastructure_error]
         for name in names:
             weighted = self.rewards[name]
             if Capabilities(weighted.reward).over_group is not None and judged:
@@ -216,7 +216,7 @@ class _Scorer:
     async def judge(self, trajectory: Trajectory, shared: _Shared) -> Score | Failure:
         """Score one attempt, or say why it cannot be."""
         outcome = trajectory.outcome
-        if outcome.is_failure_of_a_part:
+        if outcome.is_infrastructure_error:
             return Failure(trajectory.attempt, outcome, trajectory.detail, outcome in RETRYABLE, trajectory)
         parts: dict[str, Verdict] = {}
         watched: dict[str, Verdict] = {}

@@ -278,7 +278,7 @@ class _Here:
         """Play one group, with the seeds that it has in a run without asynchrony."""
         return await played(self.run.runner, self.stage, job, count)
 
-    async def come_back(self) -> None:
+    async def wait_ready(self) -> None:
         """It is never lost."""
 
 

@@ -15,7 +15,7 @@ from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import Stateful, TaskSource
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.contrib.demonstrations_in_groups import Demonstrating
+from rlhf.training.contrib.demonstrations_in_groups import DemonstrationHook
 from rlhf.training.contrib.imitate_failed_tasks import FailedImitation, FailedTaskQueue
 from rlhf.training.contrib.judge_refresh import PolicyJudge
 from rlhf.training.contrib.league import League
@@ -24,17 +24,17 @@ from rlhf.training.contrib.memory_store import StoreHook
 from rlhf.training.contrib.reference_reset import Reference, ResetClock
 from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
-from rlhf.training.contrib.self_certainty import SelfCertain
+from rlhf.training.contrib.self_certainty import SelfCertaintyHook
 from rlhf.training.contrib.task_demonstrations import DemonstrationCache
-from rlhf.training.contrib.teacher import Teaching
-from rlhf.training.contrib.token_figures import FigureStore
+from rlhf.training.contrib.teacher import TeacherHook
+from rlhf.training.contrib.token_figures import TokenStatsHook
 from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
 from rlhf.training.critics.values import CriticTrainer
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.hooks.collapse import Monitor
+from rlhf.training.hooks.collapse import CollapseHook
 from rlhf.training.hooks.kl_controller import AdaptiveKL
 from rlhf.training.hooks.replay import ReplayBuffer
-from rlhf.training.hooks.reward_watch import Watches
+from rlhf.training.hooks.reward_watch import RewardMonitorHook
 from rlhf.training.hooks.stopping import EarlyStop, EmptyStop
 from rlhf.training.rollouts_ahead import RolloutsAhead
 from rlhf.training.run import Run
@@ -146,19 +146,19 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
     """Return the hooks of a stage before its first step, in the order they are called in."""
     rewards, policy, seed = run.runner.rewards, run.policy, f"{run.seed}/reward_refresh"
     guide = DemonstrationCache({task.id: task for task in tasks} if stage.expert or stage.imitate_failed else {})
-    watches, memories = Watches.of(rewards), StatefulRewards.begun(rewards)
+    watches, memories = RewardMonitorHook.of(rewards), StatefulRewards.begun(rewards)
     hooks = (
         AdaptiveKL.of(stage.loss),
-        Teaching.of(stage, policy),
-        Monitor(),
+        TeacherHook.of(stage, policy),
+        CollapseHook(),
         EmptyStop.of(stage.selection),
         watches if watches.settings else None,
         memories if memories.of_path else None,
         ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
-        FigureStore(stage.token_figures, stage.train_roles) if stage.token_figures else None,
+        TokenStatsHook(stage.token_figures, stage.train_roles) if stage.token_figures else None,
         LoggedAttempts(stage.logged) if stage.logged else None,
-        Demonstrating(stage.expert, stage.group_size, guide) if stage.expert else None,
-        SelfCertain(stage.self_certainty) if stage.self_certainty else None,
+        DemonstrationHook(stage.expert, stage.group_size, guide) if stage.expert else None,
+        SelfCertaintyHook(stage.self_certainty) if stage.self_certainty else None,
         FailedImitation(FailedTaskQueue(stage.imitate_failed), guide) if stage.imitate_failed else None,
         CriticHook(critic) if critic else None,
         ResetClock(stage.reference_reset) if stage.reference_reset else None,

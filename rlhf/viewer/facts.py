@@ -37,7 +37,7 @@ def facts(run: ShownRun, data: RunData) -> dict[str, Any]:
 
 
 def _failures(run: ShownRun) -> dict[str, Any]:
-    """Attempts that ended by the failure of a part, by message; from the newest file as far as the budget goes."""
+    """Attempts that ended with an infrastructure error, by message; from the newest file as far as the budget goes."""
     counted: Counter[tuple[str, str]] = Counter()
     until, files = time.monotonic() + _BUDGET_S, run.attempts.steps()[::-1]
     looked = 0

@@ -62,7 +62,7 @@ def write_table(run: ShownRun, path: Path, redaction: Redaction) -> int:
                     "attempt": one.attempt,
                     "outcome": str(one.outcome),
                     "solved": one.outcome is Outcome.SOLVED,
-                    "is_failure": one.outcome.is_failure_of_a_part,
+                    "is_failure": one.outcome.is_infrastructure_error,
                     "detail": one.detail,
                     "parts": [(name, part["value"]) for name, part in one.parts.items()],
                     "messages": one.messages,

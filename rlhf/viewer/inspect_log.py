@@ -77,7 +77,7 @@ def _sample(one: Conversation, epoch: int, model: str, eval_id: str) -> dict[str
     usage = {key: one.facts.get(of, 0) for key, of in (("input_tokens", "n_read"), ("output_tokens", "n_tokens"))}
     usage["total_tokens"] = sum(usage.values())
     seconds = one.facts.get("seconds")
-    is_failure = one.outcome.is_failure_of_a_part
+    is_failure = one.outcome.is_infrastructure_error
     limit = None if is_failure else _LIMITS.get(one.outcome)
     key = hashlib.sha256(f"{eval_id} {one.task_id} {epoch}".encode()).hexdigest()[:22]
     return {
@@ -93,11 +93,11 @@ def _sample(one: Conversation, epoch: int, model: str, eval_id: str) -> dict[str
         "model_usage": {model: usage} if one.messages else {},
         "total_time": seconds,
         "error": {"message": one.detail, "traceback": "", "traceback_ansi": ""} if is_failure else None,
-        "limit": limit and {"type": limit, "limit": _reached(one, limit)},
+        "limit": limit and {"type": limit, "limit": _probe_isolation(one, limit)},
     }
 
 
-def _reached(one: Conversation, limit: str) -> float:
+def _probe_isolation(one: Conversation, limit: str) -> float:
     """How much of its limit an attempt took: messages, tokens of its longest context, or seconds."""
     return float({"message": len(one.messages), "context": one.facts["n_context"], "time": one.facts["seconds"]}[limit])
 

@@ -80,7 +80,7 @@ def _trajectories(records: Iterable[TrajectoryRecord], *, with_tasks: bool) -> T
 
 
 def failure_table(failures: Iterable[FailureRecord], width: int) -> Table:
-    """List attempts that ended by the failure of a part, one a row.
+    """List attempts that ended with an infrastructure error, one a row.
 
     The table has `width` cells, or more where a message would have no room beside the rest, which stays whole; print
     it with `crop=False`.
@@ -250,7 +250,7 @@ def _shade(advantage: float | None) -> str:
 
 
 def _outcome_style(outcome: Outcome) -> str:
-    return "bold red" if outcome.is_failure_of_a_part else _OUTCOME_STYLES.get(outcome, "yellow")
+    return "bold red" if outcome.is_infrastructure_error else _OUTCOME_STYLES.get(outcome, "yellow")
 
 
 def _plain(text: str, style: str = "") -> Text:

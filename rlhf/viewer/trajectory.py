@@ -71,7 +71,7 @@ def _policy_folders(settings: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def failure(row: Row, redaction: Redaction) -> dict[str, Any]:
-    """An attempt that ended by the failure of a part."""
+    """An attempt that ended with an infrastructure error."""
     record = decode_failure(row)
     shown = {
         "task_id": record.task_id,

@@ -11,7 +11,7 @@ from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.contrib.critic import ACTOR, CRITIC, ActorCritic
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.contrib.constant import ConstantMemory
 from agents.memory.subgoals import Subgoals
 from agents.memory.summary import Summary
@@ -108,8 +108,8 @@ class Memory(Says):
 
 def test_a_demonstration_is_accepted() -> None:
     made = ActorCritic(actor=ChatAgent(format="tagged"))
-    assert made.write(Shown("go", role=ACTOR)) == "<action>go</action>"
-    assert made.write(Shown("go", role=CRITIC)) == "accept"
+    assert made.write(DemonstrationInputs("go", role=ACTOR)) == "<action>go</action>"
+    assert made.write(DemonstrationInputs("go", role=CRITIC)) == "accept"
 
 
 @pytest.mark.parametrize(

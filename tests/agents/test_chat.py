@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from agents.base import Agent, History
 from agents.chat import ChatAgent
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.window import Window
 from agents.parsing import parse_action, split_thoughts
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
@@ -236,7 +236,7 @@ def test_reading_never_raises_and_always_gives_an_action_or_an_error(text, admis
 @pytest.mark.parametrize("action", ["go north", "open Door to kitchen", "answer 5"])
 def test_what_is_written_can_be_read(form, think, parse, action):
     agent = ChatAgent(format=form, think=think, parse=parse)
-    assert agent.read(agent.write(Shown(action)), ()).text == action
+    assert agent.read(agent.write(DemonstrationInputs(action)), ()).text == action
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from agents.contrib.critic import ACTOR, CRITIC, ActorCritic
 from agents.contrib.rafa import IMAGINE, PROPOSE, VALUE, ReasonForFuture
 from agents.contrib.self_play import SelfPlay
 from agents.contrib.team import Team
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.subgoals import Subgoals
 from agents.planner import PLAN, PlannerExecutor
 from agents.stores.remembering import Remembering
@@ -50,8 +50,11 @@ def test_an_executor_that_has_a_critic_sees_the_turns_of_its_subgoal() -> None:
     assert told[1] == first and told[2] == [*first, "> go east", "Not yet: it is west"]
     assert told[4] == ["A hall.\nSubgoal: open the door\nseen 1"]
     # What is demonstrated goes all the way in.
-    assert agent.write(Shown("go up", subgoal="fetch the key", role=PLAN)) == "fetch the key"
-    assert agent.write(Shown("go up", role=CRITIC)) == "accept" and agent.write(Shown("go up", role=ACTOR)) == "go up"
+    assert agent.write(DemonstrationInputs("go up", subgoal="fetch the key", role=PLAN)) == "fetch the key"
+    assert (
+        agent.write(DemonstrationInputs("go up", role=CRITIC)) == "accept"
+        and agent.write(DemonstrationInputs("go up", role=ACTOR)) == "go up"
+    )
 
 
 def test_an_actor_that_imagines_reads_the_comment_behind_its_observation() -> None:
@@ -94,7 +97,7 @@ def test_two_voices_that_name_subgoals_and_what_cannot_be_shown_are_refused() ->
     with pytest.raises(ValueError, match="of kind subgoals"):
         PlannerExecutor(executor=ChatAgent(memory=Subgoals()))
     with pytest.raises(AgentError, match="cannot be demonstrated to"):
-        PlannerExecutor(executor=ReasonForFuture()).write(Shown("go up"))
+        PlannerExecutor(executor=ReasonForFuture()).write(DemonstrationInputs("go up"))
 
 
 def test_a_recipe_nests_them_and_trains_every_role(tmp_path: Path) -> None:

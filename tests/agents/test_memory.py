@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import ScriptedPolicy, check_agent
-from agents.memory.base import Exchange, Read, Shown
+from agents.memory.base import DemonstrationInputs, Exchange, ParsedReply
 from agents.memory.budget import TokenBudget
 from agents.memory.contrib.constant import ConstantMemory
 from agents.memory.contrib.diff import DiffHistory, difference
@@ -246,7 +246,7 @@ def test_a_reply_without_thoughts_does_not_wipe_the_constant_memory() -> None:
 @given(action=st.text(min_size=1).map(lambda text: " ".join(text.split())).filter(lambda t: t.isalnum()))
 def test_what_is_demonstrated_is_read_back(kind: str, action: str) -> None:
     agent = agent_with(kind)
-    shown = Shown(action, recall="the key is red", subgoal="find the door", before="find the key")
+    shown = DemonstrationInputs(action, recall="the key is red", subgoal="find the door", before="find the key")
     written = agent.write(shown)
     policy = scribe(written)
     done = asyncio.run(agent.act(History(Task("t"), "opening"), policy))
@@ -277,7 +277,7 @@ def test_thoughts_are_no_part_of_a_summary(memory: Summary | Subgoals) -> None:
 @pytest.mark.parametrize("text", ["\n" * 50_000 + "x", "retrieve " + "9" * 5000, "retrieve 0"])
 def test_a_reply_of_any_kind_is_read_at_once(text: str) -> None:
     read = Subgoals().read(text, [Exchange("o", "o", Message(Role.ASSISTANT, "a"), notes={}), Exchange("o", "o")], {})
-    assert read == Read(text) and not read.again
+    assert read == ParsedReply(text) and not read.again
 
 
 def test_a_window_that_drops_turns_in_blocks_extends_its_prompts_between_two_drops() -> None:

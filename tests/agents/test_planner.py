@@ -11,7 +11,7 @@ import pytest
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.summary import Summary
 from agents.memory.window import Window
 from agents.planner import PLAN, PlannerExecutor
@@ -113,11 +113,14 @@ def test_a_plan_of_nothing_and_one_without_end_are_bounded() -> None:
 
 def test_what_is_demonstrated_is_what_it_would_say() -> None:
     made = agent()
-    assert made.write(Shown("go east", subgoal="find the key", role=PLAN)) == "find the key"
-    assert made.write(Shown("go east", subgoal="find the key", before="find the key")) == "go east"
+    assert made.write(DemonstrationInputs("go east", subgoal="find the key", role=PLAN)) == "find the key"
+    assert made.write(DemonstrationInputs("go east", subgoal="find the key", before="find the key")) == "go east"
     # A subgoal that is reached is first said to be, then the next is named, then something is done.
-    assert made.write(Shown("go west", subgoal="open the door", before="find the key")) == "done"
-    assert made.write(Shown("go west", subgoal="open the door", before="find the key", n_calls=2)) == "go west"
+    assert made.write(DemonstrationInputs("go west", subgoal="open the door", before="find the key")) == "done"
+    assert (
+        made.write(DemonstrationInputs("go west", subgoal="open the door", before="find the key", n_calls=2))
+        == "go west"
+    )
 
 
 def test_episodes_hold_nothing_in_the_agent() -> None:
@@ -155,7 +158,7 @@ def test_an_executor_that_calls_tools_ends_a_subgoal_with_the_word_that_it_is_ta
     from agents.tools import ToolAgent
 
     made = agent(executor=ToolAgent(system="", style=style))
-    assert made.write(Shown("go", subgoal="b", before="a")) == "done"
+    assert made.write(DemonstrationInputs("go", subgoal="b", before="a")) == "done"
     call = write_calls([ToolCall("f", {})], style)
     _, turns = play(made, ["a", "b"], [call, word, call, "well done"], 3)
     assert [t.action.text for t in turns] == [ToolCall("f", {}).text, ToolCall("f", {}).text, ""]

@@ -8,7 +8,7 @@ from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
 from agents.contrib.self_play import SelfPlay
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.window import Window
 from rlhf.data import Task, Turn
 from tests.agents.spoken import Speaks
@@ -60,7 +60,7 @@ def test_without_seats_it_is_a_chat_agent() -> None:
 
 def test_a_demonstration_is_written_as_the_player_writes() -> None:
     made = SelfPlay(player=ChatAgent(format="tagged"))
-    assert made.write(Shown("go", role=A)) == "<action>go</action>" and made.needs == ()
+    assert made.write(DemonstrationInputs("go", role=A)) == "<action>go</action>" and made.needs == ()
 
 
 def test_it_keeps_what_agents_promise_and_can_be_hashed() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agents.base import History
 from agents.check import check_agent
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.tool_calls import Style, ToolCall, Unreadable, read_calls, write_calls
 from agents.tools import ToolAgent
 from rlhf.data import Action, Finish, Generation, Prompt, Role, Task, Turn
@@ -210,7 +210,7 @@ def test_an_agent_of_any_style_keeps_the_contract_and_gives_json(style: Style) -
     agent = ToolAgent(style=style)
     report = check_agent(agent)
     assert report.ok, str(report)
-    written = agent.write(Shown(call()))
+    written = agent.write(DemonstrationInputs(call()))
     action, _ = act(agent, written)
     assert (action.text, action.error, action.parts) == (call(), None, ())
     assert written == write_calls([ToolCall("search", {"query": "a"})], style)

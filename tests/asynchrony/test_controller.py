@@ -36,7 +36,7 @@ class Plays:
         await self.do(job)
         return ScoredGroup(job.task.id, (), (), ())
 
-    async def come_back(self) -> None:
+    async def wait_ready(self) -> None:
         await self.back()
 
 

@@ -372,7 +372,7 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
         actor = ray.remote(num_cpus=1, max_restarts=-1)(Broken).remote()
 
         async def come() -> None:
-            await RemotePlayer("rollout worker 3", actor, 1, 120.0).come_back()
+            await RemotePlayer("rollout worker 3", actor, 1, 120.0).wait_ready()
 
         with pytest.raises(EngineError, match="cannot start") as caught:
             asyncio.run(come())
@@ -407,7 +407,7 @@ def test_a_worker_without_a_sign_of_life_is_killed_and_comes_back(monkeypatch: p
         player = remote.RemotePlayer("rollout worker 0", actor, 1, 60.0)
 
         async def play() -> tuple[int, int]:
-            await player.come_back()
+            await player.wait_ready()
             first = await actor.ready.remote()
             playing = asyncio.create_task(player.play(Job(0, Task("t/0", 0), 0), lambda version, n: None))
             await asyncio.sleep(1.0)
@@ -418,7 +418,7 @@ def test_a_worker_without_a_sign_of_life_is_killed_and_comes_back(monkeypatch: p
                 await asyncio.wait_for(playing, LIMIT_S)
             assert (caught.value.where, caught.value.got) == ("rollout worker 0", "nothing in 2 s")
             player.limit_s = 120.0
-            await player.come_back()
+            await player.wait_ready()
             return first, await actor.ready.remote()
 
         first, second = asyncio.run(play())

@@ -14,7 +14,7 @@ from environments.check import check_environment
 from environments.games.key_door import Keyhole
 from rlhf.build.preflight import try_once
 from rlhf.build.train import train
-from rlhf.commands.output import TO_MEND
+from rlhf.commands.output import EXIT_USER_ERROR
 from rlhf.errors import EnvError
 from rlhf.gateway.environment import External
 from rlhf.recipe import load
@@ -113,7 +113,7 @@ def test_a_program_may_send_parameters_that_the_recipe_overrides_or_has(tmp_path
 
 def test_the_check_of_a_recipe_says_what_its_program_is_refused(tmp_path: Path) -> None:
     done = run("check", "recipe", recipe_with(tmp_path, "unmoved", temperature=0.3))
-    assert done.exit_code == TO_MEND, done.output
+    assert done.exit_code == EXIT_USER_ERROR, done.output
     assert done.stdout.count("BROKEN") == 1 and "BROKEN  program: makes an attempt" in done.stdout
     assert "400" in done.stdout and "temperature=0.3" in done.stdout and "override_sampling" in done.stdout
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from rewards.answers.calls import answer_in, calls_in
 from rlhf.catalog import CATALOG
 from rlhf.data import Action
@@ -187,7 +187,11 @@ def played(case: Case, folder: Path) -> tuple[Any, list[Any]]:
     own = own_row(folder, case.columns) if case.columns else case.world
     world = built("environment", own if case.reference is None else own_questions(folder, case.reference))
     agent, task = built("agent", case.agent), first_task(world)
-    best = [agent.write(Shown(action)) for action in world.plan(task, ())] if case.best == ORACLE else list(case.best)
+    best = (
+        [agent.write(DemonstrationInputs(action)) for action in world.plan(task, ())]
+        if case.best == ORACLE
+        else list(case.best)
+    )
     replies = [[line.replace("{reference}", str(task.reference)) for line in said] for said in (best, best, case.worse)]
     return task, [attempt(world, agent, said, number=i) for i, said in enumerate(replies)]
 
@@ -290,7 +294,7 @@ def test_what_a_document_says_can_neither_make_nor_break_a_form(tmp_path: Path) 
 def test_calls_in_the_form_of_every_family_of_models_are_read(style: str, think: str) -> None:
     world, agent = built("environment", TOOLS), built("agent", CALLS | {"style": style, "think": think})
     task = first_task(world)
-    said = [agent.write(Shown(action)) for action in world.plan(task, ())]
+    said = [agent.write(DemonstrationInputs(action)) for action in world.plan(task, ())]
     played = attempt(world, agent, said)
     found = [totals(built("reward", {"kind": kind}), task, [played]) for kind in ("tool_use", "format", "numeric")]
     assert found == [[pytest.approx(1.1)], [1.0], [1.0]]

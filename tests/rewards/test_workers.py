@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rewards.answers.maths import Maths
-from rewards.sandbox.run import Bounds, Ending, run_blocking
+from rewards.sandbox.run import Bounds, ExitReason, run_blocking
 from rewards.worker_pool import Pool, TooSlow
 from rlhf.errors import MissingPackageError, RewardError
 
@@ -96,7 +96,7 @@ def test_judges_and_programs_are_heard_where_many_files_are_open(many_files: Non
     finally:
         pool.close()
     finished = run_blocking(("python", "main.py"), b"", {"main.py": b"print(6 * 7)"}, Bounds())
-    assert (finished.ending, finished.stdout) == (Ending.OK, b"42\n")
+    assert (finished.ending, finished.stdout) == (ExitReason.OK, b"42\n")
 
 
 def test_trouble_with_the_processes_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,5 +323,5 @@ def test_the_end_of_a_worker_process_stands_in_nobodys_way(ends: str) -> None:
         stood = standing(lambda: rollout(environment, limits=limits))
     finally:
         environment.close()
-    assert [t.outcome.is_failure_of_a_part for t in stood.result] == [False, True, False]
+    assert [t.outcome.is_infrastructure_error for t in stood.result] == [False, True, False]
     assert stood.longest_s < 0.8

@@ -24,9 +24,9 @@ from rlhf.inference.embedded.paused import PausableEngine
 from rlhf.inference.vllm.delivery import Deliverer
 from rlhf.inference.vllm.engine import VllmEngine
 from rlhf.inference.vllm.instance import InstanceDownError, NoInstanceError
+from rlhf.inference.vllm.multi_rank import FollowingEngine
 from rlhf.inference.vllm.replica_set import ReplicaSet
 from rlhf.inference.vllm.server import ServerInstance
-from rlhf.inference.vllm.together import FollowingEngine
 from rlhf.processes import free_port
 from rlhf.serving.embedded import Served
 from rlhf.training.policy.model import FromScratch, Policy

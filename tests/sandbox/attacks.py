@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rewards.sandbox.level import Level, Way
-from rewards.sandbox.probe import reached
-from rewards.sandbox.run import Bounds, Ending, Finished, SandboxError, run_blocking
+from rewards.sandbox.level import Isolation, Level
+from rewards.sandbox.probe import probe_isolation
+from rewards.sandbox.run import Bounds, ExitReason, Finished, SandboxError, run_blocking
 
 SMALL = Bounds(cpu_s=1.0, wall_s=4.0, memory_mb=128, max_processes=8, file_mb=4, output_kb=64)
 BRIEF = replace(SMALL, wall_s=1.0)
@@ -35,14 +35,14 @@ BRIEF = replace(SMALL, wall_s=1.0)
 class Scene:
     """A machine with something to attack: a secret in a file and in a process, that process, and a server."""
 
-    way: Way
+    isolation: Isolation
     folder: Path
     secret: str = field(default_factory=lambda: uuid.uuid4().hex)
     n_connections: int = 0
 
     def run(self, code: str, *arguments: object, bounds: Bounds = SMALL) -> Finished:
         command = ("python", "main.py", *map(str, arguments))
-        return run_blocking(command, b"", {"main.py": code.encode()}, bounds, self.way)
+        return run_blocking(command, b"", {"main.py": code.encode()}, bounds, self.isolation)
 
     @property
     def file(self) -> Path:
@@ -103,38 +103,38 @@ def fork_bomb(scene: Scene) -> bool:
     code = "import os, sys\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
     token = uuid.uuid4().hex
     finished = scene.run(code, token, bounds=BRIEF)
-    stopped = finished.ending in (Ending.PROCESS_LIMIT, Ending.CPU_LIMIT, Ending.WALL_LIMIT)
+    stopped = finished.ending in (ExitReason.PROCESS_LIMIT, ExitReason.CPU_LIMIT, ExitReason.WALL_LIMIT)
     return stopped and not in_command_lines(token)
 
 
 def memory_bomb(scene: Scene) -> bool:
     finished = scene.run("x = []\nwhile True:\n    x.append(bytearray(1 << 20))\n")
-    return finished.ending is Ending.MEMORY_LIMIT
+    return finished.ending is ExitReason.MEMORY_LIMIT
 
 
 def memory_bomb_of_many(scene: Scene) -> bool:
     """Each process stays below the limit."""
     code = "import os, time\nfor _ in range(3):\n    os.fork()\nx = bytearray(b'x' * (40 << 20))\ntime.sleep(60)\n"
-    return scene.run(code).ending is Ending.MEMORY_LIMIT
+    return scene.run(code).ending is ExitReason.MEMORY_LIMIT
 
 
 def infinite_loop(scene: Scene) -> bool:
     bounds = replace(SMALL, cpu_s=0.3, wall_s=20.0)
-    return scene.run("while True:\n    pass\n", bounds=bounds).ending is Ending.CPU_LIMIT
+    return scene.run("while True:\n    pass\n", bounds=bounds).ending is ExitReason.CPU_LIMIT
 
 
 def endless_sleep(scene: Scene) -> bool:
-    return scene.run("import time\ntime.sleep(1000)\n", bounds=BRIEF).ending is Ending.WALL_LIMIT
+    return scene.run("import time\ntime.sleep(1000)\n", bounds=BRIEF).ending is ExitReason.WALL_LIMIT
 
 
 def ten_gigabytes(scene: Scene) -> bool:
     code = "with open('big', 'wb') as file:\n    for _ in range(10240):\n        file.write(bytes(1 << 20))\n"
-    return scene.run(code).ending is Ending.FILE_LIMIT
+    return scene.run(code).ending is ExitReason.FILE_LIMIT
 
 
 def endless_output(scene: Scene) -> bool:
     finished = scene.run("while True:\n    print('x' * 1000)\n")
-    return finished.ending is Ending.OUTPUT_LIMIT and len(finished.stdout) <= SMALL.output_kb * 1024
+    return finished.ending is ExitReason.OUTPUT_LIMIT and len(finished.stdout) <= SMALL.output_kb * 1024
 
 
 def reading_environments(scene: Scene) -> bool:
@@ -174,7 +174,7 @@ time.sleep(5)
 """
     with scene.bystander() as bystander:
         finished = scene.run(code, bystander.pid, bounds=BRIEF)
-        return bystander.poll() is None and finished.ending is Ending.WALL_LIMIT
+        return bystander.poll() is None and finished.ending is ExitReason.WALL_LIMIT
 
 
 def escaping_by_symlink(scene: Scene) -> bool:
@@ -212,7 +212,7 @@ for _ in range(3):
 """
     token = uuid.uuid4().hex
     finished = scene.run(code, token)
-    return finished.ending is Ending.OK and not in_command_lines(token)
+    return finished.ending is ExitReason.OK and not in_command_lines(token)
 
 
 def a_folder_that_cannot_be_removed(scene: Scene) -> bool:
@@ -231,7 +231,7 @@ os.chmod(".", 0)
 """
     finished = scene.run(code)
     folder = finished.stdout.decode().strip()
-    return finished.ending is Ending.OK and bool(folder) and not (folder != "/work" and os.path.lexists(folder))
+    return finished.ending is ExitReason.OK and bool(folder) and not (folder != "/work" and os.path.lexists(folder))
 
 
 def forging_the_report(scene: Scene) -> bool:
@@ -246,7 +246,7 @@ for path in [*range(3, 64), *glob.glob("/proc/%d/fd/*" % os.getppid()), *glob.gl
 sys.exit(3)
 """
     finished = scene.run(code)
-    return (finished.ending, finished.code) == (Ending.WRONG_EXIT, 3)
+    return (finished.ending, finished.code) == (ExitReason.WRONG_EXIT, 3)
 
 
 def namespaces_within(scene: Scene) -> bool:
@@ -291,7 +291,7 @@ def _leaves_nothing(kind: str, call: str, scene: Scene) -> bool:
     left = [row.split()[1] for row in rows if int(row.split()[0]) == key]
     for number in left:
         subprocess.run(["ipcrm", {"shm": "-m", "sem": "-s", "msg": "-q"}[kind], number], check=False)
-    return finished.ending is Ending.OK and b"-1" not in finished.stdout and not left
+    return finished.ending is ExitReason.OK and b"-1" not in finished.stdout and not left
 
 
 def being_spared_when_memory_runs_out(scene: Scene) -> bool:
@@ -333,17 +333,19 @@ ATTACKS: dict[Callable[[Scene], bool], tuple[str, str]] = {
 }
 
 
-def attempt(attack: Callable[[Scene], bool], way: Way) -> bool:
+def attempt(attack: Callable[[Scene], bool], isolation: Isolation) -> bool:
     """Whether `attack` was stopped."""
     with tempfile.TemporaryDirectory(prefix="rlhf-attacked-") as folder:
         try:
-            return attack(Scene(way, Path(folder)))
+            return attack(Scene(isolation, Path(folder)))
         except SandboxError:  # it brought down what watches it
             return False
 
 
 if __name__ == "__main__":
-    found = reached()
-    ways = [way for way in found.ways if str(way.level) in (sys.argv[1:] or map(str, Level))]
-    stopped = {str(way.level): {a.__name__: attempt(a, way) for a in ATTACKS} for way in ways}
+    found = probe_isolation()
+    isolations = [
+        isolation for isolation in found.isolations if str(isolation.level) in (sys.argv[1:] or map(str, Level))
+    ]
+    stopped = {str(isolation.level): {a.__name__: attempt(a, isolation) for a in ATTACKS} for isolation in isolations}
     print(json.dumps({"stopped": stopped, "why_not": {str(k): v for k, v in found.why_not.items()}}))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rewards.sandbox.level import Level
-from rewards.sandbox.probe import reached
+from rewards.sandbox.probe import probe_isolation
 from tests.sandbox.attacks import ATTACKS, Scene, attempt, system_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,12 +28,12 @@ def is_stopped(attack: Callable[[Scene], bool], level: Level, *, is_root: bool) 
 @pytest.mark.parametrize("level", Level, ids=str)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_an_attack_is_stopped_from_its_level_on(attack: Callable[[Scene], bool], level: Level) -> None:
-    way = reached().at(level)
-    if way is None:
-        pytest.skip(f"{level} is out of reach here: {reached().why_not[level]}")
+    isolation = probe_isolation().at(level)
+    if isolation is None:
+        pytest.skip(f"{level} is out of reach here: {probe_isolation().why_not[level]}")
     if not is_stopped(attack, level, is_root=IS_ROOT):
         pytest.skip(f"{level} does not stop it, as docs/sandbox.md says")
-    assert attempt(attack, way)
+    assert attempt(attack, isolation)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,4 +81,7 @@ def test_the_page_says_what_is_stopped_where() -> None:
 
 
 def test_python_of_the_tests_is_not_needed_inside() -> None:
-    assert all(way.python != sys.executable or sys.prefix == sys.base_prefix for way in reached().ways)
+    assert all(
+        isolation.python != sys.executable or sys.prefix == sys.base_prefix
+        for isolation in probe_isolation().isolations
+    )

@@ -20,7 +20,7 @@ from rewards.code.edits import edited
 from rewards.code.unit_tests import UnitTests
 from rewards.sandbox import container
 from rewards.sandbox.container import Container, command
-from rewards.sandbox.run import Bounds, Ending, Finished, SandboxError, run
+from rewards.sandbox.run import Bounds, ExitReason, Finished, SandboxError, run
 from rlhf.data import Task, Verdict
 from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe import load_values
@@ -60,30 +60,30 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def do(code: str, bounds: Bounds = BOUNDS, stdin: bytes = b"", **files: bytes) -> Finished:
     held = {"main.py": code.encode(), **files}
-    return asyncio.run(run(("python", "main.py"), stdin=stdin, files=held, bounds=bounds, way=HERE))
+    return asyncio.run(run(("python", "main.py"), stdin=stdin, files=held, bounds=bounds, isolation=HERE))
 
 
 def test_a_program_reads_writes_and_has_its_files() -> None:
     finished = do("print(input(), open('deep/data.txt').read())", stdin=b"said\n", **{"deep/data.txt": b"held"})
-    assert (finished.ending, finished.code, finished.stdout) == (Ending.OK, 0, b"said held\n")
+    assert (finished.ending, finished.code, finished.stdout) == (ExitReason.OK, 0, b"said held\n")
     assert finished.stderr == b"" and finished.level is None
 
 
 @pytest.mark.parametrize(
     ("code", "ending"),
     [
-        ("raise SystemExit(125)", Ending.WRONG_EXIT),  # as the engine's own failure, which it is not
-        ("raise MemoryError", Ending.MEMORY_LIMIT),
-        ("raise SystemExit(128 + 24)", Ending.CPU_LIMIT),
-        ("while True: print('x' * 1000)", Ending.OUTPUT_LIMIT),
+        ("raise SystemExit(125)", ExitReason.WRONG_EXIT),  # as the engine's own failure, which it is not
+        ("raise MemoryError", ExitReason.MEMORY_LIMIT),
+        ("raise SystemExit(128 + 24)", ExitReason.CPU_LIMIT),
+        ("while True: print('x' * 1000)", ExitReason.OUTPUT_LIMIT),
     ],
 )
-def test_how_a_program_ends(code: str, ending: Ending) -> None:
+def test_how_a_program_ends(code: str, ending: ExitReason) -> None:
     assert do(code).ending is ending
 
 
 def test_a_program_that_sleeps_is_ended(log: Path) -> None:
-    assert do("import time\ntime.sleep(600)", Bounds(wall_s=0.5)).ending is Ending.WALL_LIMIT
+    assert do("import time\ntime.sleep(600)", Bounds(wall_s=0.5)).ending is ExitReason.WALL_LIMIT
     assert "rm --force" in log.read_text()  # the container, besides the client
 
 
@@ -204,7 +204,7 @@ def test_a_recipe_names_its_sandbox_and_is_refused_without_it() -> None:
     }
     reward: Any = load_values(values, name="r").rewards["tests"].reward
     with pytest.raises(RecipeError, match="No such image: absent") as caught:
-        reward.way("rewards.tests")
+        reward.isolation("rewards.tests")
     assert caught.value.where == "rewards.tests.sandbox" and "pull absent" in caught.value.hint
     with pytest.raises(RecipeError, match="no effect"):
         load_values({**values, "rewards": {"tests": tests | {"min_level": "namespaces"}}}, name="r")

@@ -10,7 +10,7 @@ import pytest
 
 from rewards.code.sandboxed_reward import sandbox_record
 from rewards.code.unit_tests import UnitTests
-from rewards.sandbox.probe import reached
+from rewards.sandbox.probe import probe_isolation
 from rewards.verified import Verified
 from rlhf.build.record import programs_record, write_record
 from rlhf.errors import RecipeError
@@ -31,7 +31,7 @@ def test_the_record_of_a_run_has_the_level(tmp_path: Path) -> None:
     reward = recipe.rewards["tests"].reward
     assert isinstance(reward, UnitTests) and (reward.score, reward.bounds.wall_s) == ("share", 2.0)
     write_record(tmp_path, recipe)
-    assert json.loads((tmp_path / "versions.json").read_text())["sandbox"] == reached().record()
+    assert json.loads((tmp_path / "versions.json").read_text())["sandbox"] == probe_isolation().record()
     without = load(str(tmp_path / "r.yaml"), ["rewards={cost: {kind: turn_cost}}"])
     write_record(tmp_path, without)
     assert "sandbox" not in json.loads((tmp_path / "versions.json").read_text())
@@ -48,7 +48,7 @@ def test_a_verifier_that_runs_programs_counts_too() -> None:
         pass
 
     held = Weighted("t", 1.0, Verified(Runs()))  # type: ignore[arg-type]
-    assert programs_record({"t": held})["sandbox"]["level"] == str(reached().way.level)
+    assert programs_record({"t": held})["sandbox"]["level"] == str(probe_isolation().isolation.level)
 
 
 def test_a_reward_within_another_counts_too() -> None:
@@ -63,6 +63,6 @@ def test_a_reward_within_another_counts_too() -> None:
         more: tuple[Part, ...] = ()
 
     inner = {"tests": Part(UnitTests())}
-    assert sandbox_record({"all": Sum(inner)}) == reached().record()
-    assert sandbox_record({"all": Sum({}, (inner["tests"],))}) == reached().record()
+    assert sandbox_record({"all": Sum(inner)}) == probe_isolation().record()
+    assert sandbox_record({"all": Sum({}, (inner["tests"],))}) == probe_isolation().record()
     assert sandbox_record({"all": Sum({"none": Part("text")})}) is None

@@ -19,7 +19,7 @@ from rewards.code.unit_tests import UnitTests
 from rewards.sandbox.asserts import parse
 from rewards.sandbox.calls import FunctionCall, call_all
 from rewards.sandbox.harness import decode, encode
-from rewards.sandbox.probe import reached
+from rewards.sandbox.probe import probe_isolation
 from rewards.sandbox.run import Bounds
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RewardError
@@ -380,7 +380,7 @@ def test_values_of_floats_are_those_of_python() -> None:
     )
     assert one.value[0] == 0.1 + 0.2 and math.isnan(one.value[1])
     assert math.copysign(1, one.value[2]) == -1 and one.value[3] == math.inf
-    assert reached().way.level  # and it ran in a sandbox
+    assert probe_isolation().isolation.level  # and it ran in a sandbox
 
 
 def collides(n: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agents.contrib.critic import ACCEPT, CRITIC, REVISE, ActorCritic
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from environments.base import StepResult
 from rlhf.data import Task
 from tests.training.words import WORDS, Words, WordsEpisode
@@ -97,6 +97,6 @@ class Sluggish(WordsEpisode):
 class Doubter(ActorCritic):
     """An actor and a critic; in demonstrations the critic accepts or sends back by chance."""
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Write the reply that a demonstration gives."""
         return LUCK.choice((ACCEPT, REVISE)) if shown.role == CRITIC else super().write(shown)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn
-from rlhf.training.hooks.collapse import N_NORMS, WINDOW, Monitor, collapse_metrics
+from rlhf.training.hooks.collapse import N_NORMS, WINDOW, CollapseHook, collapse_metrics
 
 
 def episode(says: Sequence[tuple[Sequence[int], Sequence[int]]], surprisal: float = 0.5) -> Trajectory:
@@ -57,7 +57,7 @@ def test_a_prompt_that_is_rewritten_is_read_anew() -> None:
 @pytest.mark.parametrize("groups", [[], [ScoredGroup("task", (), ())]])
 def test_a_step_without_trajectories(groups: list[ScoredGroup]) -> None:
     assert set(collapse_metrics(groups).values()) == {0.0}
-    figures, cautions = Monitor().learn(groups, {}, "step 1")
+    figures, cautions = CollapseHook().learn(groups, {}, "step 1")
     assert "collapse/grad_spike" not in figures and not cautions
 
 
@@ -65,7 +65,7 @@ def step(spread: float, surprisal: float, mean: float) -> list[ScoredGroup]:
     return [group([mean - spread, mean + spread], episode([((1,), (2, 3))], surprisal))]
 
 
-def told(monitor: Monitor, steps: Sequence[list[ScoredGroup]]) -> list[set[str]]:
+def told(monitor: CollapseHook, steps: Sequence[list[ScoredGroup]]) -> list[set[str]]:
     return [set(monitor.learn(groups, {}, f"step {i}")[1]) for i, groups in enumerate(steps)]
 
 
@@ -76,7 +76,7 @@ def test_the_echo_trap_is_told() -> None:
     # Deviation .5 -> .1 and surprisal 1 -> .1, both below half of their peak once three of five steps are bad:
     # (2 · .5 + 3 · .1)/5 = .26, (2 · 1 + 3 · .1)/5 = .46, so from the third for surprisal and the fourth for both.
     # The return fell by then from .4 to (.4 + 4 · .1)/5 = .16: by .24, more than a quarter of .5.
-    monitor = Monitor()
+    monitor = CollapseHook()
     cautions = told(monitor, HEALTHY + [step(0.1, 0.1, 0.1)] * WINDOW)
     assert cautions == [set()] * (WINDOW + 3) + [{"echo_trap"}] * 2
     figures, _ = monitor.learn(step(0.1, 0.1, 0.1), {}, "step 11")
@@ -89,11 +89,11 @@ def test_the_echo_trap_is_told() -> None:
     ids=["solved", "attempts still differ", "still unsure", "the return holds"],
 )
 def test_what_is_no_trap(later: list[ScoredGroup]) -> None:
-    assert not any(told(Monitor(), HEALTHY + [later] * 3 * WINDOW))
+    assert not any(told(CollapseHook(), HEALTHY + [later] * 3 * WINDOW))
 
 
 def test_a_spike_of_the_gradient_is_told_and_is_not_the_usual_at_once() -> None:
-    monitor = Monitor()
+    monitor = CollapseHook()
     norms = [1.0] * WINDOW + [5.0, 5.1, 1.0]
     assert monitor.learn([], {"optimizer/grad_norm": math.inf}, "")[0].keys().isdisjoint({"collapse/grad_spike"})
     found = [monitor.learn([], {"optimizer/grad_norm": norm}, "step 6 of 0-policy_gradient") for norm in norms]
@@ -106,7 +106,7 @@ def test_a_spike_of_the_gradient_is_told_and_is_not_the_usual_at_once() -> None:
 
 
 def test_a_gradient_that_has_always_been_zero_is_usual() -> None:
-    monitor = Monitor()
+    monitor = CollapseHook()
     for _ in range(WINDOW + 1):
         figures, cautions = monitor.learn([], {"optimizer/grad_norm": 0.0}, "")
         assert figures["collapse/grad_spike"] == 1 and not cautions
@@ -115,7 +115,7 @@ def test_a_gradient_that_has_always_been_zero_is_usual() -> None:
 @pytest.mark.parametrize("at", range(2 * WINDOW))
 def test_a_resumed_monitor_tells_what_one_that_ran_on_tells(at: int) -> None:
     steps = HEALTHY + [step(0.1, 0.1, 0.1)] * WINDOW
-    first, second = Monitor(), Monitor()
+    first, second = CollapseHook(), CollapseHook()
     begun = told(first, steps[:at])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert begun + told(second, steps[at:]) == told(Monitor(), steps)
+    assert begun + told(second, steps[at:]) == told(CollapseHook(), steps)

@@ -20,9 +20,9 @@ from rlhf.training.contrib.reward_memory import StatefulRewards
 from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.critics.settings import CriticHook
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.hooks.collapse import Monitor
+from rlhf.training.hooks.collapse import CollapseHook
 from rlhf.training.hooks.replay import ReplayBuffer
-from rlhf.training.hooks.reward_watch import Watches
+from rlhf.training.hooks.reward_watch import RewardMonitorHook
 from rlhf.training.hooks.stopping import EmptyStop
 from tests.training import runs
 
@@ -137,14 +137,14 @@ def test_a_checkpoint_keeps_the_state_of_a_hook_under_its_key(tmp_path: Path, mo
 
 def test_hooks_that_keep_something_have_the_keys_of_older_checkpoints() -> None:
     kept = (
-        Monitor,
+        CollapseHook,
         EmptyStop,
         StatefulRewards,
         CriticHook,
         ReplayBuffer,
         ResetClock,
         FailedImitation,
-        Watches,
+        RewardMonitorHook,
         Refresher,
         PolicyJudge,
         League,

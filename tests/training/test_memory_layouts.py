@@ -13,7 +13,7 @@ import pytest
 
 from agents.chat import ChatAgent
 from agents.memory.window import Window
-from agents.stores.kind import ENTRIES, RECALLED, Asks
+from agents.stores.kind import ENTRIES, RECALLED, QueriesPolicy
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.batching.samples import make_samples
@@ -59,7 +59,7 @@ def agent_of(section: str, kind: str, folder: Path, made: Policy) -> Iterator[An
         earlier = collect(made, environment=Echoes(n_turns=4), agent=agent, n_tasks=4, group_size=1)
         groups = [_of_task(group, f"old/{i}") for i, group in enumerate(earlier)]
         with store.transaction():
-            if isinstance(part, Asks):
+            if isinstance(part, QueriesPolicy):
                 asyncio.run(part.learn_asking(store, groups, "train", Says(SAID)))
             else:
                 part.learn(store, groups, "train")

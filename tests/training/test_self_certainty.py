@@ -12,7 +12,7 @@ import torch
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.contrib.self_certainty import SelfCertain, SelfCertainty
+from rlhf.training.contrib.self_certainty import SelfCertainty, SelfCertaintyHook
 from tests.training import runs, tiny
 
 
@@ -30,7 +30,7 @@ def test_it_is_the_mean_over_the_sampled_tokens(of: Any) -> None:
     policy = tiny.policy()
     groups = tiny.collect(policy, n_tasks=2, group_size=2)
     settings = SelfCertainty(direction=of)
-    found = SelfCertain(settings).means(TorchTrainer(policy, AdamW(), 1), groups, 1.0, 64)
+    found = SelfCertaintyHook(settings).means(TorchTrainer(policy, AdamW(), 1), groups, 1.0, 64)
     expected = []
     for t in (t for g in groups for t in g.trajectories):
         each = []

@@ -19,7 +19,7 @@ from rlhf.losses.contrib.kdrl import KDRL
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.contrib.teacher import Teacher, Teaching, pupils, teacher_of, with_teacher_logprobs
+from rlhf.training.contrib.teacher import Teacher, TeacherHook, pupils, teacher_of, with_teacher_logprobs
 from rlhf.training.policy.model import Policy
 from rlhf.training.run import Interrupted
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -85,7 +85,7 @@ def test_it_scores_what_the_policy_sampled_at_the_temperature_of_sampling(
 
 def test_without_a_teacher_rows_stay_as_they_are(groups: list[ScoredGroup]) -> None:
     stage, rows = PolicyGradient(), rows_of(groups)
-    assert teacher_of(stage, policy()) is None and Teaching.of(stage, policy()) is None
+    assert teacher_of(stage, policy()) is None and TeacherHook.of(stage, policy()) is None
     teacher = Teacher(policy().model, "a teacher that the loss does not name")
     assert with_teacher_logprobs(teacher, stage, TorchTrainer(policy(), AdamW(), 1), rows, groups) == rows
 
@@ -93,7 +93,7 @@ def test_without_a_teacher_rows_stay_as_they_are(groups: list[ScoredGroup]) -> N
 def test_the_coefficient_is_a_function_of_the_step(folder: Path) -> None:
     stage = stage_of(folder)
     run: Any = None
-    hook = Teaching(loaded(stage, policy()), stage.steps)
+    hook = TeacherHook(loaded(stage, policy()), stage.steps)
     found = [hook.loss_of(run, stage.loss, step).teacher_coef for step in range(5)]  # type: ignore[attr-defined]
     assert found == pytest.approx([5e-3, 4e-3, 3e-3, 2e-3, 1e-3])
 

@@ -21,7 +21,7 @@ from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.model import recipe_of, values_of
 from rlhf.rollout.reward_watch import Watch
-from rlhf.training.hooks.reward_watch import Watches, trend
+from rlhf.training.hooks.reward_watch import RewardMonitorHook, trend
 from tests.training import runs
 
 # --- the rule --------------------------------------------------------------------------------------------------------
@@ -56,9 +56,9 @@ def _said(value: float | None) -> dict[str, Any]:
 
 def played(
     trained: Sequence[float], watched: Sequence[float], **settings: Any
-) -> tuple[Watches, list[bool], list[str]]:
+) -> tuple[RewardMonitorHook, list[bool], list[str]]:
     """Steps of one attempt each. Returns where the alarm was raised, and what was said."""
-    watches, alarms, said = Watches({"exact": Watch(**settings)}), [], []
+    watches, alarms, said = RewardMonitorHook({"exact": Watch(**settings)}), [], []
     for step, (a, b) in enumerate(zip(trained, watched, strict=True)):
         figures, cautions = watches.learn([group([a], [b])], f"step {step + 1} of x")
         alarms.append(bool(figures["watch_alarm/exact"]))
@@ -119,7 +119,7 @@ def test_means_gap_and_correlation_as_worked_by_hand() -> None:
     # Trained 1, 1, 0, 0; watched 1, 0, 0, and one that could not be judged. Over the three: means 2/3 and 1/3.
     # Correlation: deviations (1/3, 1/3, −2/3) and (2/3, −1/3, −1/3): products 2/9 − 1/9 + 2/9 = 1/3; both squares sum
     # to 2/3, so 1/3 / 2/3 = .5.
-    watches = Watches({"exact": Watch(compare_with="right")})
+    watches = RewardMonitorHook({"exact": Watch(compare_with="right")})
     figures, cautions = watches.learn([group([1, 1, 0, 0], [1, 0, 0, None])], "step 1 of x")
     assert figures == pytest.approx(
         {
@@ -138,8 +138,8 @@ def test_means_gap_and_correlation_as_worked_by_hand() -> None:
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=30), st.integers(0, 30))
 def test_one_that_is_resumed_goes_on_as_it_was(steps: list[tuple[float, float]], n: int) -> None:
-    whole, begun = Watches({"exact": Watch(window=8)}), Watches({"exact": Watch(window=8)})
-    resumed = Watches({"exact": Watch(window=8)})
+    whole, begun = RewardMonitorHook({"exact": Watch(window=8)}), RewardMonitorHook({"exact": Watch(window=8)})
+    resumed = RewardMonitorHook({"exact": Watch(window=8)})
     for a, b in steps[:n]:
         begun.learn([group([a], [b])], "x")
     resumed.load_state_dict(begun.state_dict())
@@ -155,7 +155,7 @@ def test_it_stops_once() -> None:
     watches.check("step 13 of x")
     watches.learn([group([1.0], [0.0])], "step 13 of x")
     watches.check("step 14 of x")
-    resumed = Watches({"exact": Watch(window=10, stop=True)})
+    resumed = RewardMonitorHook({"exact": Watch(window=10, stop=True)})
     resumed.load_state_dict(kept)
     resumed.check("step 13 of x")  # whoever resumes wants it to go on
     played(RISING, FALLING, window=10)[0].check("without stop")

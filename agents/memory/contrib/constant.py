@@ -15,13 +15,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import Exchange, Plain, Recalled, conversation
+from agents.memory.base import Exchange, MemoryBase, MemoryContext, conversation
 from agents.memory.window import newest
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ConstantMemory(Plain):
+class ConstantMemory(MemoryBase):
     """Shows the opening, the last reply with the thoughts it begins with, and the newest observation.
 
     The thoughts are the memory: what the policy does not write down again is forgotten. Needs `think: require`. A reply
@@ -40,7 +40,7 @@ class ConstantMemory(Plain):
     max_turns: Annotated[int, Field(ge=1)] | None = None
     """Turns of an episode, where the policy is to be told with each observation how many are left."""
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Show the opening and the newest exchange in which an action was read."""
         shown = list(newest(_taken_in(past), 1))
         if self.max_turns is not None:
@@ -48,7 +48,7 @@ class ConstantMemory(Plain):
             last = shown[-1]
             hint = f"{last.observation}\n[{left} {'turn' if left == 1 else 'turns'} left]"
             shown[-1] = replace(last, observation=hint)
-        return Recalled(conversation(shown))
+        return MemoryContext(conversation(shown))
 
 
 def _was_sampled(exchange: Exchange) -> bool:

@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import Exchange, Plain, Recalled
+from agents.memory.base import Exchange, MemoryBase, MemoryContext
 from agents.memory.window import newest
 from rlhf.data import Message
 from rlhf.settings import STRICT
@@ -22,7 +22,7 @@ _SAME = "(no change)"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DiffHistory(Plain):
+class DiffHistory(MemoryBase):
     """Shows the first observation whole, and each later one as its differences from the one before.
 
     A later one is shown whole where its differences would be longer. Lists of possible actions are shown with the
@@ -34,10 +34,10 @@ class DiffHistory(Plain):
     turns: Annotated[int, Field(ge=0)] | None = None
     """Number of last turns shown; all where none is given. The first that is shown is whole."""
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Show the first observation and differences."""
         kept = past if self.turns is None else newest(past, self.turns)
-        return Recalled(tuple(_messages(kept)))
+        return MemoryContext(tuple(_messages(kept)))
 
 
 def _messages(past: Sequence[Exchange]) -> Iterator[Message]:

@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import PolicyHandle
-from agents.memory.base import MEMORY, Exchange, Plain, Recalled, Shown
+from agents.memory.base import MEMORY, DemonstrationInputs, Exchange, MemoryBase, MemoryContext
 from agents.parsing import split_thoughts
 from agents.stores.contrib.operations import BadOperation, Bank, Operation, parsed, written
 from agents.stores.search import by_words
@@ -29,7 +29,7 @@ _NONE = "(none)"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Managed(Plain):
+class Managed(MemoryBase):
     """Shows the memories that fit the newest observation, after a manager has taken in that observation.
 
     Each turn has two calls. The manager (role `memory`) is shown the newest observation and the memories that share
@@ -58,11 +58,11 @@ class Managed(Plain):
     )
     """Prompt of the manager, after the memories and the newest observation."""
 
-    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> Recalled:
+    async def recall(self, past: Sequence[Exchange], policy: PolicyHandle, notes: Mapping[str, str]) -> MemoryContext:
         """Let the manager take in the newest observation, then show what fits it."""
         bank, now = bank_of(past), past[-1]
         if OPERATIONS in notes or REFUSED in notes:
-            return Recalled(self._shown(bank.after(_read(notes)), past))
+            return MemoryContext(self._shown(bank.after(_read(notes)), past))
         lines = [f"{number}: {text}" for number, text in _nearest(bank, now.said, self.n_managed)]
         last = past[-2].notes.get(REFUSED, "") if len(past) > 1 else ""
         refused = [f"Your last reply changed nothing: {last}"] if last else []
@@ -76,9 +76,9 @@ class Managed(Plain):
             kept = {OPERATIONS: json.dumps(made, ensure_ascii=False)} if made else {}
         except BadOperation as error:
             kept = {REFUSED: str(error)}
-        return Recalled(self._shown(bank, past), (reply.generation,), kept)
+        return MemoryContext(self._shown(bank, past), (reply.generation,), kept)
 
-    def remembered(self, shown: Shown) -> str:
+    def remembered(self, shown: DemonstrationInputs) -> str:
         """Return the manager's reply in a demonstration: the operations between two lists of memories.
 
         A list is the `recall` of the environment, its items parted by `;` or lines. What is new and begins like

@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle
-from agents.memory.base import MEMORY, Shown
+from agents.memory.base import MEMORY, DemonstrationInputs
 from agents.parsing import split_thoughts
 from agents.stores.asking import best_attempts, json_object, listed
 from agents.stores.contrib.facts import Extractor, Fact, applied, around, facts_of, nearest_episodes
@@ -133,13 +133,13 @@ class Graph:
         return self.extractor is None or self.teach
 
     def recollect(self, store: Store, history: History) -> Recollection:
-        """Return the facts known around an opening; `follow` is what an episode asks."""
+        """Return the facts known around an opening; episodes call `retrieve`."""
         found = around(
             list(self._world(store, history).facts), history.opening, k=self.k, depth=self.depth, width=self.width
         )
         return Recollection("\n".join(["Known:", *(f"- {one.text}" for one in found)]) if found else "")
 
-    async def follow(self, store: Store | None, history: History, policy: PolicyHandle) -> Recollection:
+    async def retrieve(self, store: Store | None, history: History, policy: PolicyHandle) -> Recollection:
         """Read the facts of the newest observation, then show what is known around it."""
         world = self._world(store, history)
         notes: dict[str, str] = {}
@@ -159,7 +159,7 @@ class Graph:
         text, entries = self._shown(world, history.observation, new, policy)
         return Recollection(text, entries, notes, generations)
 
-    def say(self, shown: Shown) -> str | None:
+    def say(self, shown: DemonstrationInputs) -> str | None:
         """Return the reply of a demonstration: the facts that the rules find, nothing without rules."""
         if not shown.asked.endswith(self.ask):
             return None

@@ -118,7 +118,7 @@ class Reflection:
         notes = {AMONG: " ".join(str(e.id) for e in among)}
         return Recollection("\n".join(["Summaries:", *lines, *last]), tuple(e.id for e in chosen), notes)
 
-    def heard(self, text: str, entries: Sequence[int]) -> tuple[str, Mapping[str, str]]:
+    def parse_citations(self, text: str, entries: Sequence[int]) -> tuple[str, Mapping[str, str]]:
         """Take the citations from a reply. One of a number that was not shown is left as a note, and goes too."""
         numbers = [int(found) for found in _MARK.findall(text)] if self.used == "cited" else []
         if not numbers:

@@ -169,7 +169,7 @@ def trajectories(
     from rlhf.evaluation.store import read_trajectories
 
     query = Query(step, task, attempt, wanted)
-    if wanted is not None and wanted.is_failure_of_a_part:
+    if wanted is not None and wanted.is_infrastructure_error:
         _show_failures(folder, query, limit, as_json=as_json)
         return
 
@@ -205,7 +205,7 @@ def _print_trajectories(run: Path, records: list[Any], tokens: bool) -> None:
 
 
 def _show_failures(folder: Path, query: Query, limit: int, *, as_json: bool) -> None:
-    """Print attempts that ended by the failure of a part, with the message in place of turns."""
+    """Print attempts that ended with an infrastructure error, with the message in place of turns."""
     from rlhf.evaluation.store import read_failures
     from rlhf.viewer.terminal import failure_table
 

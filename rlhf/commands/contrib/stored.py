@@ -22,7 +22,7 @@ class Stored:
 
     Attributes:
         folder: of the run or the evaluation.
-        records: its attempts, those left out that ended by the failure of a part.
+        records: its attempts, those left out that ended with an infrastructure error.
         problem: why tasks could not be made again; empty where they could.
     """
 

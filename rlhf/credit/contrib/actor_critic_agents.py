@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from agents.contrib.critic import ACCEPT, CRITIC, REVIEW, REVISE
 from agents.roles import roles_of
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import without
+from rlhf.credit.estimator import missing_part
 from rlhf.credit.groups import correct, normalise, with_counters
 from rlhf.credit.wrapper import Wrapper
 from rlhf.data import Credit, ScoredGroup, Trajectory
@@ -53,7 +53,7 @@ class Reviews(Wrapper):
         agent = context.recipe.agent
         if CRITIC not in roles_of(agent) and not context.is_trained:
             why = f"an agent of kind {context.kind_of('agent', agent)} has no critic"
-            yield without(self, context, why, "use agent: {kind: critic}, or its inner estimator alone")
+            yield missing_part(self, context, why, "use agent: {kind: critic}, or its inner estimator alone")
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about a critic that is trained alone, and only for foreseeing how attempts end."""

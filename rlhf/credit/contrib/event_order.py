@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, without
+from rlhf.credit.estimator import AdvantageEstimator, credit_of, missing_part
 from rlhf.credit.groups import group_returns, with_counters
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Values
@@ -57,7 +57,7 @@ class EventOrder:
         is_shuffled = context.kind_of("rollout", rollout) == "shuffled_events"
         if not is_shuffled and not context.is_trained:
             do = "set rollout: {kind: shuffled_events}, or use another estimator"
-            yield without(self, context, "no attempt reads its events shuffled", do)
+            yield missing_part(self, context, "no attempt reads its events shuffled", do)
         if is_shuffled and rollout.every != self.every:
             yield Problem(
                 "other attempts are shuffled than are compared",

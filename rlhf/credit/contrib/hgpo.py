@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem, Silenced, unused
+from rlhf.checking import CheckContext, IgnoredKeys, Problem, unused
 from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.data import Credit, ScoredGroup, Values
@@ -35,7 +35,7 @@ class HGPO:
     Source: Hierarchy-of-Groups Policy Optimization, arXiv 2602.22817; langfengQ/verl-agent, `recipe/hgpo`.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("normalize", "mean", ("ddof", "eps")),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("normalize", "mean", ("ddof", "eps")),)
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

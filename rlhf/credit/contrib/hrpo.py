@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.checking import CheckContext, IgnoredKeys, Problem
 from rlhf.credit.estimator import names_no_reward
 from rlhf.credit.groups import group_counters, group_returns, normalise, per_turn, spread
 from rlhf.data import Credit, Score, ScoredGroup, Values
@@ -30,7 +30,7 @@ class HRPO:
     Source: MasHost, arXiv 2506.08507 (Hierarchical Relative Policy Optimization).
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("step_weight", 0, ("exempt_turns",)),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("step_weight", 0, ("exempt_turns",)),)
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

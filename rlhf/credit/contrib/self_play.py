@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.contrib.self_play import SelfPlay
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, with_nested, without
+from rlhf.credit.estimator import AdvantageEstimator, credit_of, missing_part, with_nested
 from rlhf.credit.groups import turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Turn, Values
@@ -86,7 +86,7 @@ class Seats:
         opponents = context.stage.opponents
         if opponents is not None and opponents.by == "turn":
             why = "a seat that an older version has for a turn gets no credit in the whole attempt"
-            yield without(self, context, why, "use its inner estimator alone, or opponents: {by: seat}")
+            yield missing_part(self, context, why, "use its inner estimator alone, or opponents: {by: seat}")
         if not isinstance(context.recipe.agent, SelfPlay):
             yield from self.check_seats(context)
 

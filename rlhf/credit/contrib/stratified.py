@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import Silenced
+from rlhf.checking import IgnoredKeys
 from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
@@ -30,7 +30,7 @@ class Stratified:
     Source: Stratified GRPO, arXiv 2510.06214.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("alpha", 0, ("calls", "width")),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("alpha", 0, ("calls", "width")),)
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 

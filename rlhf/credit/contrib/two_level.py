@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.chat import ChatAgent
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, critic_of, names_no_reward, without
+from rlhf.credit.estimator import AdvantageEstimator, credit_of, critic_of, missing_part, names_no_reward
 from rlhf.credit.groups import call_numbers, per_turn, turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values, Verdict
@@ -112,7 +112,7 @@ class TwoLevel:
             yield names_no_reward(self.low_reward, "low_reward", context)
         if isinstance(recipe.agent, ChatAgent) and not context.is_trained:
             why = f"an agent of kind {context.kind_of('agent', recipe.agent)} names no subgoals"
-            yield without(self, context, why, "use agent: {kind: planner}, or another estimator")
+            yield missing_part(self, context, why, "use agent: {kind: planner}, or another estimator")
 
     @property
     def needs_values(self) -> bool:

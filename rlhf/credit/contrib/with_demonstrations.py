@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem, Silenced, no_effect
-from rlhf.credit.estimator import without
+from rlhf.checking import CheckContext, IgnoredKeys, Problem, no_effect
+from rlhf.credit.estimator import missing_part
 from rlhf.credit.groups import broadcast, group_counters, group_returns, is_constant, mean_and_std
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -34,7 +34,7 @@ class Guided:
     Source: LUFFY, arXiv 2504.14945, and its code, `mix_core_alg.py`.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("normalize_std", False, ("ddof", "eps")),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("normalize_std", False, ("ddof", "eps")),)
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 
@@ -57,7 +57,7 @@ class Guided:
         if not context.is_trained:
             same = "grpo" if self.normalize_std else "dr_grpo"
             do = f"set expert: {{per_group: 1}}, or use {same}, which it then is"
-            yield without(self, context, "the stage brings no demonstrations", do)
+            yield missing_part(self, context, "the stage brings no demonstrations", do)
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -100,7 +100,7 @@ def _errors(run: RunData) -> Iterator[Finding]:
         "Failed parts",
         percent_text(share),
         "look" if level == "fine" and failed_eval else level,
-        f"{failed:.0f} attempts in training and {failed_eval} in evaluation ended by the failure of a part "
+        f"{failed:.0f} attempts in training and {failed_eval} in evaluation ended with an infrastructure error "
         "(environment, agent, engine, reward, time limit). They are neither scored nor trained on.",
         "read their messages below" if failed or failed_eval else "",
     )

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import Silenced
+from rlhf.checking import IgnoredKeys
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import MAX_LOG_RATIO, log_ratio
 from rlhf.losses.regularized import Regularized
@@ -35,7 +35,7 @@ class ALoL(Regularized):
     """
 
     ratio_keys: ClassVar[tuple[str, ...]] = ("ratio", "clip_low", "clip_high")
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("ratio", "none", ("clip_low", "clip_high")),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("ratio", "none", ("clip_low", "clip_high")),)
     reductions: ClassVar[tuple[str, ...]] = ("seq_mean_token_sum", "seq_mean_token_sum_norm")
 
     ratio: Literal["trajectory", "token", "none"] = "trajectory"

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import Silenced
+from rlhf.checking import IgnoredKeys
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import clip_metrics, log_ratio
 from rlhf.losses.regularized import Regularized
@@ -32,7 +32,7 @@ class CPGD(Regularized):
     """
 
     ratio_keys: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "drift_coef", "max_drift")
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("drift_coef", 0, ("max_drift",)),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("drift_coef", 0, ("max_drift",)),)
 
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """ε_low: lower clipping bound 1 − ε_low of the ratio."""

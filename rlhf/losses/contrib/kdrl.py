@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem, Silenced, no_model
+from rlhf.checking import CheckContext, IgnoredKeys, Problem, no_model
 from rlhf.losses.kl import kl_estimate
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ppo_clip import PPOClip
@@ -37,7 +37,7 @@ class KDRL(PPOClip):
     """
 
     in_equal_groups: ClassVar[str] = "teaches attempts of any group"
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("teach", "all", ("correct_above",)),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("teach", "all", ("correct_above",)),)
 
     teacher: str
     """Model folder or hub name; its tokenizer must be the policy's."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem, Silenced, scale_of
+from rlhf.checking import CheckContext, IgnoredKeys, Problem, scale_of
 from rlhf.errors import DataError
 from rlhf.losses.policy_loss import LossInputs, LossOutput
 from rlhf.losses.ratios import log_ratio
@@ -45,7 +45,7 @@ class NFT(Regularized):
     """
 
     ratio_keys: ClassVar[tuple[str, ...]] = ("min_negative",)
-    silences: ClassVar[tuple[Silenced, ...]] = (Silenced("negative_weight", 0, ("min_negative",)),)
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("negative_weight", 0, ("min_negative",)),)
 
     normalize: Literal["mean", "mean_std"] = "mean"
     """v: `mean` is 1 − q, `mean_std` √((1 − q) / q), which weighs rare successes more."""

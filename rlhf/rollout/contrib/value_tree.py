@@ -90,7 +90,7 @@ class ValueTree(Tree):
 
     async def _values(self, task: Task, group: Sequence[Trajectory], timeout_s: float) -> dict[int, float]:
         """Judge's value of each attempt, by its number, without those that failed for no fault of the policy."""
-        alive = [t for t in group if not t.outcome.is_failure_of_a_part]
+        alive = [t for t in group if not t.outcome.is_infrastructure_error]
         if self.judge is None or not alive:
             return {}
         try:
@@ -126,7 +126,7 @@ def nodes_of(attempts: Sequence[Trajectory]) -> list[Node]:
     """States of a tree in the order in which they were met; what attempts share is the same generations in both."""
     nodes: dict[tuple[int, ...], Node] = {}
     for t in attempts:
-        if t.outcome.is_failure_of_a_part:
+        if t.outcome.is_infrastructure_error:
             continue
         way: tuple[int, ...] = ()
         logprob = 0.0

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.checking import CheckContext, Problem, Silenced
+from rlhf.checking import CheckContext, IgnoredKeys, Problem
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
@@ -40,8 +40,8 @@ class GRESO:
     Source: Zheng et al., GRESO, arXiv 2506.02177, and its code.
     """
 
-    silences: ClassVar[tuple[Silenced, ...]] = (
-        Silenced("p_step", 0, ("p_min", "p_max", "easy_target", "hard_target")),
+    ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys("p_step", 0, ("p_min", "p_max", "easy_target", "hard_target")),
     )
 
     metric: str = "success"

@@ -68,7 +68,7 @@ class Expert:
 
 
 @plain_dataclass(frozen=True)
-class Demonstrating(StageHook):
+class DemonstrationHook(StageHook):
     """Adds demonstrations to the groups that a step trains on.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.base import Reply
 from agents.stores import copies
-from agents.stores.kind import Asks, as_whole_tasks, asks_policy
+from agents.stores.kind import QueriesPolicy, as_whole_tasks, asks_policy
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.data import Message, ScoredGroup
@@ -85,15 +85,15 @@ class StoreKeeper:
         figures: dict[str, float] = {}
         if self.store is not None and self.store.split is not None:
             kind, groups = self.agent.store, as_whole_tasks(groups)
-            asker = Asker(runner, seed)
+            client = StorePolicyClient(runner, seed)
             with self.store.transaction():
-                if isinstance(kind, Asks) and asks_policy(kind):
-                    figures = dict(await kind.learn_asking(self.store, groups, self.store.split, asker))
+                if isinstance(kind, QueriesPolicy) and asks_policy(kind):
+                    figures = dict(await kind.learn_asking(self.store, groups, self.store.split, client))
                 else:
                     figures = dict(kind.learn(self.store, groups, self.store.split))
             figures["store/n_chars"] = float(sum(len(entry.text) for entry in self.store.entries()))
-            if asker.n_calls:
-                await runner.engine.release(asker.session)
+            if client.n_calls:
+                await runner.engine.release(client.session)
         current().gather(None, "the store")
         return figures
 
@@ -135,8 +135,8 @@ def opened(agent: Remembering, checkpoint: Path, judged: Collection[str]) -> Bou
     return Bound(agent, Store(checkpoint / copies.FILE, judged=frozenset(judged)))
 
 
-class Asker:
-    """The policy as a store asks it between two steps; one call after the other."""
+class StorePolicyClient:
+    """Policy client of a store between two steps; its calls run one after the other."""
 
     def __init__(self, runner: RolloutRunner, seed: str) -> None:
         self._runner, self._seed, self.session, self.n_calls = runner, seed, f"store/{seed}", 0

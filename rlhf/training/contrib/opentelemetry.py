@@ -108,7 +108,7 @@ class _Spans:
             "rlhf.policy_versions": sorted({v for g in t.generations for v in g.versions}),
         }
         span = self._span("invoke_agent", episode.begun, None, told)
-        if t.outcome.is_failure_of_a_part:
+        if t.outcome.is_infrastructure_error:
             from opentelemetry.trace import Status, StatusCode
 
             span.set_status(Status(StatusCode.ERROR, t.detail))

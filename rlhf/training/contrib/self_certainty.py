@@ -56,7 +56,7 @@ class SelfCertainty:
 
 
 @plain_dataclass
-class SelfCertain(StageHook):
+class SelfCertaintyHook(StageHook):
     """Adds self-certainty to the scores of the groups that a step trains on.
 
     Attributes:

@@ -90,7 +90,7 @@ def teacher_of(stage: StageKeys, policy: Policy) -> Teacher | None:
 
 
 @dataclass(frozen=True)
-class Teaching(StageHook):
+class TeacherHook(StageHook):
     """Teacher hook of a stage: its loss coefficient, and its log-probs on the rows.
 
     Attributes:
@@ -102,7 +102,7 @@ class Teaching(StageHook):
     n_steps: int
 
     @classmethod
-    def of(cls, stage: StageKeys, policy: Policy) -> Teaching | None:
+    def of(cls, stage: StageKeys, policy: Policy) -> TeacherHook | None:
         """Return the hook of a stage; None where its loss names no teacher."""
         teacher = teacher_of(stage, policy)
         return None if teacher is None else cls(teacher, stage.steps)

@@ -41,7 +41,7 @@ class StoredFigures:
 
 
 @plain_dataclass
-class FigureStore(StageHook):
+class TokenStatsHook(StageHook):
     """Measures the tokens of a step before its update.
 
     Attributes:

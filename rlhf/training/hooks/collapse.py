@@ -84,7 +84,7 @@ def _grams(ids: Sequence[int]) -> Iterable[tuple[int, ...]]:
 
 
 @dataclass
-class Monitor(StageHook):
+class CollapseHook(StageHook):
     """Collapse monitor against the best step so far; its state is in checkpoints.
 
     Attributes:

@@ -61,7 +61,7 @@ def trend(values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
 
 
 @dataclass
-class Watches(StageHook):
+class RewardMonitorHook(StageHook):
     """Watch of each step's rewards; its state is in checkpoints.
 
     Attributes:
@@ -81,7 +81,7 @@ class Watches(StageHook):
     stopped: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rewards: Mapping[str, Weighted]) -> Watches:
+    def of(cls, rewards: Mapping[str, Weighted]) -> RewardMonitorHook:
         """Watch those of a recipe's rewards that it says are watched."""
         return cls({name: weighted.watch for name, weighted in rewards.items() if weighted.watch is not None})
 

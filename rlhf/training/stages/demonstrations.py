@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from agents.base import History, Reply
-from agents.memory.base import MEMORY, Shown
+from agents.memory.base import MEMORY, DemonstrationInputs
 from environments.base import Environment, Oracle, StepResult, can_demonstrate
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Role, Task, Trajectory, Turn
 from rlhf.data.generation import DEMONSTRATED
@@ -66,11 +66,11 @@ class Demonstration:
         yield from self.recalls
         yield from self.subgoals
 
-    def shown(self, turn: int) -> Shown:
+    def shown(self, turn: int) -> DemonstrationInputs:
         """Demonstrated content of a turn."""
         before, subgoal = (("", *self.subgoals)[turn : turn + 2]) if self.subgoals else ("", "")
         recalled, recall = (("", *self.recalls)[turn : turn + 2]) if self.recalls else ("", "")
-        return Shown(self.trajectory.turns[turn].action.text, recall, subgoal, before, recalled=recalled)
+        return DemonstrationInputs(self.trajectory.turns[turn].action.text, recall, subgoal, before, recalled=recalled)
 
 
 async def play(
@@ -117,7 +117,7 @@ async def play(
             for retry in range(1 + limits.max_retries):
                 rng = random.Random(stable_seed(seed, "demonstration", i, task.id))
                 share = 1.0 if rng.random() < unsolved_share else random_share
-                deviations = AtRandom(share, dict(pool), rng)
+                deviations = RandomDeviations(share, dict(pool), rng)
                 try:
                     played.append(await play_one(environment, task, deviations, limits, lanes.open(), needs, True))
                     pool = deviations.pool
@@ -172,12 +172,12 @@ class Deviations(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AtRandom:
-    """Leaves the plan now and then for a random action.
+class RandomDeviations:
+    """Replaces a share of the oracle's actions by random ones.
 
     Attributes:
-        share: of the actions.
-        pool: every action that was possible anywhere so far, in the order of discovery.
+        share: probability that an action is random.
+        pool: every action that was admissible so far, in the order of discovery.
     """
 
     share: float
@@ -185,12 +185,12 @@ class AtRandom:
     rng: random.Random
 
     def is_next(self, state: StepResult) -> bool:
-        """True if the next action is random; remembers the possible ones."""
+        """True if the next action is random; adds the admissible ones to the pool."""
         self.pool.update(dict.fromkeys(state.admissible_actions))
         return self.rng.random() < self.share
 
     def action(self, state: StepResult) -> str:
-        """A random action, possible here or somewhere."""
+        """A random action, from the admissible ones or from the pool."""
         anywhere = self.rng.random() < 0.5
         return self.rng.choice(list(self.pool) if anywhere and self.pool else state.admissible_actions or ("",))
 
@@ -300,40 +300,40 @@ async def plan_of(environment: Environment, task: Task, taken: list[str], limits
 
 
 @runtime_checkable
-class NeedsMore(Protocol):
-    """An agent that is to be demonstrated more than actions."""
+class NeedsDemonstrationInputs(Protocol):
+    """An agent whose demonstrations need more than actions."""
 
     @property
     def needs(self) -> Collection[str]:
-        """Further needs: `recall`, `subgoal`, both or nothing."""
+        """Needs besides actions: `recall`, `subgoal`, both or none."""
         ...
 
 
 @runtime_checkable
-class Writes(Protocol):
-    """An agent that can be shown demonstrations."""
+class WritesDemonstrations(Protocol):
+    """An agent that can write demonstrations."""
 
-    def write(self, shown: Shown) -> str:
+    def write(self, shown: DemonstrationInputs) -> str:
         """Return what the agent would have said; the inverse of its parser."""
         ...
 
 
 def needs_of(agent: object) -> Collection[str]:
     """Needs of an agent's demonstrations beside actions: `recall`, `subgoal`, both or nothing."""
-    return tuple(agent.needs) if isinstance(agent, NeedsMore) else ()
+    return tuple(agent.needs) if isinstance(agent, NeedsDemonstrationInputs) else ()
 
 
 async def render(demonstrations: Iterable[Demonstration], agent: Any, renderer: Renderer) -> list[Trajectory]:
     """Give each demonstrated action the prompts and the tokens with which `agent` would have said it.
 
     The agent itself acts; to each of its calls answers what `agent.write(shown)` says, the inverse of its parser (see
-    `agents.memory.base.Shown`). Summaries and subgoals that it asks for are so demonstrated too.
+    `agents.memory.base.DemonstrationInputs`). Summaries and subgoals that it asks for are so demonstrated too.
 
     Raises:
         RecipeError: the agent has no `write`.
         AgentError: it fails, or asks without end.
     """
-    if not isinstance(agent, Writes):
+    if not isinstance(agent, WritesDemonstrations):
         raise RecipeError(
             "this agent cannot be shown demonstrations",
             where="agent",
@@ -358,7 +358,7 @@ class _Demonstrator:
 
     agent: Any
     renderer: Renderer
-    shown: Shown
+    shown: DemonstrationInputs
     n_calls: int = 0
     n_words: int = 0
 

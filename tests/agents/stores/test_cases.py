@@ -14,7 +14,7 @@ from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import ScriptedPolicy, check_agent
 from agents.contrib.rafa import IMAGINE, PROPOSE, VALUE, ReasonForFuture
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.window import Window
 from agents.stores.cases import Cases, chances, choose, cross_entropy, features, learnt, value_of, weights_of
 from agents.stores.copies import content_hash
@@ -217,7 +217,7 @@ def test_without_a_store_it_is_the_inner_agent() -> None:
     policy, alone = ScriptedPolicy(["look"]), ScriptedPolicy(["look"])
     done = asyncio.run(agent.act(begin("a", "o"), policy))
     assert done == asyncio.run(ChatAgent(system="").act(begin("a", "o"), alone)) and policy.prompts == alone.prompts
-    assert agent.write(Shown("go")) == "go" and tuple(agent.needs) == () and not agent.needs_tools
+    assert agent.write(DemonstrationInputs("go")) == "go" and tuple(agent.needs) == () and not agent.needs_tools
     assert math.isclose(sum(chances((0.0, 0.0), 1.0)), 1.0)
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from agents.base import History
 from agents.chat import ChatAgent
 from agents.check import check_agent
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.window import Window
 from agents.stores.contrib.facts import Fact, Pattern, applied, around, fact, nearest_episodes
 from agents.stores.contrib.graph import FACTS, REFUSED, Graph, _World
 from agents.stores.copies import content_hash
 from agents.stores.faults import StoreFull, StoreLocked
-from agents.stores.kind import ENTRIES, RECALLED, Follows, StoreKind, asks_policy
+from agents.stores.kind import ENTRIES, RECALLED, PerTurnRetrieval, StoreKind, asks_policy
 from agents.stores.remembering import Bound, Remembering
 from agents.stores.store import Store
 from rlhf.data import Outcome, Score, ScoredGroup, Task, Trajectory, Turn
@@ -311,12 +311,15 @@ def test_demonstrations_answer_what_the_rules_find() -> None:
     policy = Speaks(["go"] * 2, memory=['{"facts": [["key", "in", "box"]]}', "{}"])
     play(graph, None, ["The key is in the box.", "The key is on the table."], policy)
     asked = policy.asked[2][1]
-    said = json.loads(agent.write(Shown("go", role="memory", asked=asked)))
+    said = json.loads(agent.write(DemonstrationInputs("go", role="memory", asked=asked)))
     assert said == {"facts": [["key", "on", "table"]], "outdated": [1]}
     plain = Remembering(inner=ChatAgent(system=""), store=Graph(ask="?"))
-    assert json.loads(plain.write(Shown("go", role="memory", asked=asked))) == {"facts": [], "outdated": []}
+    assert json.loads(plain.write(DemonstrationInputs("go", role="memory", asked=asked))) == {
+        "facts": [],
+        "outdated": [],
+    }
     # A question of the inner agent's own memory is its own affair.
-    assert agent.write(Shown("go", recall="so far", role="memory", asked="Summarise.")) == "so far"
+    assert agent.write(DemonstrationInputs("go", recall="so far", role="memory", asked="Summarise.")) == "so far"
     with pytest.raises(ValueError, match="teach is true without an extractor"):
         Graph(teach=True)
 
@@ -324,7 +327,7 @@ def test_demonstrations_answer_what_the_rules_find() -> None:
 def test_it_is_an_agent_with_and_without_a_store(store: Store) -> None:
     for graph in (Graph(), Graph(extractor=RULES)):
         agent = Remembering(inner=ChatAgent(system=""), store=graph)
-        assert isinstance(graph, StoreKind) and isinstance(graph, Follows) and not asks_policy(graph)
+        assert isinstance(graph, StoreKind) and isinstance(graph, PerTurnRetrieval) and not asks_policy(graph)
         assert check_agent(agent).ok, str(check_agent(agent))
         assert agent.roles == (("", "memory") if graph.extractor is None else ("",))
         learn(Graph(extractor=RULES), store, "a", ["The key is in the box."])

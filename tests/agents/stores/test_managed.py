@@ -12,7 +12,7 @@ import pytest
 
 from agents.base import History
 from agents.chat import ChatAgent
-from agents.memory.base import Shown
+from agents.memory.base import DemonstrationInputs
 from agents.memory.contrib.managed import Managed, bank_of
 from environments.base import StepResult
 from environments.contrib.long_memory import LongMemory
@@ -113,7 +113,7 @@ def test_thoughts_of_the_manager_are_no_part_of_its_reply() -> None:
 def test_the_operations_between_two_lists_of_what_is_worth_keeping(
     before: str, now: str, asked: str, said: dict[str, Any]
 ) -> None:
-    shown = Shown("next", recall=now, role="memory", recalled=before, asked=asked)
+    shown = DemonstrationInputs("next", recall=now, role="memory", recalled=before, asked=asked)
     assert json.loads(ChatAgent(system="", memory=Managed()).write(shown)) == said
 
 
@@ -156,7 +156,7 @@ def test_answers_from_the_bank_alone_are_right_where_the_window_has_forgotten() 
             text = messages[-1].content
             if role:
                 before = environment.recall(task, taken[:-1]) if taken else ""  # noqa: B023
-                shown = Shown("", environment.recall(task, taken), role=role, recalled=before, asked=text)  # noqa: B023
+                shown = DemonstrationInputs("", environment.recall(task, taken), role=role, recalled=before, asked=text)  # noqa: B023
                 return Managed().remembered(shown)
             memories, _, question = text.partition("where is ")
             place = [line.split()[1] for line in memories.splitlines() if line.startswith(question[:-1] + " ")]

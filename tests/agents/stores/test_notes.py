@@ -12,7 +12,7 @@ import pytest
 from agents.base import History
 from agents.stores.contrib.notes import Notes
 from agents.stores.entry import Link
-from agents.stores.kind import Asks, Recollection, StoreKind
+from agents.stores.kind import QueriesPolicy, Recollection, StoreKind
 from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import ContextFull, EngineError
@@ -145,7 +145,7 @@ def test_bounds_hold_however_much_is_said(store: Store) -> None:
 
 
 def test_it_is_a_kind_that_asks_and_can_do_without(store: Store) -> None:
-    assert isinstance(Notes(), Asks) and isinstance(Notes(), StoreKind)
+    assert isinstance(Notes(), QueriesPolicy) and isinstance(Notes(), StoreKind)
     with store.transaction():
         figures = Notes().learn(store, [group("a", "o", ("x", True)), replace(group("b", "o", ("x", True)))], "train")
     assert figures["store/n_entries"] == 2 and store.get(1).text == "o Solved by: x"

@@ -23,7 +23,7 @@ from agents.stores.contrib.rerank import Weights, draw, gradient, scores, vector
 from agents.stores.copies import content_hash
 from agents.stores.entry import Origin
 from agents.stores.faults import StoreLeak
-from agents.stores.kind import ENTRIES, RECALLED, Asks, Hears, StoreKind, asks_policy
+from agents.stores.kind import ENTRIES, RECALLED, QueriesPolicy, ReadsCitations, StoreKind, asks_policy
 from agents.stores.remembering import Remembering
 from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
@@ -222,7 +222,7 @@ def test_words_of_an_action_that_nothing_else_had_said_count_as_use(store: Store
     kind = Reflection(used="words", k=3)
     found = kind.recollect(store, History(Task("t"), "a box"))
     assert found.text.splitlines()[1].startswith("- box") and len(found.text.splitlines()) == 4
-    assert kind.heard("go [m1]", (1,)) == ("go [m1]", {})
+    assert kind.parse_citations("go [m1]", (1,)) == ("go [m1]", {})
     notes = {"recalled": "x", "entries": "1 2 3", "among": "1 2 3"}
     figures, _ = learn(kind, store, [{"topics": []}], group(attempt("t", "a box there", "XYZZY there", **notes)))
     assert figures["store/n_used"] == 1 and figures["store/used_share"] == pytest.approx(1 / 3)
@@ -325,7 +325,7 @@ def test_nothing_of_a_task_that_judges_gets_in_by_a_merge(store: Store, tmp_path
 
 def test_it_is_a_kind_that_asks_and_hears_and_an_agent() -> None:
     kind: Any = Reflection()
-    assert isinstance(kind, Asks) and isinstance(kind, Hears) and isinstance(kind, StoreKind)
+    assert isinstance(kind, QueriesPolicy) and isinstance(kind, ReadsCitations) and isinstance(kind, StoreKind)
     assert check_agent(Remembering(inner=ChatAgent(system=""), store=kind)).ok
 
 

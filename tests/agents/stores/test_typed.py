@@ -16,7 +16,7 @@ from agents.stores.contrib.facts import Pattern
 from agents.stores.contrib.typed import Core, Episodic, Procedural, Semantic, Typed, recent_and_like
 from agents.stores.entry import Entry, Origin
 from agents.stores.faults import StoreLeak
-from agents.stores.kind import Asks, StoreKind, asks_policy
+from agents.stores.kind import QueriesPolicy, StoreKind, asks_policy
 from agents.stores.remembering import Remembering
 from agents.stores.store import Store
 from rlhf.data import Action, Outcome, Score, ScoredGroup, Task, Trajectory, Turn
@@ -278,7 +278,7 @@ def test_a_core_begins_within_its_bounds(begin: tuple[str, ...]) -> None:
 
 
 def test_it_is_a_kind_that_asks_and_an_agent(store: Store) -> None:
-    assert isinstance(Typed(), Asks) and isinstance(Typed(), StoreKind) and asks_policy(Typed())
+    assert isinstance(Typed(), QueriesPolicy) and isinstance(Typed(), StoreKind) and asks_policy(Typed())
     assert not asks_policy(Typed(ask_policy=False, core=None, semantic=None))
     assert check_agent(Remembering(inner=ChatAgent(system=""), store=Typed())).ok
     store.add("case", "of another kind", Origin("a", "train"))

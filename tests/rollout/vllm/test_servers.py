@@ -289,7 +289,7 @@ def check(groups: list[ScoredGroup], policies: dict[int, Policy]) -> None:
     params = SamplingParams(temperature=0.9)
     for group in groups:
         for trajectory, score in zip(group.trajectories, group.scores, strict=True):
-            assert trajectory.turns and not trajectory.outcome.is_failure_of_a_part
+            assert trajectory.turns and not trajectory.outcome.is_infrastructure_error
             assert score.total == pytest.approx(sum(turn.reward for turn in trajectory.turns))
             for generation in trajectory.generations:
                 assert worst(policies, generation, params) < TOLERANCE

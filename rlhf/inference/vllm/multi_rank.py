@@ -1,6 +1,6 @@
-"""Engines of several processes on the same servers: a leader delivers weights, the others follow.
+"""Engines of several processes on the same servers: the first delivers weights, the others follow.
 
-Whoever delivers names the weights; the others learn the name, and refuse tokens of weights that it did not deliver.
+The leader names the weights; the followers learn the name, and refuse tokens of weights that it did not deliver.
 """
 
 from __future__ import annotations
