@@ -161,7 +161,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
     if isinstance(ours, sympy.Expr) and isinstance(theirs, sympy.Expr):
         if ours == theirs:
-            return True
+            return not ours.has(sympy.zoo, sympy.nan)  # 1/0 is nothing, and not 2/0
         tried = _tried(ours, theirs)
         if tried is not None:
             return tried
@@ -213,7 +213,9 @@ def _tried(ours: Any, theirs: Any) -> bool | None:
     ours, theirs = ours.doit(), theirs.doit()
     if ours.is_Rational and theirs.is_Rational:
         return bool(ours == theirs)
-    if ours.has(sympy.oo, sympy.zoo, sympy.nan) or theirs.has(sympy.oo, sympy.zoo, sympy.nan):
+    if any(x.has(sympy.zoo, sympy.nan) for x in (ours, theirs)):
+        return False
+    if ours.has(sympy.oo) or theirs.has(sympy.oo):
         return bool(ours == theirs)
     if not all(isinstance(x, sympy.Expr) for x in (ours, theirs)) or ours.atoms(sympy.core.function.AppliedUndef):
         return None

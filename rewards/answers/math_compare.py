@@ -27,6 +27,9 @@ _OR = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"\(([A-Za-z])\).*|([A-Za-z])\s*[.):].*|([A-Za-z])", re.DOTALL)
+_CHOICE = re.compile(r"\(([A-E])\)(?:\s*(?=[\d.$-]|\\(?:frac|sqrt|pi)(?![a-z]))|\s+(?=\w))(.+)", re.DOTALL)
+_CHOSEN = re.compile(r"\(?([A-E])[).:]\s*(.+)", re.DOTALL)
+_CLOCK = re.compile(r"(\d{1,2}) ?: ?([0-5]\d)(?: ?: ?([0-5]\d))?(?: ?([ap])\.? ?m\.?)?", re.IGNORECASE)
 _IN_BASE = re.compile(r"[0-9A-Fa-f]+_\{?\d+\}?")
 _ENV = re.compile(r"\\begin\s*\{pmatrix\}(.*)\\end\s*\{pmatrix\}(\^T|\^\{T\}|\^\\top)?", re.DOTALL)
 
@@ -56,8 +59,19 @@ def same(answer: str, reference: str, equal: Equal) -> bool:
         reference: the right one.
         equal: decides about two leaves that are no plain numbers.
     """
-    a, r = normal(answer), normal(reference)
+    a, r = of_choice(normal(answer), normal(reference))
     return _decided(quick(a, r), lambda: _same(a, r, equal, 0))
+
+
+def of_choice(a: str, r: str) -> tuple[str, str]:
+    r"""What is compared where a normal reference is a choice with its value, as `\textbf{(B)}\ 12`: either, or both."""
+    theirs = _CHOICE.fullmatch(_untexted(r))
+    if theirs is None:
+        return a, r
+    answer = _untexted(a).strip()
+    if (both := _CHOSEN.fullmatch(answer)) is not None:
+        return (both[2], theirs[2]) if both[1] == theirs[1] else ("", r)
+    return (answer.strip("()"), theirs[1]) if re.fullmatch(r"[A-E]|\([A-E]\)", answer) else (a, theirs[2])
 
 
 def quick(a: str, r: str) -> bool | None:
@@ -66,6 +80,8 @@ def quick(a: str, r: str) -> bool | None:
         return a == r != ""
     if _squeezed(a) == _squeezed(r):
         return True
+    if (clock := _same_clock(a, r)) is not None:
+        return clock
     if (_DEGREES in a) != (_DEGREES in r):  # 25 C for 25°C
         plain = [_squeezed(_untexted(text.replace(_DEGREES, ""))) for text in (a, r)]
         if plain[0] == plain[1]:
@@ -81,6 +97,17 @@ def quick(a: str, r: str) -> bool | None:
     if re.fullmatch(r"[A-Z]", r.strip("() ")) and re.match(r"\(?[A-Za-z]\s*[).:]", _untexted(a)):
         return _label(a, r)
     return None
+
+
+def _same_clock(a: str, r: str) -> bool | None:
+    """Whether two times of the day are the same; None where none is one, or it may be a ratio."""
+    one, other = (_CLOCK.fullmatch(_untexted(text)) for text in (a, r))
+    if one is None or other is None:
+        clock = one or other
+        return False if clock is not None and (clock[4] or not int(clock[1])) else None
+    halves = {half.lower() for half in (one[4], other[4]) if half}  # as of units, one of them may lack it
+    times = [(int(clock[1]), clock[2], clock[3] or "00") for clock in (one, other)]
+    return times[0] == times[1] and len(halves) < 2
 
 
 def _decided(found: bool | None, otherwise: Callable[[], bool]) -> bool:

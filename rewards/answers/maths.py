@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.answers import extract
-from rewards.answers.math_compare import quick
+from rewards.answers.math_compare import of_choice, quick
 from rewards.answers.math_numbers import close, money
 from rewards.answers.math_text import normal
 from rewards.worker_pool import Pool, RaisedError, TooSlow
@@ -26,6 +26,7 @@ class Maths:
     matrices with it, intervals with their brackets, inequalities as intervals, equations up to a factor, words without
     case, and everything else by computer algebra (math-verify and sympy) in processes that are killed at `limit_s`:
     an answer on which the algebra does not end is wrong. Several boxes in one breath are a list; else the last counts.
+    Of a reference with its choice, `(B) 12`, the letter or the value is right.
 
     It may be called from any thread. `docs/rewards.md` counts its errors on the suite of `rewards/suites/math.jsonl`.
     """
@@ -51,7 +52,7 @@ class Maths:
         if amount is not None and of is not None:
             is_right = not amount.is_of_another_currency(of) and close(amount.value, of.value, amount, of)
             return _verdict(is_right, found, wanted)
-        decided = quick(ours, theirs)
+        decided = quick(*of_choice(ours, theirs))
         if decided is not None:
             return _verdict(decided, found, wanted)
         try:
