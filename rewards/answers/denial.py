@@ -57,6 +57,10 @@ _DENIED_BEFORE = re.compile(rf"({_BEFORE}(?:{_FILL}){{1,24}})({_LETTER})", re.IG
 _DENIED_BEHIND = re.compile(
     rf"({_LETTER})(?={_CLOSE}(?i:(?:[\s:,—–-]|\(){{1,6}}{_BEHIND}|\s*+\?\s*+(?:no|nope|not|never)\b))"
 )
+_DENIED_AT_END = re.compile(rf"(?:{_BEFORE}|\bneither (?:is|are))(?:{_FILL}|\bequals?\b){{1,24}}\Z", re.IGNORECASE)
+_DENIED_AT_BEGIN = re.compile(rf"{_CLOSE}[\s:,—–(-]{{1,6}}{_BEHIND}", re.IGNORECASE)
+#: More of a text before or behind a claim is not read; what ends a clause ends it too.
+_NEAR = 200
 _OR = rf"{_CLOSE}\s*+,?\s*+(?:or|nor)\s+(?:{_FILL}){{0,3}}"
 _ALSO_BEHIND = re.compile(rf"({GONE}(?:{_CLOSE}\s*+,\s*+(?:{_FILL}){{0,3}}{_LETTER}){{0,12}}{_OR})({_LETTER})")
 _LISTED = re.compile(rf"{_LETTER}")
@@ -77,6 +81,17 @@ def without_denied(text: str) -> str:
             break
         text, behind = behind, _ALSO_BEFORE.sub(GONE, behind)
     return behind
+
+
+def is_denied(before: str, behind: str = "") -> bool:
+    """True if a claim is denied by the text before or behind it, in its clause; raises nothing.
+
+    >>> is_denied("it cannot be "), is_denied("it is not odd, it is "), is_denied("", " is wrong")
+    (True, False, True)
+    """
+    clause = re.split(r"[.,:;!?\n]", before[-_NEAR:].replace("’", "'"))[-1]
+    clause = _NOT_WRONG.sub(" right ", _AFFIRMS.sub(" ", clause))
+    return bool(_DENIED_AT_END.search(clause) or _DENIED_AT_BEGIN.match(behind[:_NEAR].replace("’", "'")))
 
 
 def _is_word(letter: str, before: str) -> bool:

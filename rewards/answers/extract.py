@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from rewards.answers import math_numbers
+from rewards.answers.denial import is_denied
+
 #: Ways to find an answer, as recipes name them.
 Where = Literal["auto", "boxed", "tag", "phrase", "last_number", "whole"]
 
@@ -26,9 +29,18 @@ _PHRASE = re.compile(
     r"|(?:\btherefore|\bthus|\bhence|\bso|∴)[ \t,]+(?:the )?(?:answer|result|solution|value)[ \t]+(?:is|are|=))",
     re.IGNORECASE,
 )
-_NUMBER = re.compile(
-    r"(?<![\w.])(?<!\d,)[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?"
+_NUMBER = re.compile(  # with a ratio, or a time of the day
+    r"(?<![\w.])(?<!\d,)[-+−]?(?:\d+(?::\d+)+(?:\s*[ap]\.?m\b\.?)?|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?"
 )
+_UNIT_BETWEEN = re.compile(r"\s*([a-zA-Z]+)\.?(?:\s*,)?\s+(?:and\s+)?")
+_MONTH = re.compile(
+    r"\b(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
+    r"|Nov(?:ember)?|Dec(?:ember)?)\.?\s*\Z"
+)
+_NOT = re.compile(r"\b(?:not|never|cannot)\b|n't\b|\\n(?:eq?|ot)\b|≠|!=")
+_CLAUSE = re.compile(r"[.,:;\n]|\b(?:so|then|therefore|hence|thus|and)\b")
+#: Denied phrases before the one that counts, at most.
+_MAX_PHRASES = 10
 #: What stands between numbers of which none is said to be the answer.
 _LISTED = re.compile(r"[\s$]*(?:,|;|\b(?:or|and|to)\b|-)?[\s$]*(?:\b(?:or|and)\b)?[\s$]*", re.IGNORECASE)
 _MATHS = re.compile(r"\$\$([^$]{1,1000})\$\$|\$([^$\n]{1,1000})\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]", re.DOTALL)
@@ -87,12 +99,14 @@ def tagged(text: str, tag: str = "answer") -> str | None:
 
 
 def after_phrase(text: str, to: Literal["sentence", "line"] = "sentence") -> str | None:
-    """Text after the last "the answer is", "Answer:", "####" or the like, to the end of its sentence or line."""
-    last = None
-    for last in _PHRASE.finditer(text):  # noqa: B007
-        pass
+    """Text after the last "the answer is", "Answer:", "####" or the like, to the end of its sentence or line.
+
+    Phrases that are denied, as in "I doubt that the answer is", do not count; empty where there is no other.
+    """
+    phrases = list(_PHRASE.finditer(text))[-_MAX_PHRASES:]
+    last = next((found for found in reversed(phrases) if not is_denied(text[: found.start()])), None)
     if last is None:
-        return None
+        return "" if phrases else None
     rest = text[last.end() : last.end() + MAX_ANSWER].lstrip(" \t:*")
     if rest.startswith("\n"):
         rest = rest.lstrip()
@@ -120,6 +134,8 @@ def last_number(text: str) -> str | None:
 def only_number(text: str) -> str | None:
     """Last number of a claim, verbatim; None where there is none, it is denied, or it is one of a list.
 
+    Quantities of several units are one: `2 hours and 30 minutes`. A day of a month is none.
+
     >>> only_number("12 apples at $2 cost $24"), only_number("not 7"), only_number("12 or 13")
     ('24', None, None)
     """
@@ -127,15 +143,29 @@ def only_number(text: str) -> str | None:
     places = [(0, 0), *(found.span() for found in _NUMBER.finditer(tail))]
     if len(places) == 1:
         return None
-    (_, end), (begin, _) = places[-2:]
-    between = tail[end:begin]
-    is_listed = len(places) > 2 and _LISTED.fullmatch(between)
-    is_denied = re.search(r"\b(?:not|never|cannot)\b|n't\b", between) and not re.search(r"\bbut\b", between)
-    return None if is_listed or is_denied else last_number(tail)
+    last, end = len(places) - 1, places[-1][1]
+    while last > 1 and _is_unit(tail[places[last - 1][1] : places[last][0]]):
+        last -= 1
+    begin, between = places[last][0], tail[places[last - 1][1] : places[last][0]]
+    if (last > 1 and _LISTED.fullmatch(between)) or _MONTH.search(between) or is_denied(tail[:begin], tail[end:]):
+        return None
+    if _NOT.search(_CLAUSE.split(between)[-1]) and not re.search(r"\bbut\b", between):
+        return None
+    if last == len(places) - 1:
+        return last_number(tail)
+    unit = re.match(r"\s*[a-zA-Z]*", tail[end:])
+    whole = tail[begin:end] + (unit[0] if unit else "")
+    return whole if math_numbers.read(whole) else None
+
+
+def _is_unit(between: str) -> bool:
+    """True if a known unit, and no more than `and`, stands between two numbers."""
+    unit = _UNIT_BETWEEN.fullmatch(between)
+    return unit is not None and math_numbers.is_known(unit[1])
 
 
 def last_maths(text: str) -> str | None:
-    """Return the last formula between dollars or brackets; formulas in one breath are a list."""
+    """Return the last formula between dollars or brackets; formulas in one breath are a list. Empty if denied."""
     found = list(_MATHS.finditer(text := text[-_TAIL:]))
     if not found:
         return None
@@ -145,6 +175,8 @@ def last_maths(text: str) -> str | None:
         if not re.fullmatch(r"\s*(?:,|and|or|, and|, or)\s*", between):
             break
         values.append(match)
+    if is_denied(text[: values[-1].start()], text[values[0].end() :]):
+        return ""
     return ", ".join(next(g for g in m.groups() if g is not None) for m in reversed(values))[:MAX_ANSWER]
 
 
@@ -163,7 +195,7 @@ def find(text: str, where: Where, tag: str = "answer") -> str | None:
     if where == "tag":
         return tagged(text, tag)
     if where == "phrase":
-        return after_phrase(text)
+        return after_phrase(text) or None
     if where == "last_number":
         return last_number(text)
     inner = tagged(text, tag)
@@ -175,10 +207,10 @@ def find(text: str, where: Where, tag: str = "answer") -> str | None:
         return None
     if inner is not None:
         return inner if len(inner) < 400 else None
-    if (found := after_phrase(text) or _bare(text) or last_maths(text)) is not None:
-        return found
-    said = _said(text)
-    return said or None if said is not None else last_number(text)
+    for way in (after_phrase, _bare, last_maths, _said, only_number):
+        if (found := way(text)) is not None:
+            return found or None
+    return None
 
 
 _WORDS = re.compile(r"(?<![\\\w])[a-zA-Z\u00c0-\u024f\u0400-\u04ff\u4e00-\u9fff]{2,}")
@@ -200,10 +232,12 @@ def _said(text: str) -> str | None:
     if (found := _LAST.match(line)) is not None:
         if found[1]:
             return ""
-        if _bare(found[2].strip("* ")):
-            return found[2].strip("* ")
+        if _bare(claim := found[2].strip("* ")):
+            return "" if is_denied(line[: found.start(2)]) else claim
     bold = _BOLD.match(line)
-    return bold[1].strip() if bold is not None and _bare(bold[1]) else None
+    if bold is None or not _bare(bold[1]):
+        return None
+    return "" if is_denied(line[: bold.start(1) - 2], line[bold.end(1) + 2 :]) else bold[1].strip()
 
 
 _WITH_UNIT = re.compile(

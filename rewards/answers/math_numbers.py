@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 
 #: Decimals with this many significant digits count as equal to what they round or cut off.
 DIGITS = 6
@@ -34,6 +35,10 @@ _DEGREES = re.compile(r"\^\{\\circ\}\s*(?:\\text\{\s*)?([CF])?\s*\}?$")
 _UNIT_FORM = re.compile(
     r"(?:\\text\{\s*)?([a-zA-Zµ/][a-zA-Zµ ./]{0,40}?)\.?\s*(?:\})?(\s*\^\s*\{?\s*-?\d\s*\}?|[23](?![\d]))?\s*\}?$"
 )
+
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_BETWEEN_PARTS = re.compile(r"(?<=[a-zA-Z.])(?:\s*,\s*|\s+)(?:and\s+)?(?=\d)")
+_MAX_PARTS = 4
 
 #: Name of a unit -> (dimension, how many of the dimension's base unit it is).
 _UNITS: dict[str, tuple[str, Fraction]] = {}
@@ -82,6 +87,8 @@ def read(text: str) -> Number | None:
     text = text.strip()
     if not text or len(text) > _MAX_NUMERAL or not any(map(str.isdigit, text)):
         return None
+    if (whole := _added(text)) is not None:
+        return whole
     unit, percent, currency = "", False, _currency(text)
     text = _CURRENCY.sub(r"\1", text).strip()
     if degrees := _DEGREES.search(text):
@@ -109,6 +116,30 @@ def read(text: str) -> Number | None:
     word, _, others = unit.partition(" ")
     scale, unit = (_SCALES[word.lower()], others) if word.lower() in _SCALES else (1, unit)
     return Number(number[0] * scale, number[1], number[2] * scale, percent, unit, currency)
+
+
+def _added(text: str) -> Number | None:
+    """Sum of quantities of smaller and smaller known units, in the first of them; None of another text.
+
+    `2 hours and 30 minutes` are 2.5 hours.
+    """
+    parts = _BETWEEN_PARTS.split(_TEXT.sub(r"\1", text))
+    if not 2 <= len(parts) <= _MAX_PARTS:
+        return None
+    numbers = [number for part in parts if (number := read(part)) is not None and number.value >= 0]
+    units = [unit for number in numbers if (unit := _known(number.unit)) is not None]
+    if len(units) < len(parts) or len({dimension for dimension, _ in units}) > 1:
+        return None
+    sizes = [size for _, size in units]
+    if any(small >= large for large, small in pairwise(sizes)):
+        return None
+    value = sum(number.value * size for number, size in zip(numbers, sizes, strict=True)) / sizes[0]
+    return Number(Fraction(value), unit=numbers[0].unit)
+
+
+def is_known(unit: str) -> bool:
+    """True for the name of a unit that can be converted, or is money."""
+    return _known(unit) is not None or _CURRENCY.fullmatch(unit) is not None
 
 
 def _currency(text: str) -> str:

@@ -19,6 +19,7 @@ from rewards.answers.math_compare import shape, split
 from rewards.answers.math_size import is_huge
 from rewards.answers.math_text import normal
 from rewards.answers.maths import Maths
+from rewards.answers.numeric import Numeric
 from rewards.suite import load, run
 from rlhf.cli import app
 from rlhf.errors import RecipeError
@@ -332,3 +333,92 @@ def test_rewards_and_agents_read_the_same_answer_after_thoughts(text: str) -> No
 )
 def test_money_temperatures_fractions_in_words_and_long_decimals(answer: str, reference: str, is_right: bool) -> None:
     assert Maths()(answer, reference).value == is_right
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "is_right"),
+    [
+        ("9:00", "8:00", False),  # 9/0 is 8/0 for a reader of ratios
+        ("2:40", "1:20", False),
+        ("The answer is 9:00 AM.", "8:00 AM", False),
+        (r"\boxed{9\!:\!00}", "8:00", False),
+        (r"\boxed{9:00\text{ p.m.}}", r"8:00\text{ p.m.}", False),
+        ("7:30 am", "7:30 pm", False),
+        ("The train comes at 9:00.", "8:00", False),
+        ("The train comes at 9:00 pm.", "9:00 a.m.", False),
+        ("0:30", "0", False),
+        ("10:00", "0", False),
+        ("7:30pm", "7:30 PM", True),
+        ("The train comes at 7:30 p.m.", "07:30 pm", True),
+        ("7:30", "7:30 pm", True),  # as of units, one of them may lack it
+        ("10:15", "2:3", True),
+        ("1:10", r"\frac{1}{10}", True),
+        (r"\boxed{1/0}", "2/0", False),
+        (r"\boxed{\tan 90^\circ}", r"\frac{1}{0}", False),
+        (r"\boxed{\infty}", r"\infty", True),
+    ],
+)
+def test_times_of_the_day_and_what_is_divided_by_nothing(answer: str, reference: str, is_right: bool) -> None:
+    pytest.importorskip("math_verify")
+    assert Maths()(answer, reference).value == is_right
+
+
+DENIED = (
+    "Not 5", "It isn't 5.", "It can’t be 5.", "It cannot be 5.", "The answer cannot be 5.", "The answer is not $5$.",
+    "not $5$", "It is definitely not 5", "I doubt that it is 5.", "I doubt that the answer is 5", "Neither is 5.",
+    "It would be wrong to say the answer is 5.", "There is no way it is 5.", "The answer is anything but 5.",
+    "5 is wrong", "**5** is wrong", "It is **5** is not correct.", r"\boxed{\neq 5}", r"\boxed{\text{not }5}",
+    "$5$ is incorrect",
+)  # fmt: skip
+AFFIRMED = (
+    "Since x is not 0, the answer is 5.", "It is not hard: the answer is 5.", "I have no doubt that the answer is 5.",
+    "Not 3 but 5", "It can't be anything but 5.", "That is not correct, so the answer is 5.", "x ≠ 0, hence $x = 5$.",
+    "The number of answers that are not correct is 5.", "The number of students who did not pass is 5.",
+    "I doubt that the answer is 4. The answer is 5.", "The answer is 5. I doubt that the answer is 4.",
+    "Eliminating y gives x = 5", "If we do not put it back, there are 5 ways.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DENIED)
+def test_a_number_that_is_denied_is_no_answer(text: str) -> None:
+    for said in (text, f"Let me see.\n{text}"):
+        assert Maths()(said, "5").value == Numeric()(said, "5").value == 0
+
+
+@pytest.mark.parametrize("text", AFFIRMED)
+def test_a_number_beside_a_denial_is_an_answer(text: str) -> None:
+    assert Maths()(text, "5").value == Numeric()(text, "5").value == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "is_right"),
+    [
+        ("5 hours 30 minutes", "30 minutes", False),
+        ("5 feet 6 inches", "6 inches", False),
+        ("The answer is 5 hours and 30 minutes", "30 minutes", False),
+        ("It is 5 dollars and 30 cents.", "30 cents", False),
+        ("2 hours 30 minutes", "9 hours 30 minutes", False),
+        ("2 hours 30 minutes", "2.5 hours", True),
+        ("2 hours and 30 minutes", "150 minutes", True),
+        ("It takes 2 hours, 30 minutes.", "2.5", True),
+        (r"\boxed{2\text{ hours }30\text{ minutes}}", "2.5 hours", True),
+        ("It takes 1 hour 20 minutes 30 seconds.", "4830 s", True),
+        ("5 ft. 6 in.", "66 inches", True),
+        ("30 minutes 2 hours", "2.5 hours", False),
+        ("5 kg 30 minutes", "30 minutes", False),
+        ("June 5", "5 May", False),
+        ("The meeting is on June 5.", "5 May", False),
+    ],
+)
+def test_quantities_of_several_units_are_one(answer: str, reference: str, is_right: bool) -> None:
+    assert Maths()(answer, reference).value == Numeric()(answer, reference).value == is_right
+
+
+@pytest.mark.parametrize("reference", [r"\textbf{(B)}\ 12", r"\textbf{(B) }12", "(B) 12", r"\mathrm{(B)}\ 12"])
+def test_a_choice_with_its_value_is_either(reference: str) -> None:
+    pytest.importorskip("math_verify")
+    right = ("B", "(B)", "12", "B) 12", "(B) 12", r"\textbf{(B)}\ 12", r"\frac{24}{2}", r"\sqrt{144}")
+    wrong = ("C", "13", "(C) 12", "(B) 13", "b", "12B", "B, C", "12, 13", "24")
+    for answers, value in ((right, 1), (wrong, 0)):
+        assert {a: Maths()(rf"\boxed{{{a}}}", reference).value for a in answers} == dict.fromkeys(answers, value)
+    assert Maths()(r"\boxed{A}", r"(A) \cup (B)").value == 0
