@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Annotated
 
 from pydantic import Field
@@ -24,6 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Environment
 from environments.core.composite_properties import CompositeEnvironment
+from environments.core.picked_tasks import listed, picked
 from rlhf.data import Task
 from rlhf.errors import EnvError
 from rlhf.settings import STRICT
@@ -49,8 +49,10 @@ class Graded(CompositeEnvironment):
         Raises:
             EnvError: a level has no such split, or uses the name `level` in its tasks' info itself.
         """
-        listed = [[self._graded(task, i) for task in level.tasks(split)] for i, level in enumerate(self.levels)]
-        return [task for row in zip_longest(*listed) for task in row if task is not None]
+        lists = [listed(level.tasks(split)) for level in self.levels]
+        rows = range(max(map(len, lists)))
+        order = ((i, row) for row in rows for i, tasks in enumerate(lists) if row < len(tasks))
+        return picked(lists, self._graded, order)
 
     def _graded(self, task: Task, i: int) -> Task:
         if LEVEL in task.info:

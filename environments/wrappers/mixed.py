@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -25,6 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Capabilities, Environment, StepResult
 from environments.core.composite_properties import CompositeEnvironment, largest
+from environments.core.picked_tasks import listed, picked
 from environments.transcript import awaited
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -72,20 +74,24 @@ class Mixed(CompositeEnvironment):
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks of all parts, every prefix of the list as near to their shares as can be.
 
-        The list ends where a part has no task left. Raises EnvError where a part has no such split.
+        The list ends where a part has no task left; tasks that a part reads on demand are read so here too. Raises
+        EnvError where a part has no such split.
         """
-        listed = {name: list(share.environment.tasks(split)) for name, share in self.parts.items()}
+        names, lists = list(self.parts), [listed(member.tasks(split)) for member in self.members()]
+        return picked(lists, lambda task, i: self._named(task, names[i]), self._order([len(tasks) for tasks in lists]))
+
+    def _order(self, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield the number of a part and the place in its list of each task, given the lengths of the lists."""
         total = sum(Fraction(share.weight) for share in self.parts.values())
-        shares = {name: Fraction(share.weight) / total for name, share in self.parts.items()}
-        taken = dict.fromkeys(self.parts, 0)
-        found: list[Task] = []
-        while True:
+        shares = [Fraction(share.weight) / total for share in self.parts.values()]
+        taken = [0] * len(sizes)
+        for n in count(1):
             # The part that lags furthest behind its share comes next.
-            name = max(shares, key=lambda part: shares[part] * (len(found) + 1) - taken[part])
-            if taken[name] == len(listed[name]):
-                return found
-            found.append(self._named(listed[name][taken[name]], name))
-            taken[name] += 1
+            part = max(range(len(sizes)), key=lambda i: shares[i] * n - taken[i])
+            if taken[part] == sizes[part]:
+                return
+            yield part, taken[part]
+            taken[part] += 1
 
     def start(self, task: Task) -> Any:
         """Begin one attempt; awaitable where the part's own `start` is."""

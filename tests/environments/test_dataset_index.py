@@ -14,8 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import rlhf
+from environments.base import Environment
+from environments.games.key_door import Keyhole
 from environments.tasks.dataset import Dataset
 from environments.tasks.dataset_index import ReadTasks
+from environments.wrappers.difficulty_levels import Graded
+from environments.wrappers.mixed import Mixed, Share
 from rlhf.data import Task
 from rlhf.errors import EnvError, RecipeError
 from rlhf.rollout.tasks import tasks_of
@@ -60,6 +64,31 @@ def test_tasks_that_are_read_are_those_that_are_held(form: str, tmp_path: Path) 
     assert isinstance(tasks, ReadTasks) and tasks_of(read, "train") is tasks
     assert tasks[-1] == held.tasks("train")[-1] and list(tasks[2:9:3]) == list(held.tasks("train")[2:9:3])
     assert read.fingerprint() == held.fingerprint()
+
+
+@pytest.mark.parametrize("kind", ["mixed", "graded"])
+def test_a_composite_reads_the_tasks_of_its_members_when_they_are_asked_for(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl", ROWS)
+    rooms = Keyhole(rows=2, columns=2, n_train=40)
+
+    def composite(questions: Dataset) -> Environment:
+        if kind == "graded":
+            return Graded(levels=(rooms, questions))
+        return Mixed(parts={"rooms": Share(environment=rooms), "questions": Share(environment=questions, weight=2)})
+
+    held, read = composite(Dataset(path=path)), composite(Dataset(path=path, max_held_mb=0))
+    tasks, wanted = read.tasks("train"), held.tasks("train")
+    assert isinstance(wanted, list) and not isinstance(tasks_of(read, "train"), list)
+    assert list(tasks) == wanted and tasks[-1] == wanted[-1] and list(tasks[2:9:3]) == wanted[2:9:3]
+    path.write_text("")  # nothing was kept of it
+    with pytest.raises(EnvError):
+        list(tasks)
+
+
+def test_a_composite_refuses_read_tasks_that_have_its_key_already(tmp_path: Path) -> None:
+    inner = Graded(levels=(Dataset(path=write(tmp_path, "jsonl", ROWS), max_held_mb=0), Keyhole()))
+    with pytest.raises(EnvError, match="have a level already"):
+        Graded(levels=(Keyhole(), inner)).tasks("train")
 
 
 @pytest.mark.parametrize("end", ["\r", "\r\n"])
