@@ -1,4 +1,7 @@
-"""Suite runner: task blocks, each stored before the next, so that evaluations can be resumed."""
+"""Suite runner: task blocks, each stored before the next, so that evaluations can be resumed.
+
+Of the block that is being played a journal keeps each attempt as it ends.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from rlhf.evaluation.answers import select_answers
 from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
+from rlhf.evaluation.journal import AttemptJournal
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.contrib.strategies import Strategy
 from rlhf.rollout.group_structure import Independent
@@ -81,7 +85,7 @@ async def play_part(
     strategy: Strategy | None = None,
     on_block: Callable[[Played], None] = lambda played: None,
 ) -> None:
-    """Attempt every task `attempts` times and write the attempts; blocks that `folder` has are not played again.
+    """Attempt every task `attempts` times and write the attempts; what `folder` has is not played again.
 
     Seeds depend on the task, the attempt and the runner's seed, so blocks and interruptions change nothing.
 
@@ -98,7 +102,7 @@ async def play_part(
 
     Raises:
         TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy; the
-            block is not written, so that a later call plays it afresh.
+            block is not written, so that a later call plays those that failed afresh.
     """
     writer, kept = TrajectoryWriter(folder), TrajectoryWriter(folder.with_name(CANDIDATES))
     there, candidates_there = (
@@ -123,7 +127,10 @@ async def play_part(
         else:
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
-            found = await patient.collect(block, group_size=made, grouping=rollout, sampling=sampling, step=STEP)
+            # What branches off another attempt shares its turns, which a journal of single attempts does not hold.
+            journal = None if rollout.n_rounds else AttemptJournal(folder / f"{name}-eval-{number:06d}.jsonl", name)
+            how: Any = {"grouping": rollout, "sampling": sampling, "journal": journal}
+            found = await patient.collect(block, group_size=made, step=STEP, **how)
             groups, spent = found.groups, None
             if strategy is not None:
                 timeout_s = runner.limits.reward_timeout_s
@@ -135,5 +142,7 @@ async def play_part(
                 candidates.judge(found.groups, runner.limits)
                 kept.write_groups(name, number, "eval", found.groups)
             writer.write_groups(name, number, "eval", groups, spent=spent)
+            if journal is not None:
+                journal.remove()
             solved = [t.solved for group in groups for t in group.trajectories]
         on_block(Played(name, len(block), sum(solved), len(solved)))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from agents.base import Agent
 from environments.base import Environment, max_concurrent_episodes
@@ -46,6 +46,18 @@ class Attempts:
     is_last: bool
 
 
+class Journal(Protocol):
+    """Attempts that are over and were kept, so that rollouts that were interrupted go on with the others."""
+
+    def held(self, task_id: str, attempt: int) -> Trajectory | None:
+        """Return the attempt of this number at a task; None where it has to be played."""
+        ...
+
+    def keep(self, trajectory: Trajectory) -> None:
+        """Keep an attempt in which no part failed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """Attempt to make: task index, occurrence, attempt number, branch point."""
@@ -78,6 +90,7 @@ async def finished_groups(
     earlier: Sequence[str] = (),
     grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
     players: Players | None = None,
+    journal: Journal | None = None,
     on_progress: OnProgress | None = None,
 ) -> AsyncGenerator[Attempts, None]:
     """Attempt each task `group_size` times, at most `limits.max_concurrent` at once, begun in the order of the tasks.
@@ -104,6 +117,8 @@ async def finished_groups(
         grouping: which of the attempts begin where the task does, and which leave from another attempt. A round of
             branches begins when the last of the round before is over.
         players: says who has seats of an attempt in the policy's place; None: nobody.
+        journal: holds attempts that need not be played, and is given each that is over; for attempts that all begin
+            where the task does.
         on_progress: called some times a second, also while everything waits, and at the end.
 
     Yields:
@@ -111,7 +126,7 @@ async def finished_groups(
         are over: `group_size` of them, or fewer where there was nothing to branch from. The others go on meanwhile.
     """
     board = Board(len(tasks) * group_size)
-    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players)
+    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players, journal)
     jobs = _jobs(tasks, grouping, group_size, earlier)
     n_at_once = min(limits.max_concurrent, max_concurrent_episodes(environment) or limits.max_concurrent)
     ended = [asyncio.Event() for _ in tasks]
@@ -201,22 +216,31 @@ class _Rollout:
         step: int,
         board: Board,
         players: Players | None,
+        journal: Journal | None,
     ) -> None:
         self._parts = (environment, agent, engine, renderer, limits, sampling)
         self._limits, self._seed, self._step = limits, seed, step
-        self._number, self._players = next(_runs), players
+        self._number, self._players, self._journal = next(_runs), players, journal
         self.board, self.lanes = board, lanes_of(environment)
 
     async def attempt(self, job: _Job) -> Trajectory:
+        """Make one attempt, or take the one that is held."""
+        held = self._journal.held(job.task.id, job.attempt) if self._journal else None
+        trajectory = held or await self._tried(job)
+        self.board.n_done += 1
+        self.board.n_solved += trajectory.solved
+        self.board.n_failed += trajectory.outcome.is_infrastructure_error
+        if self._journal and held is None and not trajectory.outcome.is_infrastructure_error:
+            self._journal.keep(trajectory)
+        return trajectory
+
+    async def _tried(self, job: _Job) -> Trajectory:
         """Make one attempt, afresh where that may help."""
         retry = 0
         trajectory = await self._once(job, retry)
         while trajectory.outcome in RETRYABLE and retry < self._limits.max_retries:
             retry += 1
             trajectory = await self._once(job, retry)
-        self.board.n_done += 1
-        self.board.n_solved += trajectory.solved
-        self.board.n_failed += trajectory.outcome.is_infrastructure_error
         return replace(trajectory, n_retries=retry)
 
     async def play(

@@ -19,7 +19,7 @@ from rlhf.data.generation import calls_of, counted_once
 from rlhf.inference.engine import RolloutEngine
 from rlhf.mapped_gather import gather_mapped
 from rlhf.processes import current
-from rlhf.rollout.group import finished_groups
+from rlhf.rollout.group import Journal, finished_groups
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import Players
@@ -196,6 +196,7 @@ class RolloutRunner:
         grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
         earlier: RolloutBatch | None = None,
         players: Players | None = None,
+        journal: Journal | None = None,
     ) -> RolloutBatch:
         """Attempt every task `group_size` times, as `grouping` says, and score the attempts, each group as it ends.
 
@@ -203,7 +204,7 @@ class RolloutRunner:
         mapped and not copied.
 
         Another round of a step is given the `earlier` ones: what is returned holds their groups first. `players` says
-        who has seats of an attempt in the policy's place.
+        who has seats of an attempt in the policy's place. Attempts that `journal` holds are scored and not played.
 
         Raises:
             TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
@@ -214,7 +215,7 @@ class RolloutRunner:
         share = here.share(len(tasks))
         own = tasks[share]
         earlier_ids = [*(group.task_id for group in before), *(task.id for task in tasks[: share.start])]
-        how: dict[str, Any] = {"grouping": grouping, "players": players, "earlier": earlier_ids}
+        how: dict[str, Any] = {"grouping": grouping, "players": players, "earlier": earlier_ids, "journal": journal}
         with span("rollout"):
             async with aclosing(self.groups(own, sampling, group_size=group_size, step=step, **how)) as found:
                 scored = [group async for group in found]

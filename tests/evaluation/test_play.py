@@ -1,0 +1,137 @@
+"""Evaluations that are interrupted, or in which too much fails, keep what is finished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from environments.base import Properties, StepResult
+from rewards.shaping.outcome import Outcome
+from rlhf.data import Action, Message, Role, SamplingParams, Task, Trajectory
+from rlhf.errors import EnvError, TrainingError
+from rlhf.evaluation.baselines import RandomSeedEngine, RandomSeedRenderer
+from rlhf.evaluation.journal import AttemptJournal
+from rlhf.evaluation.play import play_part
+from rlhf.evaluation.store import list_steps, read_columns
+from rlhf.rollout.limits import Limits
+from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.scoring import Weighted
+from tests.evaluation.test_store import trajectories
+
+TASKS = [Task(f"count/test/{i}", seed=i) for i in range(8)]
+COLUMNS = ["task_id", "attempt", "outcome", "turns", "generations", "score", "n_tokens", "n_retries", "opening"]
+
+
+class Episode:
+    """Two actions, of which the second decides."""
+
+    opening = StepResult("Say a number.")
+    n = 0
+
+    async def step(self, action: str) -> StepResult:
+        self.n += 1
+        return StepResult("Another.", 0.1, self.n == 2, success=self.n == 2 and int(action) % 2 == 0)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Counting:
+    """An environment that writes down which tasks are begun; those of `broken` cannot be."""
+
+    broken: frozenset[str] = frozenset()
+    begun: list[str] = field(default_factory=list)
+
+    @property
+    def properties(self) -> Properties:
+        return Properties()
+
+    def tasks(self, split: str) -> list[Task]:
+        return TASKS
+
+    def start(self, task: Task) -> Episode:
+        self.begun.append(task.id)
+        if task.id in self.broken:
+            raise EnvError("out of order", where="start")
+        return Episode()
+
+
+@dataclass(frozen=True)
+class Says:
+    """An agent that says what the policy draws, and waits for ever at a task."""
+
+    waits_at: str = ""
+
+    async def act(self, history: Any, policy: Any) -> Action:
+        if history.task.id == self.waits_at:
+            await asyncio.Event().wait()
+        generated = await policy.generate([Message(Role.USER, history.opening)])
+        return Action(generated.text, (generated.generation,))
+
+
+def played(folder: Path, environment: Counting, agent: Says, until: Callable[[], bool] | None = None) -> None:
+    """Play the tasks; where `until` is given, cancel it as Ctrl-C does once that is true."""
+    rewards = {"success": Weighted("success", 1.0, Outcome())}
+    limits = Limits(max_turns=3, max_concurrent=2, max_retries=0, max_error_fraction=0.3)
+    parts: Any = (environment, agent, rewards, RandomSeedEngine(), RandomSeedRenderer(), limits)
+
+    async def play() -> None:
+        how: dict[str, Any] = {"attempts": 1, "sampling": SamplingParams()}
+        playing = asyncio.create_task(play_part("p", TASKS, RolloutRunner(*parts, seed=3), folder, **how))
+        while until is not None and not until():
+            await asyncio.sleep(0.01)
+            assert not playing.done()
+        if until is not None:
+            playing.cancel()
+        await playing
+
+    asyncio.run(play())
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """What is stored, without times."""
+    found = [row for stored in list_steps(folder) for row in read_columns(stored.path, COLUMNS)]
+    return [{**row, "turns": [{**turn, "duration_s": 0} for turn in row["turns"] or ()]} for row in found]
+
+
+def test_what_is_finished_outlasts_an_interruption(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    played(whole, Counting(), Says())
+    [journal] = [cut / "p-eval-000000.jsonl"]
+    first = Counting()
+    # Task 2 never ends; the other seat plays all that come after it.
+    with pytest.raises(asyncio.CancelledError):
+        played(cut, first, Says(TASKS[2].id), lambda: journal.is_file() and journal.read_bytes().count(b"\n") == 7)
+    assert len(first.begun) == 8 and not list_steps(cut)  # one block
+    with journal.open("ab") as file:
+        file.write(b'\n{"step": 0, "stage": "p", "ta')  # where a process was killed
+    again = Counting()
+    played(cut, again, Says())
+    assert again.begun == [TASKS[2].id]
+    assert rows(cut) == rows(whole) and len(rows(whole)) == 8
+    assert sorted(p.name for p in cut.iterdir()) == sorted(p.name for p in whole.iterdir())  # the journal is gone
+
+
+def test_where_too_much_fails_only_what_failed_is_played_again(tmp_path: Path) -> None:
+    broken = frozenset(task.id for task in TASKS[3:6])
+    with pytest.raises(TrainingError, match="38% of the attempts failed"):
+        played(tmp_path / "failed", Counting(broken), Says())
+    again = Counting()
+    played(tmp_path / "failed", again, Says())
+    assert set(again.begun) == broken
+    played(tmp_path / "whole", Counting(), Says())
+    assert rows(tmp_path / "failed") == rows(tmp_path / "whole")
+
+
+@given(kept=trajectories())
+def test_a_journal_holds_attempts_exactly(tmp_path_factory: pytest.TempPathFactory, kept: Trajectory) -> None:
+    path = tmp_path_factory.mktemp("journal") / "p.jsonl"
+    AttemptJournal(path, "p").keep(kept)
+    assert AttemptJournal(path, "p").held(kept.task_id, kept.attempt) == kept
