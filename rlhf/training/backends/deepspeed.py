@@ -121,7 +121,7 @@ class DeepSpeedTrainer(DistributedTrainer):
 
     @contextmanager
     def _left_alone(self, unused: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        with super()._left_alone(unused), self.optimizer.without_means(unused if self.kind.zero else ()):
+        with self.optimizer.without_means(unused):
             yield
 
     def _backward(self, loss: torch.Tensor, *, is_last: bool) -> None:

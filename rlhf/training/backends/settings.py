@@ -169,7 +169,7 @@ class DeepSpeed:
         """Refuse critics, references, formats and bases that do not go with it."""
         yield from shared_problems(self, context)
         lora, decay = context.recipe.policy.lora, context.stage.optimizer.weight_decay
-        if self.zero and lora is not None and lora.roles and decay:
+        if lora is not None and lora.roles and decay:
             yield Problem(
                 "weight decay would move adapters that read nothing in an update",
                 where=f"{context.stage_path}.optimizer.weight_decay",
