@@ -14,6 +14,7 @@ from tests import recipe_parts
 ALONE = ["stages.1.group_size=1", "stages.1.advantage={kind: grpo, single_group: raw}"]
 WITH_PENALTY = "rewards={solved: {kind: outcome}, invalid: {kind: invalid_action}}"
 WITH_CRITIC = ["stages.1.advantage={kind: gae}", "stages.1.critic={}"]
+WITH_NFT = ["stages.1.advantage={kind: dr_grpo}", "stages.1.loss={kind: nft}"]
 
 
 @pytest.fixture
@@ -32,9 +33,11 @@ def echo(tmp_path: Path) -> Path:
         (["stages.1.sampler={kind: greso}", *ALONE], "stages[1].group_size"),
         (["stages.1.selection={kind: dynamic}", *ALONE], "stages[1].group_size"),
         (["stages.1.selection={kind: uncertain}", *ALONE], "stages[1].group_size"),
+        (["stages.1.selection={kind: uncertain, rule: reweight}", *WITH_NFT], "stages[1].selection.rule"),
+        (["stages.1.selection={kind: uncertain, scaling: sqrt}", *WITH_NFT], "stages[1].selection.scaling"),
     ],
 )
-def test_metric_and_group_size_are_refused(echo: Path, overrides: list[str], where: str) -> None:
+def test_metric_group_size_and_factors_are_refused(echo: Path, overrides: list[str], where: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load(echo, overrides)
     assert caught.value.where == where

@@ -44,6 +44,7 @@ class NFT(Regularized):
     Source: Negative-aware fine-tuning, arXiv 2505.18116; its code, `dp_actor.py` (bounds of q and log ρ).
     """
 
+    needs_unscaled_advantages: ClassVar[bool] = True
     ratio_keys: ClassVar[tuple[str, ...]] = ("min_negative",)
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("negative_weight", 0, ("min_negative",)),)
 

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.groups import mean_and_std
 from rlhf.data import ScoredGroup
+from rlhf.losses.policy_loss import LossNeeds
 from rlhf.settings import STRICT
 from rlhf.tasks.group_metric import alone, measured, unmeasurable
 from rlhf.tasks.selection import Selection
@@ -74,9 +75,19 @@ class Uncertain:
             raise ValueError(f"value: 0 leaves {self.rule} nothing to choose by")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a metric that the rewards do not have, and groups of one."""
+        """Refuse a metric that the rewards do not have, groups of one, and a loss that takes no factors."""
         yield from unmeasurable(self.metric, context)
         yield from alone("selection", self, context)
+        loss, scales = context.stage.loss, self.rule == "reweight" or self.scaling != "none"
+        if scales and LossNeeds(loss).needs_unscaled_advantages:
+            key, other = ("rule", "top_k") if self.rule == "reweight" else ("scaling", "none")
+            yield Problem(
+                "this selection multiplies the advantages, and the loss reads shares of right attempts off them",
+                where=context.at(key),
+                got=f"{getattr(self, key)}, with loss {context.kind_of('loss', loss)}",
+                expected="advantages as the estimator gives them",
+                do=f"use {key}: {other}, or another loss",
+            )
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about groups that a critic could have learnt from."""
