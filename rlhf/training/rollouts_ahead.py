@@ -235,8 +235,9 @@ class RolloutsAhead(StageHook):
 
     async def before_snapshot(self, run: RunContext, *, is_checkpoint: bool) -> None:
         """Wait for what runs, where an evaluation or a checkpoint that drains comes next."""
-        shares_servers = run.background_evaluation is None
-        is_evaluation = shares_servers and is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
+        evaluates = is_due(self.stage.evaluate_every, run.state.step, self.stage.steps)
+        is_evaluation = evaluates and run.background_evaluation is None
+        is_checkpoint = is_checkpoint or evaluates  # an evaluation in the background begins with one
         if is_evaluation or (is_checkpoint and self.settings.checkpoint == "drain"):
             who = "an evaluation waits for" if is_evaluation else "a checkpoint waits for"
             ask = None if self.controller is None else self.controller.is_drained

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,6 +240,35 @@ def test_a_step_is_incomplete_while_its_thread_is_at_work_whoever_stops_waiting(
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "in_background", "waits"),
+    [
+        ("drain", True, True),
+        ("now", True, False),
+        ("now", False, True),
+    ],
+)
+def test_an_evaluation_waits_for_running_groups_or_its_checkpoint_does(
+    tmp_path: Path, checkpoint: str, in_background: bool, waits: bool
+) -> None:
+    recipe_ = load(recipe(tmp_path, {"staleness": 1, "checkpoint": checkpoint}, {"evaluate_every": 2}))
+    ahead = RolloutsAhead(Lookahead(recipe_.asynchrony, pack_groups, unpack_groups), recipe_.stages[1], source=None)  # type: ignore[arg-type]
+    asked: list[float] = []
+
+    async def is_drained(wait_s: float) -> bool:
+        asked.append(wait_s)
+        return True
+
+    ahead.controller = SimpleNamespace(is_drained=is_drained)  # type: ignore[assignment]
+    beside = object() if in_background else None
+    for step, expected in ((1, False), (2, waits)):
+        run: Any = SimpleNamespace(
+            background_evaluation=beside, state=SimpleNamespace(step=step), runner=SimpleNamespace(engine=None)
+        )
+        asyncio.run(ahead.before_snapshot(run, is_checkpoint=False))
+        assert bool(asked) == expected
 
 
 def test_an_engine_with_old_weights_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
