@@ -590,6 +590,16 @@ def test_an_engine_that_sleeps_takes_no_memory_from_an_update(tmp_path: Path) ->
     assert needed("engine.kv_cache_gb=1") == 10 + 5 + 5 + 30, "the share is not looked at"
 
 
+def test_each_part_of_an_engine_keeps_the_keys_and_values_of_its_heads(tmp_path: Path) -> None:
+    def cached(tensor_parallel: int) -> float:
+        engine = f"engine={{kind: vllm, tensor_parallel: {tensor_parallel}}}"
+        [estimate] = estimates(recipe(tmp_path, SEVEN_B, engine, family="qwen2"))
+        return estimate.values()["kv_cache"]
+
+    assert (cached(2), cached(4)) == (cached(1) / 2, cached(1) / 4)
+    assert cached(7) == cached(4), "4 heads of keys and values: from 4 parts on each has one"
+
+
 def test_what_comes_and_goes_on_the_host_hides_nothing_that_does_on_the_gpu(tmp_path: Path) -> None:
     held = (Part("weights", 10), Part("engine", 0), Part("program", 99, on_host=True))
     passing = ((Part("activations", 30), Part("logits", 1)), (Part("loading", 50, on_host=True),))

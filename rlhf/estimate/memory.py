@@ -23,6 +23,7 @@ from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
 from rlhf.estimate.meta import Parameter, config_of, count, dtype_of, meta_model, parameters_of, shaped
 from rlhf.estimate.trainer_memory import alone, buffers, parts_on_host, trainer_bytes
+from rlhf.inference.model_config import ModelConfig
 from rlhf.inference.settings import VllmSettings, kv_bytes_per_token
 from rlhf.losses.policy_loss import LossNeeds
 from rlhf.training.backends.settings import DeepSpeed, Fsdp
@@ -225,6 +226,8 @@ def _kv_cache(recipe: Recipe, stage: Any, config: Any, n_processes: int) -> tupl
         return int(engine.kv_cache_gb * 1e9), int(engine.kv_cache_gb * 1e9)
     in_fp8 = isinstance(engine, VllmSettings) and engine.kv_cache_dtype == "fp8"
     per_token = kv_bytes_per_token(text, 1 if in_fp8 else _engine_size(recipe, dtype_of(recipe.policy)))
+    if isinstance(engine, VllmSettings):  # whose parts hold the heads of keys and values that are theirs
+        per_token //= min(engine.tensor_parallel, ModelConfig(text).n_key_value_heads)
     context = limits.max_context or text.max_position_embeddings
     sessions = min(engine.max_sessions, limits.max_concurrent)
     most = per_token * context * sessions
