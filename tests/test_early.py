@@ -15,7 +15,7 @@ from rlhf.commands.check_availability import models_of, refuse_unreachable_model
 from rlhf.data import Task
 from rlhf.errors import EnvError, ModelError, RecipeError, RewardError
 from rlhf.evaluation.store import read_trajectories
-from rlhf.recipe import load
+from rlhf.recipe import Recipe, load
 from rlhf.rollout.episode import UNDECIDED
 from rlhf.training.policy.model import FromScratch
 from tests.training import runs
@@ -174,6 +174,29 @@ def test_a_watched_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> N
     said: list[str] = []
     asyncio.run(try_once(load(runs.write(tmp_path, STAGES, rewards=rewards)), said.append))
     assert len(said) == 1 and "own fails" in said[0] and "facter" in said[0]
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [
+        {"kind": "hrpo", "reward": "right"},
+        {"kind": "two_level", "low_reward": "right"},
+        {"kind": "two_level", "low": {"kind": "hrpo", "reward": "right"}},
+    ],
+)
+def test_a_reward_without_values_per_turn_is_told_of_where_an_estimator_reads_them(
+    tmp_path: Path, advantage: dict[str, Any]
+) -> None:
+    def made(kind: str) -> Recipe:
+        rewards = {"right": {"kind": kind}, "success": {"kind": "outcome"}}
+        stages = [STAGES[0], STAGES[1] | {"advantage": advantage}]
+        agent = {"kind": "planner"} if advantage["kind"] == "two_level" else runs.BASE["agent"]
+        return load(runs.write(tmp_path, stages, rewards=rewards, agent=agent))
+
+    asyncio.run(try_once(made("environment")))
+    with pytest.raises(RecipeError, match="reads values per turn") as error:
+        asyncio.run(try_once(made("outcome")))
+    assert error.value.where == "rewards.right"
 
 
 def test_a_trial_leaves_no_trace_in_a_reward(tmp_path: Path) -> None:

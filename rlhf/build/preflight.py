@@ -17,7 +17,8 @@ from rewards.combinators.parts import compared_in, with_parts
 from rlhf.build.program_trial import ProgramTrial, temperatures_of
 from rlhf.build.reference_trial import to_try
 from rlhf.capabilities import Capability, CapabilityView
-from rlhf.data import Outcome, Task, Trajectory
+from rlhf.credit.estimator import EstimatorCapabilities, with_nested
+from rlhf.data import Outcome, ScoredGroup, Task, Trajectory
 from rlhf.data.report import counted, one_line
 from rlhf.data.untrusted import shown
 from rlhf.errors import EnvError, RecipeError, RewardError
@@ -178,6 +179,7 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
         attempts = [replace(attempt, attempt=i) for i in range(n)]
         found = await score_group(task, attempts, alone, timeout_s=recipe.limits.reward_timeout_s)
         if not found.failures:
+            _check_per_turn(recipe, found, name, f"{path}rewards.{name}")
             continue
         message = one_line(found.failures[0].message)
         if weighted.watch:
@@ -189,6 +191,20 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
             got=message,
             expected="a number or a verdict for every attempt, a bad one too",
             hint="fix it, and try it alone, from a file of its own: `rlhf check reward ./FILE.py:NAME`",
+        )
+
+
+def _check_per_turn(recipe: Recipe, found: ScoredGroup, name: str, where: str) -> None:
+    """Raise RecipeError where an estimator reads values per turn of a reward that gives none."""
+    learning = [stage for stage in recipe.stages if isinstance(stage, PolicyGradient)]
+    named = {EstimatorCapabilities(part).turn_reward for stage in learning for part in with_nested(stage.advantage)}
+    if name in named and any(score.parts[name].per_turn is None for score in found.scores):
+        raise RecipeError(
+            "the advantage estimator reads values per turn, and this reward gives none",
+            where=where,
+            got="a Verdict without per_turn for an attempt by random actions",
+            expected="a Verdict with per_turn",
+            hint="name a reward that judges each turn, such as environment, invalid_action or turn_cost",
         )
 
 

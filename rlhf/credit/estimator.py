@@ -67,6 +67,8 @@ class EstimatorCapabilities(CapabilityView):
     """Kind of critic that it compares with."""
     takes_critic = Capability("", str)
     """Kind of critic that is optional for it."""
+    turn_reward = Capability[str | None](None, str)
+    """Name of the reward whose values per turn it reads."""
     needs_branches = Capability[object](False)
     """It compares attempts that branch."""
 

@@ -36,7 +36,7 @@ class HRPO:
 
     reward: str
     """Name of the reward, a key of `rewards`, whose values per turn are r."""
-    step_weight: float = 1.0
+    step_weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """w, the weight of r."""
     exempt_turns: Annotated[int, Field(ge=0)] = 0
     """Turns at the start of each trajectory in which an r below 0 counts as 0."""
@@ -49,6 +49,11 @@ class HRPO:
         """Refuse the name of no reward."""
         if self.reward not in context.recipe.trained_rewards:
             yield names_no_reward(self.reward, "reward", context)
+
+    @property
+    def turn_reward(self) -> str:
+        """Name of the reward whose values per turn it reads."""
+        return self.reward
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`. Raises DataError where the reward has no values per turn."""

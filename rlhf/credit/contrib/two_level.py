@@ -115,6 +115,11 @@ class TwoLevel:
             yield missing_part(self, context, why, "use agent: {kind: planner}, or another estimator")
 
     @property
+    def turn_reward(self) -> str | None:
+        """Name of the reward whose values per turn it reads."""
+        return self.low_reward
+
+    @property
     def needs_values(self) -> bool:
         """True if the estimator of a level needs a critic."""
         return any(e.needs_values for e in (self.high, self.low) if e is not None)
