@@ -23,8 +23,9 @@ def ratio_metrics(inputs: LossInputs) -> tuple[dict[str, torch.Tensor], dict[str
     """Return (metrics, metrics_max) that every policy loss logs.
 
     `loss/approx_kl` is k3 of KL(old ‖ policy), the mean of ρ − 1 − log ρ. `loss/entropy` is the given entropy, or where
-    none was computed its estimate from the sampled tokens, the mean of −log π. Tokens that the policy did not sample
-    count as ratios of 1. How far the engine is from the trainer is no matter of the loss: `rlhf.losses.mismatch` tells.
+    none was computed its estimate, the mean of −log π over all tokens, which is too high where another policy sampled
+    them. Such tokens count as ratios of 1. How far the engine is from the trainer is no matter of the loss:
+    `rlhf.losses.mismatch` tells.
     """
     policy = inputs.policy_logprobs.detach()
     moved = log_ratio(policy, inputs.old_logprobs)
