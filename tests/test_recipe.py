@@ -474,6 +474,25 @@ def change(path: Path, *overrides: str) -> RecipeError:
         (["environment={kind: ./parts.py:Mute}"], "stages[0].kind", "plan(task, taken)"),
         (["rewards={}"], "rewards", "at least one reward"),
         (["rewards.right.weight=0"], "rewards", "with a weight"),
+        (["stages.1.rewards={}"], "stages[1].rewards", "with a weight"),
+        (["stages.1.rewards={right: 0}"], "stages[1].rewards", "with a weight"),
+        (["stages.1.rewards={own: {kind: outcome, weight: 0}}"], "stages[1].rewards", "with a weight"),
+        (["stages.1.optimizer.lr=.inf"], "stages[1].optimizer.lr", "a number"),
+        (["stages.1.optimizer.eps=.inf"], "stages[1].optimizer.eps", "a number"),
+        (["stages.1.optimizer.weight_decay=.inf"], "stages[1].optimizer.weight_decay", "a number"),
+        (["stages.1.loss={kind: ppo_clip, entropy_coef: .inf}"], "stages[1].loss.entropy_coef", "a number"),
+        (["stages.1.loss={kind: ppo_clip, kl: k3, kl_coef: .inf}"], "stages[1].loss.kl_coef", "a number"),
+        (["stages.1.advantage={kind: gigpo, step_weight: .inf}"], "stages[1].advantage.step_weight", "a number"),
+        (
+                ["stages.1.advantage={kind: hrpo, reward: right, step_weight: .nan}"],
+                "stages[1].advantage.step_weight", "a number",
+            ),
+        (["stages.1.advantage={kind: grpo_lead, wrong_score: .nan}"], "stages[1].advantage.wrong_score", "a number"),
+        (
+            ["stages.1.advantage={kind: grpo_lead, correct_above: .nan}"],
+            "stages[1].advantage.correct_above", "a number",
+        ),
+        (["policy.initializer_range=.inf"], "policy.initializer_range", "a number"),
         (["stages.1.advantage={kind: ./parts.py:Critical}"], "stages[1].advantage.kind", "needs_values = False"),
         (["stages.1.minibatches=21"], "stages[1].minibatches", "at most tasks_per_step x group_size = 20"),
         (["stages.1.loss={kind: ppo_clip, kl_coef: 0.1}"], "stages[1].loss", "kl_coef"),
@@ -517,6 +536,11 @@ def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: st
     error = change(echo, *overrides)
     assert error.where == where, str(error)
     assert expected in error.expected, str(error)
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
+def test_a_number_that_is_not_finite_is_named_so(echo: Path, value: str) -> None:
+    assert change(echo, f"stages.1.temperature={value}").what == "this number is not finite"
 
 
 def test_a_group_of_one_is_fine_where_the_raw_score_is_asked_for(echo: Path) -> None:

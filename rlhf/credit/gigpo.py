@@ -43,7 +43,7 @@ class GiGPO:
     needs_values: ClassVar[bool] = False
     min_group: ClassVar[int] = 2
 
-    step_weight: Annotated[float, Field(ge=0)] = 1.0
+    step_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """ω, the weight of the state-level advantage."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount per turn of the returns compared in a state group."""

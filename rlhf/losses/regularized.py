@@ -35,14 +35,14 @@ class Regularized:
     kl: KLKind | None = None
     """KL estimator to the reference: k2, k3, k1+ or k3+ (`rlhf.losses.kl`); null needs no reference model. With
     `kl_coef` 0 the KL is only logged."""
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    kl_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """KL coefficient β, in units of loss per nat."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
     """Adaptive KL: target in nats per token; β starts at `kl_coef` and is adapted after each step; null keeps it fixed.
     """
     kl_horizon: Annotated[int, Field(ge=1)] = 10_000
     """Adaptive KL: trajectories over which a KL that is 20% or more off its target changes β by a fifth."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Coefficient c of the entropy bonus, in units of loss per nat."""
 
     def __post_init__(self) -> None:

@@ -260,6 +260,15 @@ def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
                 do = nearest(name, known) or "name a reward of the recipe that is not watched"
                 yield Problem("there is no such reward", f"{where}.{name}", name, ", ".join(known) or "no rewards", do)
         counting = {name for name, weight in own.items() if weight and name in known}
+        is_learning = any(stage is one for _, one in view.learning)
+        if is_learning and stage.weights is not None and not counting and not stage.own_rewards:
+            yield Problem(
+                "every reward has weight 0",
+                where=where,
+                got=", ".join(stage.rewards) or "no rewards",
+                expected="at least one reward with a weight",
+                do=f"add {where}: {{NAME: 1.0}}, or remove the key, which leaves the recipe's weights",
+            )
         late = {name for name in counting if (at := awaited[name]) is not None and at >= i}
         if late and late == counting and not stage.own_rewards and not stage.reads_file:
             yield Problem(

@@ -55,6 +55,8 @@ def _of_type(error: ValidationError, annotation: Any, value: Any, path: str) -> 
             annotation, value, path = _element(annotation, part), value[part], f"{path}[{part}]"
         elif isinstance(value, Mapping) and part in value:
             annotation, value, path = _element(annotation, -1), value[part], join(path, str(part))
+    if first["type"] == "finite_number":
+        return wrong("this number is not finite", annotation, value, path)
     return wrong("value out of range" if ranged else "wrong type", annotation, value, path)
 
 

@@ -36,9 +36,9 @@ class GRPOLead:
 
     alpha: Annotated[float, Field(ge=0)] = 0.05
     """α, the effect of one standard deviation of length on the score of a correct trajectory."""
-    wrong_score: float = -1.0
+    wrong_score: Annotated[float, Field(allow_inf_nan=False)] = -1.0
     """R' of a wrong trajectory, replacing its score."""
-    correct_above: float | None = None
+    correct_above: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """null: an attempt is correct if the environment reports success. A number: if its total score is above it."""
     min_weight: Annotated[float, Field(ge=0)] = 0.4
     """A, the weight that w falls to."""

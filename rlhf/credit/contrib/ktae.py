@@ -49,7 +49,7 @@ class KTAE(Wrapper):
     """Saturation constant k1 of x and y in an id's frequency; larger saturates later."""
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5
     """β, how much they make up for one side having sampled more tokens."""
-    correct_above: float | None = None
+    correct_above: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """null: an attempt is correct if the environment reports success. A number: if its total score is above it."""
 
     def __post_init__(self) -> None:

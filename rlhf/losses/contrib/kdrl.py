@@ -47,7 +47,7 @@ class KDRL(PPOClip):
     """β in the last step."""
     teach: Teach = "all"
     """Attempts to distil: all, the wrong ones, or those of groups without a correct attempt."""
-    correct_above: float = 0.0
+    correct_above: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """An attempt with a higher score is correct."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

@@ -25,13 +25,13 @@ MAX_SKIPPED = 5
 class AdamW:
     """Decoupled weight decay Adam (Loshchilov & Hutter, arXiv 1711.05101) with linear warm-up and a schedule."""
 
-    lr: Annotated[float, Field(gt=0)] = 1e-6
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.99)
     """AdamW β₁ and β₂."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
     """AdamW ε."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule after warm-up: constant, or decay to `final_lr_share` of the peak after the updates of the

@@ -40,7 +40,7 @@ class ImitateFailed:
 
     size: Annotated[int, Field(ge=1)] = 16
     """Tasks per SFT update."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.001
+    entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.001
     """Coefficient c of the entropy bonus, in units of loss per nat."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

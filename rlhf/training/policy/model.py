@@ -58,7 +58,7 @@ class FromScratch:
     """Make each digit a token of its own, for worlds in which numbers are computed with."""
     max_context: Annotated[int, Field(ge=16)] = 1024
     """Maximum context length: prompt and generation together."""
-    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    initializer_range: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.02
     """Standard deviation of the initial weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights, initialised in float32; the optimizer keeps float32 masters."""
