@@ -1,5 +1,1 @@
 """Text environments: adapters of real packages. Importing this loads none of them."""
-
-from rlhf.moved import install
-
-install()

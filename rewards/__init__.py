@@ -1,5 +1,1 @@
 """Rewards: verifiers, judges, reward models and shaping. Importing this loads no torch."""
-
-from rlhf.moved import install
-
-install()

@@ -1,10 +1,6 @@
 """Post-train LLM agents with reinforcement learning. Importing this package loads nothing heavy."""
 
-from rlhf.moved import install
-
 __version__ = "0.1.0"
-
-install()
 
 #: Names that a program uses, by the module that has them; imported when they are asked for.
 _LAZY = {

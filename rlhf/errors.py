@@ -124,6 +124,10 @@ class CheckpointError(RlhfError):
     """A checkpoint cannot be written or read."""
 
 
+class RenamedWarning(FutureWarning):
+    """A recipe key of before the redesign, which still works for one release."""
+
+
 @contextmanager
 def boundary(kind: type[RlhfError], where: str, hint: str = "") -> Iterator[None]:
     """Attribute any plain exception raised inside to `kind`, keeping the original as its cause."""

@@ -46,7 +46,7 @@ print(len(names), sorted({{"torch", "transformers", "gymnasium", "textworld_expr
 def test_importing_the_package_loads_the_standard_library_at_most() -> None:
     loaded = python("import sys; before = set(sys.modules); import rlhf; print(*(set(sys.modules) - before))").split()
     others = {name for name in loaded if name.split(".")[0] not in sys.stdlib_module_names}
-    assert others == {"rlhf", "rlhf.moved"}
+    assert others == {"rlhf"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["recipes", "--kinds"]])

@@ -14,8 +14,7 @@ from rewards.contrib.guides import Subgoals
 from rewards.judges.judge import Grade
 from rewards.sandbox.container import Container
 from rlhf.cli import app
-from rlhf.errors import RecipeError
-from rlhf.moved import RenamedWarning
+from rlhf.errors import RecipeError, RenamedWarning
 from rlhf.recipe.builder import build
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.renamed import RENAMED_KEYS

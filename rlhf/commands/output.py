@@ -27,9 +27,8 @@ import typer
 from rich.text import Text
 
 from rlhf.digests import has_digests
-from rlhf.errors import CheckpointError, RecipeError, RlhfError, nearest
+from rlhf.errors import CheckpointError, RecipeError, RenamedWarning, RlhfError, nearest
 from rlhf.finite import finite
-from rlhf.moved import RenamedWarning
 from rlhf.terminal import CleanConsole, clean
 
 P = ParamSpec("P")
@@ -87,7 +86,7 @@ def caution(text: str) -> None:
 
 @contextmanager
 def renamed_names_told() -> Iterator[None]:
-    """Context that prints each renamed recipe key or import once, with its new name."""
+    """Context that prints each renamed recipe key once, with its new name."""
     shown = set[str]()
     with warnings.catch_warnings():
         usual = warnings.showwarning

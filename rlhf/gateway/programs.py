@@ -5,57 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rlhf.errors import EnvError
 from rlhf.gateway.program import Program
 from rlhf.gateway.server import Gateway
 from rlhf.gateway.session import Session
 
+if TYPE_CHECKING:
+    from rlhf.gateway.environment import External
+
 #: Variable of the environment with the key by which programs ask for attempts.
 KEY = "RLHF_GATEWAY_KEY"
 #: Programs that may end one after the other without an attempt between.
 _MOST_FAILED = 3
 
-_of: dict[ProgramSettings, Programs] = {}
-
-
-class ProgramSettings(Protocol):
-    """Settings of an environment whose attempts are made by programs."""
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Words of the command; none where agents come by themselves."""
-
-    @property
-    def n_programs(self) -> int | None:
-        """Programs that run at a time, each for one attempt after the other; None is one for each attempt."""
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Of the programs' environment, beside this process's own."""
-
-    @property
-    def memory_mb(self) -> int | None:
-        """Address space of a program."""
-
-    @property
-    def cpu_s(self) -> float | None:
-        """Processor time of a program."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder that a program runs in."""
-
-    @property
-    def host(self) -> str:
-        """Address that the gateway listens on."""
-
-    @property
-    def port(self) -> int:
-        """Port of that address; 0 takes a free one."""
+_of: dict[External, Programs] = {}
 
 
 class Programs:
@@ -69,7 +34,7 @@ class Programs:
         told: limits that end a wait which was warned of.
     """
 
-    def __init__(self, settings: ProgramSettings) -> None:
+    def __init__(self, settings: External) -> None:
         self._settings = settings
         self.gateway: Gateway | None = None
         self.told: set[str] = set()
@@ -171,6 +136,6 @@ class Programs:
             self._restarting = asyncio.create_task(self._start(self.gateway))
 
 
-def programs_of(settings: ProgramSettings) -> Programs:
+def programs_of(settings: External) -> Programs:
     """Return the gateway and programs that attempts of an environment share in this process."""
     return _of.setdefault(settings, Programs(settings))

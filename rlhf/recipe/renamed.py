@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf.errors import RecipeError
-from rlhf.moved import RenamedWarning
+from rlhf.errors import RecipeError, RenamedWarning
 
 _CRITICS = (
     "rlhf.training.critics.values:Critic",
