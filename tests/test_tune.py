@@ -201,6 +201,14 @@ def test_a_task_counts_once_with_however_many_seeds(
     assert "+100.0, +50.0, +0.0; the interval is of these runs" in capsys.readouterr().out
 
 
+def test_no_run_of_a_tuning_is_pushed(tmp_path: Path) -> None:
+    recipe = str(recipe_parts.write(tmp_path))
+    hub = ("push_to_hub={repo: me/small}",)  # which no test can reach: a run that would be pushed to it fails at once
+    tuning = Tuning(recipe, hub, load(recipe, list(hub)), tmp_path / "tuned", 1)
+    tuning.check([(), ("stages.1.group_size=2",)], 1)
+    assert tuning._trained(tmp_path / "tuned" / "run", (), 0, 1, tuning.held_out) is not None
+
+
 @pytest.mark.extended
 def test_choices_are_trained_the_best_goes_on_and_is_judged_with_other_seeds(tmp_path: Path) -> None:
     recipe = recipe_parts.write(tmp_path)

@@ -54,8 +54,8 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
 
 
 def shortened(recipe: Recipe, n_steps: int) -> list[str]:
-    """Return overrides that leave `n_steps` of every stage, and next to nothing of evaluations."""
-    found = [f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
+    """Return overrides that leave `n_steps` of every stage, next to nothing of evaluations, and publish nothing."""
+    found = ["push_to_hub=null", "trackers=[]", f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
     found += [f"rewards.{name}.watch.window={Watch().window}" for name, one in recipe.rewards.items() if one.watch]
     for i, stage in enumerate(recipe.stages):
         if isinstance(stage, Supervised) and stage.reads_file:

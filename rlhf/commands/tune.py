@@ -293,7 +293,8 @@ class Tuning:
             words = ["--resume", str(run), f"steps={steps}"]
             if not (run / "recipe.yaml").is_file():
                 at = f"stages.{len(self.loaded.stages) - 1}.steps={steps}"
-                words = [self.recipe, *self.overrides, *choice, *more, f"seed={seed}", at, "--out", str(run)]
+                own = (f"seed={seed}", at, "push_to_hub=null")  # none of the runs is the one to publish
+                words = [self.recipe, *self.overrides, *choice, *more, *own, "--out", str(run)]
             if not _ends(words, run):
                 caution(f"{run} failed, and its choice is left out: {_words(choice)}")
                 return None

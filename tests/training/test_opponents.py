@@ -247,6 +247,12 @@ def test_a_trial_is_shorter_than_the_window_of_a_watched_reward() -> None:
     assert load("quickstart", ["rewards.seen={kind: called, tool: move, watch: {window: 30}}", *shortened(watched, 2)])
 
 
+def test_a_trial_publishes_nothing() -> None:
+    published = load("quickstart", ["push_to_hub=me/small", "trackers=[{kind: wandb}]"])
+    trial = load("quickstart", ["push_to_hub=me/small", "trackers=[{kind: wandb}]", *shortened(published, 2)])
+    assert trial.push_to_hub is None and trial.trackers == ()
+
+
 def test_turns_of_older_versions_are_drawn_read_and_never_trained_on() -> None:
     policy, made = tiny.policy(), league(by="turn", share=0.4)
     made.versions[10] = Version(moved(policy), 1)
