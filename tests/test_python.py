@@ -26,7 +26,7 @@ from environments.base import Properties, StepResult
 from environments.games.countdown import Countdown
 from rlhf.api import frames
 from rlhf.api.background import Background
-from rlhf.api.train import overrides_of
+from rlhf.api.train import _Work, overrides_of
 from rlhf.api.values import Arguments
 from rlhf.build.processes import STOP_REQUEST
 from rlhf.commands.evaluate import recipe_and_checkpoint
@@ -263,6 +263,18 @@ def test_overrides_from_python_may_be_infinite_and_name_rewards(tmp_path: Path) 
     text = "\U0001f600 \\ud83d\\ude00 \u2028 \x7f"
     [line] = overrides_of(Arguments(tmp_path), {"rewards": {"x": {"text": text}}}, joins_rewards=True)
     assert parse(line.partition("=")[2], "line") == text
+
+
+def test_a_key_beside_a_whole_part_changes_it(folder: Path) -> None:
+    recipe = {"policy": SMALL["policy"], "stages": [grpo()]}
+    keys = {"rewards.right.weight": 0.25, "environment.max_rows": 50}
+    parts = ({"right": {"kind": "exact_match"}}, ROWS, None)
+    loaded = _Work(recipe, *parts, (), None, None, False, False, keys).loaded
+    assert loaded.rewards["right"].weight == 0.25 and loaded.environment.max_rows == 50
+    given = overrides_of(
+        Arguments(folder), {"rewards": {"x": "exact_match"}, "rewards.x.weight": 2}, joins_rewards=True
+    )
+    assert given == ['rewards.x="exact_match"', "rewards.x.weight=2"]
 
 
 def test_a_home_folder_is_a_run_in_calls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

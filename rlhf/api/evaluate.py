@@ -116,7 +116,7 @@ def evaluate(
     parts = {"rewards": rewards, "environment": environment, "agent": agent}
     asked = EvaluationRequest(
         target=_target(policy),
-        overrides=tuple(overrides_of(arguments, {**overrides, **parts}, joins_rewards=True)),
+        overrides=tuple(overrides_of(arguments, {**parts, **overrides}, joins_rewards=True)),
         suite=checked.text(suite, _CALL, "suite", "quick"),
         split=None if split is None else checked.text(split, _CALL, "split", "test"),
         n=checked.count(n, _CALL, "n"),

@@ -179,7 +179,7 @@ class _Work:
         self._callbacks = Callbacks.of(self.callbacks)
         self._arguments = Arguments((self._out.parent if self._out else Path("runs")) / "tasks")
         parts = {"rewards": self.rewards, "environment": self.environment, "agent": self.agent}
-        texts = overrides_of(self._arguments, {**self.overrides, **parts}, joins_rewards=self._resume is not None)
+        texts = overrides_of(self._arguments, {**parts, **self.overrides}, joins_rewards=self._resume is not None)
         with given(self._arguments.parts):
             if self._resume is not None:
                 self._refuse_recipe()
@@ -242,9 +242,11 @@ def overrides_of(arguments: Arguments, overrides: Mapping[str, Any], *, joins_re
         key: arguments.key(key, value) for key, value in overrides.items() if value is not None or key not in PARTS
     }
     if joins_rewards and "rewards" in plain:  # beside those that the run has besides
+        joined: dict[str, Any] = {}
         for name, keys in plain.pop("rewards").items():
             own = {f".{key}": value for key, value in keys.items()} if isinstance(keys, Mapping) else {"": keys}
-            plain |= {f"rewards.{name}{key}": value for key, value in own.items()}
+            joined |= {f"rewards.{name}{key}": value for key, value in own.items()}
+        plain = joined | plain  # keys of one of them come after it
     return [f"{key}={checked.yaml_line(value)}" for key, value in plain.items()]
 
 
