@@ -17,6 +17,7 @@ from rewards.verified import Verified
 from rlhf.data import Outcome, Task, Trajectory, Verdict
 from rlhf.data.report import Report
 from rlhf.errors import RecipeError
+from tests.commands import last_json, run
 
 
 def broken(report: Report) -> list[str]:
@@ -262,3 +263,8 @@ def test_a_reward_that_runs_programs_needs_examples_for_a_check_to_mean_anything
     assert check_reward(Runs(), [record]).ok
     report = check_reward(Runs(), answers=[("```python\nprint(1)\n```", "{}")])
     assert broken(report) == ["call: full marks for its examples"]
+
+
+def test_a_reward_is_named_with_its_keys_as_score_takes_it() -> None:
+    found = last_json(run("check", "reward", "{kind: numeric, rel_tol: 0.5}", "--json"))
+    assert found["ok"]

@@ -90,10 +90,14 @@ def test_an_evaluation_says_that_a_split_is_shorter_than_asked(trained: tuple[Pa
     assert last_json(result)["n"] == 3 and "'test' has 3 tasks, fewer than the 50 asked for" in result.stderr
 
 
-@pytest.mark.parametrize("override", ["stages.1.steps=3", "policy.hidden_size=64"])
+@pytest.mark.parametrize(
+    "override",
+    ["stages.1.steps=3", "policy.hidden_size=64", "evaluation.before=false", "evaluation={allow_overlap: true}"],
+)
 def test_an_evaluation_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]], override: str) -> None:
     result = run("evaluate", trained[0], override)
     assert result.exit_code == 2 and "this key has no effect on an evaluation" in result.stderr
+    assert ("--also-trained" in result.stderr) == ("allow_overlap" in override)
 
 
 def test_a_server_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]]) -> None:

@@ -7,13 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlhf.digests import write_listed
+from rlhf.errors import ModelError
 from rlhf.evaluation.attempts import read_attempts
+from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.evaluation_target import contender
 from rlhf.recipe.suites import load_suite, values_of_suite
 from rlhf.recipe.text import to_text
 from tests import recipe_parts
@@ -415,11 +419,30 @@ def test_a_program_needs_a_suite_and_takes_no_keys(suite: Path) -> None:
         (("randm",), "did you mean 'random'?"),
         (("random", "--verify", "."), "POLICY, --suite beside --verify"),
         (("--verify", ".", "--out", "again"), "--out beside --verify"),
+        (
+            ("--endpoint", "http://h", "--model", "m", "limits.max_tokens=5"),
+            "no effect on the evaluation of an endpoint",
+        ),
+        (("a/b", "policy.path=a/c"), "error policy.path: the model to evaluate is named already"),
+        (("a/b", "policy={kind: from_scratch}"), "error policy.kind: the model to evaluate is named already"),
+        (("a/b", "policy=null"), "error policy: wrong type"),
     ],
 )
 def test_what_would_do_nothing_or_is_misspelt_is_refused(suite: Path, words: tuple[str, ...], message: str) -> None:
     refused = run("evaluate", *words, "--suite", suite)
     assert refused.exit_code == 2 and message in refused.stderr
+
+
+@pytest.mark.parametrize("written", ["{", "[]", "{}"])
+def test_an_adapter_that_names_no_base_is_told_and_takes_a_given_one(suite: Path, written: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(written)
+    asked = EvaluationRequest(target=str(tmp_path / "adapter"), suite=str(suite))
+    with pytest.raises(ModelError, match="does not say what it belongs to"):
+        contender(asked)
+    found = contender(replace(asked, overrides=("policy.path=a/base", "policy.dtype=float32")))
+    assert found.recipe is not None and found.checkpoint == tmp_path / "adapter"
+    assert (found.recipe.policy.path, found.recipe.policy.dtype) == ("a/base", "float32")
 
 
 def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> None:

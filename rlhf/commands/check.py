@@ -38,7 +38,8 @@ def check(
     target: Annotated[
         str,
         typer.Argument(
-            help="A catalogue name, package.module:Name, or ./file.py:Name; for a recipe, its file or name."
+            help="A catalogue name, package.module:Name, ./file.py:Name, or {kind: ..., KEY: VALUE}; for a recipe, its "
+            "file or name."
         ),
     ],
     fields: Annotated[
@@ -91,11 +92,13 @@ def _part(section: str, target: str, fields: list[str]) -> Report:
 
 def _built(section: str, target: str, fields: list[str]) -> Any:
     from rlhf.recipe.builder import build_environment, build_part
-    from rlhf.recipe.text import parse_fields
+    from rlhf.recipe.text import overridden, parse
 
+    given = parse(target, section) if target.lstrip().startswith("{") else None
+    values = overridden(given if isinstance(given, dict) else {"kind": target}, fields, "command line")
     if section == "environment":
-        return build_environment({"kind": target, **parse_fields(fields)}, section, base=Path.cwd())
-    return build_part(section, {"kind": target, **parse_fields(fields)}, section, base=Path.cwd())
+        return build_environment(values, section, base=Path.cwd())
+    return build_part(section, values, section, base=Path.cwd())
 
 
 def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Report], list[dict[str, Any]], str]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 #: Sections of a recipe that an evaluation looks at; `seed` draws what a checkpoint does not hold.
 SECTIONS = ("seed", "name", "environment", "agent", "rewards", "limits", "engine", "evaluation", "policy")
 
+#: Keys of `evaluation` that an evaluation reads; the others are of training.
+_EVALUATION_KEYS = ("split", "n_tasks", "attempts", "temperature", "seed")
 _LIVE_POLICY_KEYS = ("dtype", "chat_template_kwargs")
 
 Target = Annotated[
@@ -108,9 +110,12 @@ def evaluate(
     """
     from rlhf.recipe.evaluation_request import EvaluationRequest
 
+    words = list(overrides or ())
+    if "=" in target and not Path(target).exists():  # the first override, where no policy is named
+        target, words = "", [target, *words]
     asked = EvaluationRequest(
         target=target,
-        overrides=tuple(overrides or ()),
+        overrides=tuple(words),
         suite=suite,
         split=split,
         n=n,
@@ -203,6 +208,7 @@ def _resolved(asked: EvaluationRequest, checkpoint: Path | None) -> EvaluationRe
 
     loaded = load(name, given, is_trained=folder is not None)
     refuse_ignored(given, folder, "an evaluation", SECTIONS)
+    _refuse_of_training(given)
     if asked.suite:
         _refuse_of_suite(given)
     refuse_absent_engine(loaded)
@@ -309,6 +315,22 @@ def refuse_ignored(overrides: list[str], checkpoint: Path | None, what: str, sec
                 expected=f"a key of {', '.join(s for s in sections if s != 'policy' or checkpoint is None)}",
                 hint="remove it" + (f"; the policy is the one in {checkpoint}" if is_fixed else ""),
             )
+
+
+def _refuse_of_training(overrides: Sequence[str]) -> None:
+    """Raise RecipeError for a key of `evaluation` that only training reads."""
+    from rlhf.recipe.text import parse_fields
+
+    for override in overrides:
+        for key in (parse_fields([override]).get("evaluation") or {}) if override.startswith("evaluation") else ():
+            if key not in _EVALUATION_KEYS:
+                raise RecipeError(
+                    "this key has no effect on an evaluation",
+                    where=f"evaluation.{key}",
+                    got=override,
+                    expected=f"a key of evaluation among {', '.join(_EVALUATION_KEYS)}",
+                    hint="give --also-trained" if key == "allow_overlap" else "remove it",
+                )
 
 
 def _refuse_of_suite(overrides: Sequence[str]) -> None:

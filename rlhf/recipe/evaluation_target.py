@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rlhf.gateway.agent import external_agent
 from rlhf.gateway.environment import External
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.builder import build_part, plain_part
+from rlhf.recipe.describe import given as told
 from rlhf.recipe.evaluation_request import BASELINES, EvaluationRequest, is_model, is_program
 from rlhf.recipe.model import recipe_of
 from rlhf.recipe.splits import check_declared_split
@@ -78,7 +79,7 @@ def _contender(asked: EvaluationRequest) -> EvaluationTarget:
     suite = load_suite(asked.suite) if asked.suite else None
     if is_program(asked.target) or asked.endpoint:
         if suite is None:
-            raise _needs_suite(asked.target or asked.endpoint)
+            raise _needs_suite(asked)
         if not asked.target:
             _refuse(asked.overrides, (), "an endpoint")
             return _on_server(asked, asked.model, _changed(suite, asked))
@@ -126,11 +127,12 @@ def _model(asked: EvaluationRequest, suite: Suite) -> EvaluationTarget:
     _refuse(asked.overrides, _OF_MODELS, "a model")
     given = parse_fields(asked.overrides)
     adapter = Path(asked.target).expanduser() / "adapter_config.json"
-    path = _base_of(adapter) if adapter.is_file() else asked.target
+    policy = _policy_keys(given, asked.target, has_base=adapter.is_file())
+    path = policy.get("path") or (_base_of(adapter) if adapter.is_file() else asked.target)
     part = suite.parts[0]
     values = {
         "seed": given.get("seed", 0),
-        "policy": {"kind": "pretrained", "path": path, **given.get("policy", {})},
+        "policy": {"kind": "pretrained", **policy, "path": path},
         "engine": given.get("engine", {}),
         "environment": plain_part("environment", part.environment),
         "rewards": {"success": {"kind": "outcome"}},
@@ -142,6 +144,25 @@ def _model(asked: EvaluationRequest, suite: Suite) -> EvaluationTarget:
     return EvaluationTarget("model", asked.target, _changed(suite, asked), recipe, checkpoint)
 
 
+def _policy_keys(given: Mapping[str, Any], target: str, *, has_base: bool) -> Mapping[str, Any]:
+    """Overrides of `policy`. Raises RecipeError for no mapping, and for another model than the target."""
+    policy = given.get("policy", {})
+    if not isinstance(policy, Mapping):
+        raise RecipeError(
+            "wrong type", where="policy", got=told(policy), expected="a mapping", hint="write policy.KEY=VALUE"
+        )
+    for key in ("kind",) if has_base else ("kind", "path"):
+        if key in policy:
+            raise RecipeError(
+                "the model to evaluate is named already",
+                where=f"policy.{key}",
+                got=f"{policy[key]} beside {target}",
+                expected="other keys of a policy, such as policy.dtype",
+                hint=f"remove policy.{key}, or name the other model in place of {target}",
+            )
+    return policy
+
+
 def _longest_context(suite: Suite) -> int | None:
     """Context that the engine needs for every part; None where one of them sets no limit."""
     limits = [part.limits.max_context or math.inf for part in suite.parts]
@@ -149,12 +170,18 @@ def _longest_context(suite: Suite) -> int | None:
 
 
 def _base_of(adapter: Path) -> str:
-    base = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
+    try:
+        values = json.loads(adapter.read_text("utf-8"))
+    except ValueError as error:
+        values, got = None, str(error)
+    else:
+        got = "no base_model_name_or_path" if isinstance(values, Mapping) else "no mapping"
+    base = values.get("base_model_name_or_path") if isinstance(values, Mapping) else None
     if not base:
         raise ModelError(
             "the adapter does not say what it belongs to",
             where=str(adapter),
-            got="no base_model_name_or_path",
+            got=got,
             expected="the folder or hub name of its base model",
             hint="name the run that it comes from, or the base with policy.path=NAME",
         )
@@ -189,11 +216,11 @@ def _refuse(overrides: Sequence[str], known: Sequence[str], what: str) -> None:
             )
 
 
-def _needs_suite(target: str) -> RecipeError:
+def _needs_suite(asked: EvaluationRequest) -> RecipeError:
     return RecipeError(
         "this says nothing of tasks",
-        where=target,
+        where=asked.target or asked.endpoint,
         got="no --suite",
-        expected="--suite NAME, or a recipe, a run or a checkpoint of one",
+        expected="--suite NAME" + ("" if asked.endpoint else ", or a recipe, a run or a checkpoint of one"),
         hint="`rlhf recipes --suites` lists the suites that come along",
     )

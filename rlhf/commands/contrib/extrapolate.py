@@ -52,6 +52,14 @@ def extrapolate(
     Examples: rlhf extrapolate runs/my-run --alpha 1.5 --out longer; rlhf extrapolate runs/my-run --target 0.9 --out on
     """
     refuse_existing(out)
+    if success and target is None:
+        raise RecipeError(
+            "success rates define a line, which needs a target success rate",
+            where="--success",
+            got="no --target",
+            expected="--success with --target",
+            hint="give --target 0.9 and several checkpoints, or leave --success out",
+        )
     checkpoints = _checkpoints(targets, several=target is not None)
     if target is None and len(checkpoints) > 1:
         raise RecipeError(
@@ -62,7 +70,7 @@ def extrapolate(
             hint="name one checkpoint, or give --target 0.9",
         )
     if target is None or success:
-        successes = _given_successes(checkpoints, success) if success and target is not None else []
+        successes = _given_successes(checkpoints, success) if success else []
     else:
         checkpoints, successes = _logged_successes(checkpoints, may_lack=len(targets) == 1)
     quiet_libraries()
