@@ -393,8 +393,9 @@ def test_a_resumed_run_keeps_its_recipe(echo: Path, tmp_path: Path) -> None:
     assert "no recipe.yaml" in refused("train", "--resume", str(run))
     (run / "recipe.yaml").write_text(dump(load(echo)))
     for asked in (["seed=4"], [str(echo), "seed=4"]):
-        message = refused("train", *asked, "stages.1.optimizer.lr=1", "--resume", str(run))
-        assert "another value of seed, stages.1.optimizer.lr" in message and f"rlhf train --resume {run}" in message
+        message = refused("train", *asked, "stages.1.optimizer.lr=1", "stages.1.group_size=2", "--resume", str(run))
+        assert "another value of seed, stages.1.group_size\n" in message and f"rlhf train --resume {run}" in message
+        assert "stages.N.pairs_per_microbatch" in message and "stages.N.optimizer.lr" in message
     assert "its own folder" in refused("train", "--resume", str(run), "--out", str(tmp_path / "new"))
     assert "nothing to train" in refused("train")
 

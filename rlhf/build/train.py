@@ -16,7 +16,6 @@ import torch
 from rlhf import locks, processes
 from rlhf.build.contamination import refuse_overlap
 from rlhf.build.engine import context_of, make_publisher, start_engine
-from rlhf.build.extend import asks_for_more, extended
 from rlhf.build.logged_data import logged_runs
 from rlhf.build.memory_store import make_store_keeper
 from rlhf.build.own_code import caution_changed_code
@@ -34,6 +33,7 @@ from rlhf.build.resume import (
     say_finished,
     telling_what_is_there,
 )
+from rlhf.build.revise import changes_of, revised
 from rlhf.build.rollout_workers import OnRay, learner_log, output_to
 from rlhf.build.stage_demonstrations import play_all, shown_stages, texts
 from rlhf.build.supervised_data import check_data, data_stages, digests, rows_of
@@ -129,13 +129,14 @@ async def _train(
         for note in locks.notes(folder):
             progress.say(note)
         found, state = begin_of(folder, is_resumed, progress.say)
-        if is_resumed and (not is_finished(recipe, state) or asks_for_more(recipe, state)):
+        changes = changes_of(recipe, folder, state) if is_resumed else []
+        if is_resumed and (changes or not is_finished(recipe, state)):
             check_environments(folder, recipe)
             check_data_unchanged(folder, digests(recipe))
             if processes.current().is_main:
                 caution_changed_code(folder, recipe, progress.say)
-            # After what may be refused: it changes the record of the run.
-            state = extended(recipe, folder, state, progress.say)
+        if is_resumed:  # after what may be refused: it changes the record of the run
+            state = revised(recipe, folder, state, changes, progress.say)
         profiler = None if profile is None else profiler_of(recipe.stages, profile, folder, state)
         if is_finished(recipe, state):
             say_finished(state, found, progress.say)

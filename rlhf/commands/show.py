@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +36,8 @@ def show(
 
     Nothing is trained and no weights are loaded, unless --trial measures time and memory in a temporary folder.
     """
-    from rlhf.recipe import dump, load
+    from rlhf.evaluation.changes import read_changes
+    from rlhf.recipe import dump, find, load
     from rlhf.recipe.checks import cautions
     from rlhf.recipe.compatibility import check_processes
     from rlhf.recipe.model import values_of
@@ -50,13 +52,16 @@ def show(
     from rlhf.estimate.arithmetic import arithmetic
 
     figures, warnings = arithmetic(loaded, nproc), [*cautions(loaded), *_unusable_data(loaded)]
-    measured = _tried(loaded, trial, nproc) if trial else None
+    measured, changes = _tried(loaded, trial, nproc) if trial else None, read_changes(find(recipe).parent)
     if as_json:
-        shown = {"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings}
+        shown: dict[str, Any] = {"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings}
+        shown |= {"changes": [asdict(change) for change in changes]} if changes else {}
         print_json(shown | ({"trial": measured} if measured else {}))
         return
     _print_figures(console, figures, measured)
     _print_device(console, loaded, nproc)
+    for change in changes:
+        console.print(Text.assemble(("changed in mid-run", "bold"), " ", change.text), soft_wrap=True)
     for warning in warnings:
         console.print(Text.assemble(("caution", "yellow"), " ", warning), soft_wrap=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from asyncio import CancelledError
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -42,12 +41,6 @@ from rlhf.processes import n_here, n_wanted, take_one_gpu
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
-#: Keys that say where updates and attempts are made and how many at a time, not which.
-_OF_TRAINER = re.compile(
-    r"(stages\.\d+\.(trainer|max_tokens_per_microbatch|pairs_per_microbatch|gradient_checkpointing)|cluster"
-    r"|engine\.(max_sessions|max_batch_tokens|gpu_memory_share|kv_cache_gb|sleep))(\.|$)"
-)
-
 
 @command
 def train(
@@ -76,7 +69,8 @@ def train(
 
     Several trainer processes, started by --nproc or a launcher such as torchrun, need stages with trainer: {kind:
     deepspeed}. A run can be resumed with another trainer and another number of processes: --resume RUN
-    stages.0.trainer.zero=3 --nproc 2. Extend its last stage, finished or not, with --resume RUN steps=60.
+    stages.0.trainer.zero=3 --nproc 2. Change numbers such as a learning rate from here on with --resume RUN
+    stages.1.optimizer.lr=1e-4, and extend its last stage, finished or not, with --resume RUN steps=60.
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME
     """
@@ -241,11 +235,11 @@ def _launch(
 
 
 def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
-    """Load the run's own recipe. Whatever else the command line says must agree with it, but for the trainer."""
+    """Load the run's own recipe. Whatever else the command line says must agree with it, but for what may differ."""
+    from rlhf.build.revise import OF_TRAINER, REVISABLE, is_of, revisions
     from rlhf.recipe import find, load
     from rlhf.recipe.model import differing, values_of
     from rlhf.recipe.text import read
-    from rlhf.training.stages.policy_gradient import PolicyGradient
 
     if not (run / "recipe.yaml").is_file():
         raise no_run(run, f"--resume {run}")
@@ -260,7 +254,6 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
     own = load(run)
     if recipe is not None and "=" in recipe:  # the recipe was left out, and this is the first override
         overrides, recipe = [recipe, *overrides], None
-    steps = f"stages.{len(own.stages) - 1}.steps"
     overrides = [f"stages.{len(own.stages) - 1}.{o}" if o.startswith("steps=") else o for o in overrides]
     # Before the keys are read: those of another kind are others, and would be taken for the mistake.
     if other := next(_other_kinds(values_of(own), read(find(recipe or run), overrides)), None):
@@ -273,26 +266,16 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     asked = load(recipe or run, overrides)
-    others = [key for key in differing(values_of(own), values_of(asked)) if not _OF_TRAINER.match(key)]
-    if steps in others:
-        had, wanted = (r.stages[-1].steps if isinstance(r.stages[-1], PolicyGradient) else 0 for r in (own, asked))
-        if wanted < had:
-            raise RecipeError(
-                "a run can be extended, but not shortened",
-                where=steps,
-                got=str(wanted),
-                expected=f"{had} or more",
-                hint=f"rlhf train --resume {run}; Ctrl-C stops it",
-            )
-        others.remove(steps)
+    mine, theirs = values_of(own), values_of(asked)
+    may_differ = revisions(mine, theirs)
+    others = [key for key in differing(mine, theirs) if key not in may_differ and not is_of(key, OF_TRAINER)]
     if others:
         raise RecipeError(
             "a run resumes with its own recipe",
             where=f"--resume {run}",
             got=f"another value of {', '.join(others)}",
-            expected=f"the recipe in {run / 'recipe.yaml'}; what trains and how much at a time may differ: "
-            "stages.N.trainer, max_tokens_per_microbatch, cluster, memory of the engine"
-            + (f"; {steps} may grow" if isinstance(own.stages[-1], PolicyGradient) else ""),
+            expected=f"the recipe in {run / 'recipe.yaml'}; what may differ is {', '.join(OF_TRAINER)}, and numbers of "
+            f"what is not finished: {', '.join(REVISABLE)}",
             hint=f"rlhf train --resume {run}, or start a new run",
         )
     return asked
@@ -300,9 +283,11 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
 
 def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield the dotted key of each kind that differs between two recipes, with both names."""
+    from rlhf.build.revise import OF_TRAINER, is_of
+
     if isinstance(mine, list) and isinstance(theirs, list):
         mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
-    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping) or _OF_TRAINER.match(path):
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping) or is_of(path, OF_TRAINER):
         return
     before, kind = str(mine.get("kind")), str(theirs.get("kind"))
     if "kind" in mine and "kind" in theirs and kind != before and not (":" in kind and ":" in before):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf.digests import check_log, read_listed
 from rlhf.errors import CheckpointError, DataError
+from rlhf.evaluation.changes import CHANGES, Change, parse_changes
 from rlhf.finite import finite_json
 from rlhf.sinks import LogLine, read_metrics
 
@@ -33,6 +34,7 @@ class RunData:
         results: named evaluations of `result.json`, in its order, each with `success`, `low`, `high`, `n`, `n_errors`.
         facts: other plain values of `result.json`.
         settings: `recipe.yaml` as plain values.
+        changes: of the recipe in mid-run.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class RunData:
     results: dict[str, dict[str, Any]]
     facts: dict[str, Any]
     settings: dict[str, Any]
+    changes: Sequence[Change] = ()
 
     @classmethod
     def read(cls, folder: Path) -> RunData:
@@ -65,6 +68,7 @@ class RunData:
             results=points,
             facts={name: value for name, value in result.items() if name not in points},
             settings=_parsed(folder / "recipe.yaml", _yaml),
+            changes=_parsed(folder / CHANGES, parse_changes).get("changes", ()),
         )
 
     @property

@@ -225,6 +225,7 @@ class Run:
             n_critic_updates=0,
             kl_coef=None,
             watched=0,
+            n_since_best=0,
             finished=False,
             of_steps=0,
         )
@@ -359,7 +360,8 @@ class Run:
         """Note that the policy after a step was evaluated, and the lower end of the interval of its success."""
         name = replace(self.state, step=step).folder_name
         is_best = not self.state.best or low > self.state.best_low
-        self.advance(watched=step, **({"best": name, "best_low": float(low)} if is_best else {}))
+        best = {"best": name, "best_low": float(low)} if is_best else {}
+        self.advance(watched=step, n_since_best=0 if is_best else self.state.n_since_best + 1, **best)
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
         """Write one line of metrics for the present stage, with the step's delivery figures if any."""

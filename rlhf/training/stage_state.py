@@ -162,7 +162,7 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         FailedImitation(FailedTaskQueue(stage.imitate_failed), guide) if stage.imitate_failed else None,
         CriticHook(critic) if critic else None,
         ResetClock(stage.reference_reset) if stage.reference_reset else None,
-        EarlyStop(stage.evaluate_every, stage.patience),
+        EarlyStop(stage.patience),
         Refresher.of(stage.reward_refresh, rewards, seed),
         PolicyJudge.of(stage.judge_refresh, rewards, policy),
         League.of(stage.opponents, policy, properties_of(run.runner.environment).seats),

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from rlhf.errors import RlhfError
+from rlhf.evaluation.changes import CHANGES, parse_changes
 from rlhf.evaluation.contrib.findings import Finding, findings
 from rlhf.evaluation.folder import PLAN, RECIPE, SUMMARY
 from rlhf.evaluation.run_data import RunData, has_interval
@@ -124,6 +125,7 @@ class RunFolder:
                 results=points,
                 facts={k: v for k, v in result.items() if k not in points},
                 settings=settings,
+                changes=self._parsed(CHANGES, parse_changes).get("changes", ()),
             )
 
     @property

@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path: Path, small: Policy) -> None:
     again = AdamW(lr=0.7).build(small.model.parameters())
     store.load_trainer(folder, again)
     assert torch.equal(torch.rand(3), drawn), "the generator goes on from where it was"
-    assert again.param_groups[0]["lr"] == 0.1
+    assert again.param_groups[0]["lr"] == 0.7, "settings are those of the recipe"
     for old, new in zip(optimizer.state.values(), again.state.values(), strict=True):
         assert all(torch.equal(old[name], new[name]) for name in old)
 

@@ -43,24 +43,16 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("watched", "best", "patience", "stalls"),
-    [
-        (6, "1-policy_gradient-000002", 2, True),  # best at 2; 4 and 6 were no better
-        (6, "1-policy_gradient-000002", 3, False),
-        (6, "1-policy_gradient-000004", 2, False),
-        (4, "0-policy_gradient-000090", 2, True),  # the best is of an earlier stage: 2 and 4 were no better
-        (2, "0-policy_gradient-000090", 2, False),
-        (0, "", 1, False),
-        (6, "1-policy_gradient-000002", None, False),
-    ],
+    ("n_since_best", "patience", "stalls"), [(2, 2, True), (3, 2, True), (1, 2, False), (0, 1, False), (9, None, False)]
 )
-def test_evaluations_are_counted_since_the_best_one(
-    watched: int, best: str, patience: int | None, stalls: bool
+def test_a_stage_stalls_after_evaluations_without_a_best_one(
+    n_since_best: int, patience: int | None, stalls: bool
 ) -> None:
-    state = State(1, "policy_gradient", watched, False, 0, watched=watched, best=best, best_low=0.5)
+    best = "0-policy_gradient-000090"
+    state = State(1, "policy_gradient", 6, False, 0, watched=6, n_since_best=n_since_best, best=best, best_low=0.5)
     said: list[str] = []
     run: Any = SimpleNamespace(state=state, checkpoints=Path("checkpoints"), progress=SimpleNamespace(say=said.append))
-    assert EarlyStop(2, patience).ends_stage(run, run) is stalls
+    assert EarlyStop(patience).ends_stage(run, run) is stalls
     assert bool(said) is stalls and all(f"checkpoints/{best}" in text for text in said)
 
 
@@ -74,6 +66,13 @@ def test_a_stage_ends_when_its_patience_does(tmp_path: Path) -> None:
     assert "1-policy_gradient ends after step 3" in done.said and state["best"] in done.said
     whole = runs.run(recipe(tmp_path / "whole", patience=None), tmp_path / "whole" / "run")
     assert state_of(whole.folder)["step"] == 9
+
+
+def test_a_later_stage_counts_its_own_evaluations(tmp_path: Path) -> None:
+    path = runs.write(tmp_path, [SUPERVISED, STILL, STILL], evaluation={"n_tasks": 6, "watch_n_tasks": 8})
+    state = state_of(runs.run(path, tmp_path / "run").folder)
+    # the best is still that of the stage before: the first two of this one are no better
+    assert (state["stage"], state["step"], state["best"]) == (2, 2, "1-policy_gradient-000001")
 
 
 def test_a_resumed_run_ends_where_one_that_ran_on_does(tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_a_resumed_run_ends_where_one_that_ran_on_does(tmp_path: Path) -> None:
         with words.on_every_step(path, press), pytest.raises((Interrupted, KeyboardInterrupt)):
             runs.run(path, out, resume=is_again)
     runs.run(path, out, resume=True)
-    names = ("step", "best", "best_low", "watched", "finished", "results")
+    names = ("step", "best", "best_low", "watched", "n_since_best", "finished", "results")
     assert {n: state_of(out)[n] for n in names} == {n: state_of(whole.folder)[n] for n in names}
     assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(whole.folder))
 

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
+from rlhf.errors import RecipeError
+from rlhf.evaluation.changes import read_changes
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.zero_optimizer_state import named, numbered
 from rlhf.training.run import Interrupted
-from tests.training import children, runs, words
+from tests.training import children, runs, test_revise, words
 from tests.training.alike import assert_alike
 from tests.training.test_deepspeed_runs import deepspeed, recipe
 from tests.training.together import together
@@ -110,9 +113,9 @@ def test_what_is_no_matter_of_the_trainer_is_refused(tmp_path: Path) -> None:
         runs.run(path, out)
     ended = children.run(
         tmp_path, "train", "--resume", out, "stages.1.trainer={kind: torch, gradient_checkpointing: true}",
-        "stages.1.optimizer.lr=1",
+        "stages.1.group_size=2",
     )  # fmt: skip
-    assert ended.code == 2 and "another value of stages.1.optimizer.lr\n" in ended.err
+    assert ended.code == 2 and "another value of stages.1.group_size\n" in ended.err
 
 
 # --- the two forms of an optimiser's state ----------------------------------------------------------------------------
@@ -153,3 +156,33 @@ def test_states_of_other_parameters_are_refused() -> None:
     del state["state"][0]
     with pytest.raises(ValueError, match="DeepSpeed counts them together"):
         named(state, list(SHAPES))
+
+
+# --- with another recipe ---
+
+
+def run_and_change(rank: int, folder: Path) -> list[str]:
+    """Run, and resume the finished run with another rate, and then with more steps too."""
+    told, values = [], yaml.safe_load((folder / "recipe.yaml").read_text())
+    for i, changes in enumerate(({}, {"optimizer": test_revise.CONSTANT | {"lr": 1e-3}}, {"steps": 2})):
+        values["stages"][1] |= changes
+        path = folder / f"{rank}.yaml"
+        path.write_text(yaml.safe_dump(values))
+        try:
+            told.append(runs.run(path, folder / "run", resume=i > 0).said)
+        except RecipeError as error:
+            told.append(str(error))
+    return told
+
+
+def test_processes_agree_on_what_changes(tmp_path: Path) -> None:
+    path = test_revise.recipe(tmp_path, 1)
+    values = yaml.safe_load(path.read_text())
+    for stage in values["stages"]:
+        stage["trainer"] = {"kind": "fsdp", "timeout_s": 60.0}
+    path.write_text(yaml.safe_dump(values))
+    both = together(run_and_change, tmp_path)
+    assert all("this stage is finished" in told[1] for told in both)
+    assert f"{test_revise.LR}: 0.001 instead of 0.003 from step 2 on" in both[0][2] and not both[1][2]
+    assert {change.key for change in read_changes(tmp_path / "run")} == {test_revise.LR, "stages.1.steps"}
+    assert runs.curve(tmp_path / "run", "optimizer/lr")[-2:] == [3e-3, 1e-3]

@@ -37,7 +37,7 @@ def findings(run: RunData) -> list[Finding]:
     """Look for quiet failures; what the run did not log is not reported on."""
     checks = (
         *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _watched, _limits, _updates, _finite),
-        *(_refreshed, _renewed, _chance),
+        *(_refreshed, _renewed, _changed, _chance),
     )
     return [finding for check in checks for finding in check(run)]
 
@@ -254,6 +254,17 @@ def _finite(run: RunData) -> Iterator[Finding]:
             "problem",
             f"These metrics were NaN or infinite at least once: {', '.join(names)}.",
             "lower optimizer.lr, or look for extreme rewards",
+        )
+
+
+def _changed(run: RunData) -> Iterator[Finding]:
+    if run.changes:
+        yield Finding(
+            "Recipe changed in mid-run",
+            str(len(run.changes)),
+            "look",
+            f"{'; '.join(change.text for change in run.changes)}.",
+            "recipe.yaml is that of the end: a run of it is another one unless only steps changed",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, Any, Literal
 
@@ -88,6 +88,14 @@ class AdamW:
         done = min((update - self.warmup_steps) / span, 1.0)
         falling = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
         return self.lr * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+
+
+def load_moments(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Restore an optimiser's state; learning rate, weight decay and the like stay those that it was made with."""
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, options in zip(optimizer.param_groups, own, strict=True):
+        group.update(options)
 
 
 @plain_dataclass

@@ -34,6 +34,7 @@ from rlhf.errors import CheckpointError
 from rlhf.processes import current
 from rlhf.tasks.sampler import Stateful
 from rlhf.training.backends.master_weights import MasterAdamW
+from rlhf.training.backends.optimizer import load_moments
 from rlhf.training.backends.zero_optimizer_state import numbered
 from rlhf.training.checkpoints.snapshot import STATE, Snapshot, damage, n_bytes
 from rlhf.training.checkpoints.writer import Writer
@@ -73,6 +74,7 @@ class State:
         n_critic_updates: those of its critic.
         kl_coef: of the next step, where the stage's loss adapts it; None is the recipe's.
         watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
+        n_since_best: these evaluations in this stage since the best one.
         references: names of the checkpoints that became the reference of their stage in its course, of the whole run,
             oldest first.
         best: name of the checkpoint whose policy was best in the evaluations during the run, by the lower end of the
@@ -94,6 +96,7 @@ class State:
     n_critic_updates: int = 0
     kl_coef: float | None = None
     watched: int = 0
+    n_since_best: int = 0
     references: Sequence[str] = field(default_factory=list)
     best: str = ""
     best_low: float = 0.0
@@ -381,7 +384,7 @@ def load_trainer(
             if isinstance(optimizer, torch.optim.Optimizer) and "parameters" in moments:
                 groups, masters = optimizer.state_dict()["param_groups"], isinstance(optimizer, MasterAdamW)
                 moments = numbered(moments, names, groups, masters=masters)
-            optimizer.load_state_dict(moments)
+            load_moments(optimizer, moments)
             _check_shapes(optimizer)
         if missing := [name for name in kept if name not in saved["kept"]]:
             raise CheckpointError(

@@ -15,7 +15,7 @@ from rlhf.batching.samples import Sample
 from rlhf.data import Values
 from rlhf.losses.value import explained_variance
 from rlhf.training.backends.microbatch_stats import over_updates
-from rlhf.training.backends.optimizer import Stepper
+from rlhf.training.backends.optimizer import Stepper, load_moments
 from rlhf.training.critics.value_model import (
     BackboneModel,
     CriticModelSettings,
@@ -103,7 +103,7 @@ class CriticTrainerBase(Generic[S, M]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises ValueError for the state of another model."""
         self.model.restore(state["model"])
-        self._stepper.optimizer.load_state_dict(state["optimizer"])
+        load_moments(self._stepper.optimizer, state["optimizer"])
         self._stepper.n_updates = int(state["n_updates"])
 
 

@@ -16,11 +16,9 @@ class EarlyStop(StageHook):
     """Ends a stage whose evaluations no longer improve, and saves the best policy.
 
     Attributes:
-        every: steps between evaluations.
         patience: evaluations without a new best one after which the stage ends; None makes every step.
     """
 
-    every: int
     patience: int | None
     _was_measured: bool = False
 
@@ -30,11 +28,8 @@ class EarlyStop(StageHook):
         Without a best one in this stage they count from its begin. Nothing but the state is looked at, so that a
         resumed run ends where one that ran on does.
         """
-        if self.patience is None:
-            return False
         state = run.state
-        best = int(state.best.rpartition("-")[2]) if state.best.startswith(f"{state.label}-") else 0
-        if (state.watched - best) // self.every < self.patience:
+        if self.patience is None or state.n_since_best < self.patience:
             return False
         run.progress.say(
             f"{state.label} ends after step {state.step}: no better evaluation among the last {self.patience}; "
