@@ -66,7 +66,7 @@ class ChatAgent:
         """Refuse a memory that this agent gives no room."""
         if self._memory.needs_thoughts and self.think != "require":
             name = type(self.memory).__name__
-            raise ValueError(f"think is '{self.think}', expected 'require': {name} keeps what it remembers there")
+            raise ValueError(f"think is '{self.think}', expected 'require': {name} writes its memory there")
 
     @property
     def _memory(self) -> MemoryBase:
@@ -75,7 +75,7 @@ class ChatAgent:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of what a demonstration has to show beside actions."""
+        """Inputs of a demonstration besides actions."""
         return self._memory.needs
 
     @property

@@ -1,9 +1,9 @@
-"""Walk an agent through its promises and say which call broke which.
+"""Contract checker for agents: reports each violated rule and the call that violated it.
 
     print(check_agent(MyAgent()))
 
-The policy is scripted: it says set texts, hands out ids that are no encoding of them, and remembers every prompt it was
-given. An agent that tokenises text again, drops a generation or swallows a failed engine is thereby found out.
+The policy is scripted: it returns fixed texts, with token ids that do not encode them, and records every prompt it was
+given. So it detects an agent that re-tokenises text, drops a generation or swallows an engine error.
 """
 
 from __future__ import annotations

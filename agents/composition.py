@@ -17,7 +17,9 @@ def refuse_outermost(key: str, agent: Agent) -> None:
     """Raise ValueError for an agent that acts in no other: one with a store, a program outside, one for all seats."""
     can = Capabilities(agent)
     if can.is_outermost or can.is_outside or can.plays_seats:
-        raise ValueError(f"{key} is {type(agent).__name__}, expected an agent that acts within another: put it around")
+        raise ValueError(
+            f"{key} is {type(agent).__name__}, expected an agent that can be nested: wrap it around the other one"
+        )
 
 
 def view_of(agent: Agent) -> ChatAgent:
@@ -47,5 +49,7 @@ def written(key: str, agent: Agent, shown: DemonstrationInputs) -> str:
     """Reply that a demonstration gives to an inner agent. Raises AgentError where it takes none."""
     write = Capabilities(agent).write
     if write is None:
-        raise AgentError("this agent cannot be demonstrated to", where=key, got=type(agent).__name__, expected="chat")
+        raise AgentError(
+            "this agent cannot be shown demonstrations", where=key, got=type(agent).__name__, expected="chat"
+        )
     return str(write(shown))

@@ -97,7 +97,7 @@ def parse_action(
 
 
 def how_to_answer(is_tagged: bool) -> str:
-    """Say how an action is to be written."""
+    """Instruction on the format of an action."""
     return "Write the action as <action>...</action>." if is_tagged else "Write the action alone, on one line."
 
 

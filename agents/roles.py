@@ -35,6 +35,6 @@ def never_called(where: str, role: str, roles: Sequence[str], way_out: str) -> P
         "the agent never calls the policy in this role",
         where=where,
         got=repr(role),
-        expected=", ".join(map(repr, roles)) or "a role that the agent says it has, and it says of none",
+        expected=", ".join(map(repr, roles)) or "a role that the agent declares; it declares none",
         do=(_ASKING if role == MEMORY and roles else nearest(role, roles)) or way_out,
     )

@@ -108,7 +108,7 @@ def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ())
     except RecursionError:
         raise Unreadable("your call is nested too deeply") from None
     except UnicodeEncodeError:
-        raise Unreadable("your call has a character that is none, such as \\ud800") from None
+        raise Unreadable("your call has an invalid character, such as \\ud800") from None
     except ValueError:
         raise Unreadable("an argument is NaN or infinite, which JSON does not have") from None
     if not calls:
@@ -148,7 +148,7 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def how_to_call(style: Style) -> str:
-    """Say, by an example, how a call is to be written."""
+    """Instruction on the format of a call, by an example."""
     return f"Write a call as {write_calls([ToolCall('NAME', {'ARGUMENT': 'VALUE'})], style)}"
 
 

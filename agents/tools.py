@@ -58,11 +58,11 @@ class ToolAgent(ChatAgent):
         recipe = context.recipe
         for where, world in recipe.without_tools():
             yield Problem(
-                "this agent writes calls of tools, and the environment has none to call",
+                "this agent writes tool calls, and the environment has no tools",
                 where="agent.kind",
                 got=f"{context.kind_of('agent', recipe.agent)} in {context.kind_of('environment', world)} ({where})",
                 expected="an environment that takes calls, as tools and mcp do",
-                do="use agent: {kind: chat}; a world of your own that takes calls says offers_tools = True",
+                do="use agent: {kind: chat}; an environment of your own with tools sets offers_tools = True",
             )
 
     def past(self, history: History) -> tuple[Exchange, ...]:

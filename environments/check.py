@@ -1,4 +1,4 @@
-"""Walk an environment through its promises and say which call broke which.
+"""Contract checker for environments: reports each violated rule and the call that violated it.
 
     report = check_environment(MyEnvironment())
     print(report)
@@ -177,7 +177,7 @@ class _EnvironmentCheck:
         if not is_listing(listed):
             got, expected = shorten(listed), "tasks in a list or from a generator"
             place = f"tasks{defined_at(self.environment.tasks)}"
-            raise EnvError("this lists no tasks", where=place, got=got, expected=expected)
+            raise EnvError("the environment lists no tasks", where=place, got=got, expected=expected)
         return list(islice(listed, _MOST_TASKS))
 
     async def _contents(self, tasks: Sequence[Task]) -> Mapping[str, str]:

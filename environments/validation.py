@@ -17,7 +17,7 @@ def check_episode(episode: object, start: object) -> None:
     missing = [name for name in ("step", "close") if not callable(getattr(episode, name, None))]
     if missing:
         raise EnvError(
-            "what it returned is no episode",
+            "the returned object is not an episode",
             where=f"start{defined_at(start)}",
             got=f"{type_of(episode)} without {' and '.join(missing)}",
             expected="an object with `opening`, `step(action)` and `close()`",
@@ -48,13 +48,13 @@ def _checked(result: object, where: str) -> StepResult:
     found = slots_of(result, StepResult, _NAMES)
     if found is None:
         raise EnvError(
-            "what it gave is no StepResult",
+            "the returned object is not a StepResult",
             where=where,
             got=shown(result),
             expected="environments.base.StepResult",
             hint="set `self.opening = StepResult(reply)` where the episode is made"
             if where == "opening"
-            else "return StepResult(reply, reward=..., terminated=..., success=...) on every way through the function",
+            else "return StepResult(reply, reward=..., terminated=..., success=...) on every path through the function",
         )
     reply, reward, terminated, truncated, state_key, success, valid, actions, seat = found
     plain = (
@@ -98,7 +98,9 @@ def _text(value: object, problem: str, where: str) -> str:
     if is_large(found):
         name = problem.partition(" ")[0]
         got = f"{len(found)} characters"
-        raise _refused(f"{name} is too long", where, got, f"at most {MAX_TEXT_BYTES} bytes", hint="cut what is shown")
+        raise _refused(
+            f"{name} is too long", where, got, f"at most {MAX_TEXT_BYTES} bytes", hint="shorten the observation"
+        )
     return found
 
 

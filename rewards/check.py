@@ -1,4 +1,4 @@
-"""Walk a reward or a verifier through its promises and say which call broke which.
+"""Contract checker for rewards and verifiers: reports each violated rule and the call that violated it.
 
 print(check_reward(my_verifier))
 print(check_reward(MyReward(weight=0.5), [(task, trajectory), ...]))

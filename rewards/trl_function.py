@@ -118,7 +118,7 @@ class TrlFunction:
         if not isinstance(said, list | tuple) or len(said) != n:
             got = f"{len(said)} numbers" if isinstance(said, list | tuple) else shown(said)
             raise RewardError(
-                "does not judge every completion",
+                "did not return one number per completion",
                 where=where,
                 got=got,
                 expected=f"a list of {n} numbers",

@@ -47,7 +47,7 @@ def is_verifier(part: Any) -> bool:
     where, got = name_of(part), f"({', '.join(p.name for p in parameters)})"
     if first in REFERENCES and second in ANSWERS:
         raise RecipeError(
-            "a verifier is given the answer first",
+            "a verifier takes the answer first",
             where=where,
             got=got,
             expected="(answer, reference)",
@@ -57,7 +57,7 @@ def is_verifier(part: Any) -> bool:
     if first in ANSWERS or second in REFERENCES or (second and all(a in (str, "str") for a in annotations)):
         if other := next((name for name in (first, second) if name in _NOT_GIVEN), ""):
             raise RecipeError(
-                f"a verifier is not given the {other}",
+                f"a verifier does not receive the {other}",
                 where=where,
                 got=got,
                 expected="(answer, reference)",

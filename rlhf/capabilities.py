@@ -1,4 +1,4 @@
-"""Optional members of plug-ins, declared in one place with what stands for them where they are absent.
+"""Optional members of plug-ins, declared in one place with their defaults.
 
 A plug-in need not inherit from anything: it says what it can by attributes, and may leave each of them out. For each
 kind of part, such as environments, a subclass of `CapabilityView` lists the attributes that anybody asks for:
@@ -27,7 +27,7 @@ class CapabilityView:
 
 
 class Capability(Generic[T]):
-    """Optional member of a plug-in; read when it is asked for, never before.
+    """Optional member of a plug-in, read on access.
 
     Args:
         default: stands for it where a part has none, or one of another type.

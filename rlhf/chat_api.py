@@ -112,7 +112,7 @@ class ChatServer:
             where=self.url,
             got=f"{problem}, after {self.patience.n_tries} tries",
             expected="a chat completion",
-            hint="look whether the server runs and how many requests it takes at a time",
+            hint="check that the server runs, and how many concurrent requests it allows",
         )
 
     async def reach(self) -> None:
@@ -133,10 +133,10 @@ class ChatServer:
                 break
             await asyncio.sleep(self.patience.first_s)
         raise EngineError(
-            "nothing takes connections at this address",
+            "nothing accepts connections at this address",
             where=self.where,
             got=f"{address.scheme}://{address.hostname}:{port}: {problem}, for {_REACH_S:g} s",
-            expected="a server of an OpenAI-compatible interface",
+            expected="a server with an OpenAI-compatible API",
             hint="start the server, or correct host and port",
         )
 

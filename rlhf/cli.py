@@ -31,7 +31,7 @@ from rlhf.commands.usage import usage_error
 
 
 class _Group(TyperGroup):
-    """Takes `--debug` anywhere: whoever is told to run again with it appends it."""
+    """Accepts `--debug` anywhere in a command, so that it can be appended."""
 
     as_json = False
 

@@ -76,10 +76,10 @@ def _differs(path: Path, wanted: Mark) -> str:
 
 def _changed(path: Path, got: str, hint: str) -> CheckpointError:
     return CheckpointError(
-        "this file is not what was written",
+        "this file has changed since it was written",
         where=str(path),
         got=got,
-        expected="the file as it was written: its size and SHA-256 were kept",
+        expected="the file with its recorded size and SHA-256",
         hint=hint or _HINT,
     )
 
@@ -128,14 +128,14 @@ def listing(folder: Path, hint: str = "") -> Listing:
 
     Raises:
         CheckpointError: it is not what was written.
-        ValueError, OSError: it is cut or cannot be read.
+        ValueError, OSError: it is truncated or cannot be read.
     """
     path = folder / FILES
     if not path.is_file():
         return Listing({}, None, {})
     content = path.read_bytes()
     if not content.rstrip().endswith(b"}"):
-        raise ValueError(f"{FILES} is cut")
+        raise ValueError(f"{FILES} is truncated")
     try:
         values = json.loads(content)
         if isinstance(values, dict) and values and all(isinstance(v, int) for v in values.values()):
@@ -153,7 +153,7 @@ def has_digests(folder: Path) -> bool:
     try:
         return listing(folder).marks is not None
     except (OSError, ValueError):
-        return True  # it is cut, which is said where it is read
+        return True  # it is truncated, which is said where it is read
 
 
 def verify(folder: Path, only: str = "", *, without: str = "", weights: bool = True, hint: str = "") -> bool:

@@ -16,7 +16,7 @@ _BY_HAND = {
 
 
 def how_to_install(extra: str) -> str:
-    """The command that brings what an extra stands for."""
+    """The command that installs the packages of an extra."""
     return _BY_HAND.get(extra, f"pip install 'rlhf-agents[{extra}]'")
 
 

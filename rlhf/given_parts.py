@@ -34,10 +34,10 @@ def find(kind: str, where: str) -> Any:
     parts, name = _PARTS.get() or {}, kind.removeprefix(PREFIX)
     if name not in parts:
         raise RecipeError(
-            "this part was given by a Python program, and cannot be imported",
+            "this part was passed by a Python program, and cannot be imported",
             where=where,
             got=kind,
-            expected="a program that gives it again",
+            expected="a program that passes it again",
             hint=_renamed(name, parts)
             or f"from Python: rlhf.train(resume=RUN, {_argument(name)}), or rlhf.evaluate(RUN, {_argument(name)})",
         )

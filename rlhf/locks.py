@@ -60,7 +60,7 @@ class Lock:
         return self.folder / LOCK
 
     def check(self) -> None:
-        """Raise FolderInUse where somebody else has taken the lock."""
+        """Raise FolderInUse if another process has taken the lock."""
         with self._turn:
             if self._file < 0:
                 return
@@ -71,7 +71,7 @@ class Lock:
                 raise _in_use(self.folder, found, "it has taken over, as this process seemed dead")
 
     def _take_again(self) -> None:
-        """Make the file anew that somebody has removed, unless somebody else has."""
+        """Recreate a removed lock file, unless another process has."""
         with disk("the lock", self._path):
             try:
                 file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -257,9 +257,9 @@ def _in_use(folder: Path, owner: Owner | None, why: str = "") -> FolderInUse:
     if owner is not None and owner.is_of_here and owner.pid != os.getpid():
         hint = f"wait until it ends, end it (kill {owner.pid}), or give another folder"
     return FolderInUse(
-        "another process writes this folder",
+        "another process is writing this folder",
         where=str(folder),
-        got="; ".join(filter(None, (str(owner or "a process that has not said yet who it is"), why))),
+        got="; ".join(filter(None, (str(owner or "a process that has not identified itself yet"), why))),
         expected="a folder that one process writes",
         hint=hint,
     )

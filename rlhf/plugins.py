@@ -48,7 +48,7 @@ def target_of(section: str, kind: str, where: str) -> tuple[str, str] | None:
     found = brought(section).get(kind, ())
     if len(found) > 1:
         raise RecipeError(
-            "several packages bring this kind",
+            "several packages define this kind",
             where=where,
             got=kind,
             expected="one of " + ", ".join(f"{target} of {package}" for package, target in found),

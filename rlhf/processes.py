@@ -171,7 +171,7 @@ class ProcessGroup:
             expected=f"an answer within {self.timeout_s:g} s",
             hint="raise trainer.timeout_s if it was only slow"
             if is_late
-            else "see whether it was killed, for want of memory for example",
+            else "check whether it was killed, for example for lack of memory",
         )
 
 
@@ -224,7 +224,7 @@ def join(timeout_s: float) -> ProcessGroup:
         os.environ["MASTER_PORT"] = str(free_port())
     elif "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         raise RecipeError(
-            "the launcher does not say where the first process is",
+            "the launcher did not set the address of the first process",
             where="the environment",
             got=f"WORLD_SIZE={n} without MASTER_ADDR and MASTER_PORT",
             expected="all three",

@@ -76,7 +76,7 @@ class RichProgress:
         return f"  {timedelta(seconds=round(left))} left" if left >= 1 else ""
 
     def at(self, done: int, note: str) -> None:
-        """So many steps are nearly done: shown on the bar, and counted when `advance` says so."""
+        """Show this many steps as nearly done on the bar; `advance` counts them."""
         if self._task is not None:
             self._bars.update(self._task, completed=done, last=note)
 

@@ -62,7 +62,7 @@ def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:
             f"{source} defines no '{name}'",
             where=where,
             got=kind,
-            expected=", ".join(public) or "a module that defines something",
+            expected=", ".join(public) or "a module with a class or function",
             hint=nearest(name, public) or "name a class of that file after the colon",
         )
     found = _checked(section, getattr(module, name), kind, where)
@@ -120,11 +120,11 @@ def _from_table(section: str, kind: str, where: str) -> Any:
 def _from_package(section: str, kind: str, package: str, target: str, where: str) -> Any:
     """Return what an installed package brings under a name; it is the package's to mend."""
     module_name, _, name = target.partition(":")
-    with _explained(f"{target} of the package {package}", where, f"fix or uninstall {package}: it brings '{kind}'"):
+    with _explained(f"{target} of the package {package}", where, f"fix or uninstall {package}: it declares '{kind}'"):
         module = importlib.import_module(module_name)
     if not hasattr(module, name):
         raise RecipeError(
-            f"the package {package} brings '{kind}', and does not have it",
+            f"the package {package} declares '{kind}', and does not have it",
             where=where,
             got=target,
             expected=f"a class {name} in {module_name}",
@@ -174,11 +174,11 @@ def _explained(name: str, where: str, hint: str) -> Iterator[None]:
                 yield
             except SystemExit as error:
                 raise RecipeError(
-                    "this module ends the program when it is imported",
+                    "importing this module exits the program",
                     where=f"{where}, importing {name}",
                     got=f"SystemExit: {error}",
                     expected="a module that can be imported",
-                    hint="put what it runs under `if __name__ == '__main__':`, or the part in a file of its own",
+                    hint="move what it runs under `if __name__ == '__main__':`, or the part in a file of its own",
                 ) from error
     except RecipeError as error:
         cause = error.__cause__
@@ -255,7 +255,7 @@ def _file_module(source: str, base: Path, where: str) -> ModuleType:
 
 
 def _refuse_taken(path: Path, where: str) -> None:
-    """Raise RecipeError where a file imports one beside it whose name a file beside another part has taken."""
+    """Raise RecipeError if a neighbouring module of a file has the name of one that is imported already."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
@@ -266,7 +266,7 @@ def _refuse_taken(path: Path, where: str) -> None:
                 continue
             if any(taken in _modules_called(name, Path(folder)) for folder in _BESIDE):
                 raise RecipeError(
-                    f"two modules are called '{name}', and one process has one of a name",
+                    f"two modules are called '{name}', and a process can load only one of them",
                     where=f"{where}, importing {path}",
                     got=str(taken),
                     expected=str(own),
@@ -310,7 +310,7 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
             where=where,
             got=kind,
             expected=f"a class with {', '.join(REQUIRED_MEMBERS[section])}",
-            hint="docs/plugins.md has whole parts to start from",
+            hint="docs/plugins.md has complete examples",
         )
     if section == "reward" and is_object:
         _refuse_arguments(target, 2, kind, where)

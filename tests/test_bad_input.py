@@ -346,7 +346,7 @@ def test_a_word_that_a_command_does_not_know(arguments: tuple[str, ...], meant: 
     [
         (("check", "rewards", "outcome"), "rlhf check rewards: no such contract"),
         (("new", "agnet", "x"), "rlhf new agnet: no such part"),
-        (("new", "agent", "X"), "rlhf new agent X: this cannot name a part"),
+        (("new", "agent", "X"), "rlhf new agent X: this is not a valid name"),
     ],
 )
 def test_an_argument_is_named_as_it_was_written(arguments: tuple[str, ...], where: str) -> None:

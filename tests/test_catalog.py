@@ -288,6 +288,6 @@ def test_a_reward_is_written_under_the_name_it_was_found_by(tmp_path: Path) -> N
 
 def test_a_module_that_ends_the_program_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys\ndef judge(answer, reference):\n    return 1.0\nsys.exit(0)\n")
-    with pytest.raises(RecipeError, match="ends the program") as caught:
+    with pytest.raises(RecipeError, match="exits the program") as caught:
         resolve("reward", "./script.py:judge", base=tmp_path)
     assert "__main__" in caught.value.hint

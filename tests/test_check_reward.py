@@ -107,7 +107,7 @@ def test_a_verifier_with_its_parameters_the_wrong_way_round_is_refused() -> None
     def judge(reference: str, answer: str) -> float:
         return float(answer.strip() == reference.strip() != "")
 
-    with pytest.raises(RecipeError, match="given the answer first"):
+    with pytest.raises(RecipeError, match="a verifier takes the answer first"):
         check_reward(judge)
 
 

@@ -122,7 +122,7 @@ def test_trajectories_are_read_and_filtered(trained: tuple[Path, dict[str, Any]]
     shown = run("trajectories", folder, "--limit", "2", "--tokens")
     assert shown.exit_code == 0 and "log-prob" in shown.stdout and "echo/" in shown.stdout
     unknown = run("trajectories", folder, "--task", f"{one_task}0", "--outcome", "failed")
-    assert unknown.exit_code == 2 and "nothing is stored of this task" in unknown.stderr
+    assert unknown.exit_code == 2 and "nothing is stored for this task" in unknown.stderr
     assert "did you mean '" in unknown.stderr and "one of" in unknown.stderr
     none = last_json(run("trajectories", folder, "--outcome", "env_error", "--json"))
     assert none == {"n_found": 0, "failures": []}
@@ -145,7 +145,7 @@ def test_trajectories_that_are_not_there_are_told_from_those_that_are(trained: t
     folder, _ = trained
     for more in ((), ("--outcome", "solved"), ("--outcome", "env_error")):
         unknown = run("trajectories", folder, "--step", "99", *more)
-        assert unknown.exit_code == 2 and "nothing is stored of this step" in unknown.stderr
+        assert unknown.exit_code == 2 and "nothing is stored for this step" in unknown.stderr
         assert "one of steps 0 (eval, before), 1 to 2 (train, 1-policy_gradient), 2 (eval, after)" in unknown.stderr
         assert "the nearest is --step 2" in unknown.stderr
     far = run("trajectories", folder, "--attempt", "99")

@@ -267,10 +267,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "other", tasks([True] * 4, "flat/test"))
     moved = write(tmp_path / "moved", tasks([True] * 4), opening="A wall.")
     for arguments, message in (
-        ([first], "a comparison takes two"),
+        ([first], "a comparison needs two evaluations"),
         ([first, tmp_path / "nothing"], "there is no evaluation in this folder"),
-        ([first, other], "no task was attempted by both"),
-        ([first, moved], "tasks of equal ids"),
+        ([first, other], "the two evaluations share no task"),
+        ([first, moved], "tasks with equal ids differ in content"),
     ):
         result = run("compare", *arguments)
         assert result.exit_code == 2 and message in result.stderr

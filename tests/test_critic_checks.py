@@ -94,7 +94,7 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         ([SWEET, "stages.1.critic={kind: sweet, warmup_steps: 1}", "stages.1.group_size=1"], "stages[1].group_size",
          "at least 2"),
         ([SWEET, "stages.1.critic={kind: sweet, privileged_text: Think.}"], "stages[1].critic",
-         "tell the critic nothing"),
+         "leave it empty to give the critic no privileged text"),
         ([SWEET, "stages.1.critic={kind: sweet, head_lr: 1}"], "stages[1].critic.head_lr", "privileged_text, over"),
         ([SWEET, "stages.1.critic={kind: sweet, warmup_steps: 1, path: ./nowhere}"], "stages[1].critic.path",
          "config.json"),

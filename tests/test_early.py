@@ -163,7 +163,7 @@ def test_a_function_of_lists_that_judges_one_attempt_alone_is_told_of(tmp_path: 
     text = "def reward(completions, **kwargs):\n    return [1.0]\n"
     with pytest.raises(RewardError) as error:
         asyncio.run(try_once(own(tmp_path, text, "reward")))
-    assert "does not judge every completion; got: 1 numbers; expected: a list of 2 numbers" in error.value.got
+    assert "did not return one number per completion; got: 1 numbers; expected: a list of 2 numbers" in error.value.got
     (tmp_path / "right").mkdir()
     asyncio.run(try_once(own(tmp_path / "right", text.replace("[1.0]", "[1.0 for _ in completions]"), "reward")))
 

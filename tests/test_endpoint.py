@@ -237,7 +237,7 @@ def test_half_an_endpoint_is_refused(suite: Path) -> None:
         (["--endpoint", "http://127.0.0.1:1", "--suite", suite], "go together"),
         (["--suite", suite], "no policy is named"),
         (["random", "--endpoint", "http://127.0.0.1:1", "--model", "m", "--suite", suite], "exclude each other"),
-        (["--endpoint", "http://127.0.0.1:1", "--model", "m"], "this says nothing of tasks"),
+        (["--endpoint", "http://127.0.0.1:1", "--model", "m"], "this target defines no tasks"),
     ):
         result = run("evaluate", *arguments)
         assert result.exit_code == 2 and message in result.stderr and "a recipe, a run" not in result.stderr
@@ -351,4 +351,4 @@ def test_an_address_that_nobody_serves_is_told_with_its_name(suite: Path) -> Non
         result = run("evaluate", "--endpoint", url, "--model", "small", "--suite", suite)
     assert result.exit_code
     assert f"asking small at {url}" in result.stderr
-    assert "nothing takes connections at this address" in result.stderr and url in result.stderr
+    assert "nothing accepts connections at this address" in result.stderr and url in result.stderr

@@ -186,7 +186,7 @@ def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
     # another version of a package on record, and a suite that was changed since
     record = json.loads((out / "versions.json").read_text())
     record["packages"]["numpy"] = "0.0.1"
-    assert "not what was written" in _changed(out / "versions.json", json.dumps(record))
+    assert "has changed since it was written" in _changed(out / "versions.json", json.dumps(record))
     write_listed(out / "versions.json", json.dumps(record))
     suite.write_text(SUITE.replace("attempts: 2", "attempts: 2\nseed: 3"))
     changed = run("evaluate", "--verify", out, "--json")
@@ -333,7 +333,7 @@ def test_an_agent_in_a_file_is_a_policy(suite: Path, tmp_path: Path) -> None:
     found = last_json(run("evaluate", f"{tmp_path}/mine.py:First", "--suite", suite, "--json"))
     assert (found["n"], found["n_errors"]) == (22, 0)
     asking = run("evaluate", f"{tmp_path}/mine.py:Asks", "--suite", suite)
-    assert asking.exit_code == 2 and "it is evaluated without one" in asking.stderr
+    assert asking.exit_code == 2 and "this agent calls a model, and none is given" in asking.stderr
 
 
 def test_an_evaluation_goes_on_with_the_policy_that_it_was_begun_with(suite: Path, tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_other_tasks_than_those_of_the_hash_are_refused(suite: Path) -> None:
     assert last_json(run("evaluate", "oracle", "--suite", suite, "--json"))["success"] == 1.0
     suite.write_text(text.replace("n: 6", "n: 7"))
     refused = run("evaluate", "oracle", "--suite", suite)
-    assert refused.exit_code == 2 and "not the tasks that the suite was made with" in refused.stderr
+    assert refused.exit_code == 2 and "the tasks differ from those that the suite was made with" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_other_tasks_than_those_of_the_hash_are_refused(suite: Path) -> None:
         ),
         ("split: test", "split: tset", "error tasks.split: the environment has no such split"),
         ("tasks: {n: 5}", "tasks: {ids: [keyhole/nowhere]}", "the split has no such task"),
-        ("rows: 3, columns: 2, loops: 1", "rows: 2, columns: 2, loops: 0", "two parts have one task"),
+        ("rows: 3, columns: 2, loops: 1", "rows: 2, columns: 2, loops: 0", "two parts share a task"),
         ("environment: {kind: keyhole, rows: 3", "environment: {kind: keyhol, rows: 3", "did you mean 'keyhole'?"),
     ],
 )
@@ -405,7 +405,7 @@ def test_the_resolved_suite_is_the_suite(suite: Path, tmp_path: Path) -> None:
 
 
 def test_a_program_needs_a_suite_and_takes_no_keys(suite: Path) -> None:
-    assert "this says nothing of tasks" in run("evaluate", "oracle").stderr
+    assert "this target defines no tasks" in run("evaluate", "oracle").stderr
     assert "no effect on the evaluation of random" in run("evaluate", "random", "seed=1", "--suite", suite).stderr
 
 
@@ -438,7 +438,7 @@ def test_an_adapter_that_names_no_base_is_told_and_takes_a_given_one(suite: Path
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(written)
     asked = EvaluationRequest(target=str(tmp_path / "adapter"), suite=str(suite))
-    with pytest.raises(ModelError, match="does not say what it belongs to"):
+    with pytest.raises(ModelError, match="does not name its base model"):
         contender(asked)
     found = contender(replace(asked, overrides=("policy.path=a/base", "policy.dtype=float32")))
     assert found.recipe is not None and found.checkpoint == tmp_path / "adapter"

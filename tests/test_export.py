@@ -150,7 +150,9 @@ def test_the_store_goes_with_the_model(remembering: Path, tmp_path: Path) -> Non
 def test_a_store_that_is_not_what_was_saved_is_not_exported(remembering: Path, tmp_path: Path) -> None:
     checkpoint = runs.newest(remembering)
     (checkpoint / copies.HASH).write_text("0" * len((checkpoint / copies.HASH).read_text()))
-    assert f"{copies.HASH}: this file is not what was written" in refused(checkpoint, "--out", tmp_path / "model")
+    assert f"{copies.HASH}: this file has changed since it was written" in refused(
+        checkpoint, "--out", tmp_path / "model"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -201,23 +201,29 @@ def test_an_environment_that_raises_now_and_then(tmp_path: Path) -> None:
     assert all("RuntimeError: the lamp fell over" in r.failure.message for r in records)
     trained = list(read_trajectories(tmp_path / "run" / "trajectories", phase="train"))
     assert len(trained) == 48 - sum(failed)
-    assert "failed for no fault of the policy" in done.said and "the lamp fell over" in done.said
-    told = cautions(done, "failed for no fault of the policy")
+    assert "ended with infrastructure errors" in done.said and "the lamp fell over" in done.said
+    told = cautions(done, "ended with infrastructure errors")
     assert len(told) == 1, "said once, though it happens in several steps"
 
 
 def test_a_failed_attempt_is_made_again(tmp_path: Path) -> None:
     done = runs.run(faulty(tmp_path, limits={"max_retries": 3}), tmp_path / "run")
     assert sum(curve(done, "rollout/n_retries")) >= 3 and sum(curve(done, "rollout/n_infra_errors")) == 0
-    assert "failed for no fault" not in done.said
+    assert "ended with infrastructure errors" not in done.said
 
 
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
         ("raises", "step: RuntimeError: the lamp fell over"),
-        ("returns nothing", "what it gave is no StepResult; got: None; expected: environments.base.StepResult"),
-        ("returns a dictionary", "what it gave is no StepResult; got: dict; expected: environments.base.StepResult"),
+        (
+            "returns nothing",
+            "the returned object is not a StepResult; got: None; expected: environments.base.StepResult",
+        ),
+        (
+            "returns a dictionary",
+            "the returned object is not a StepResult; got: dict; expected: environments.base.StepResult",
+        ),
         ("rewards with NaN", "reward is no finite number"),
         ("replies with bytes", "reply is no text"),
     ],
@@ -272,10 +278,10 @@ def test_a_demonstration_is_played_again(tmp_path: Path) -> None:
     [
         ("raises", "env_error in words/0: step: RuntimeError: the lamp fell over"),
         ("hangs", "timeout in words/0: step: no answer within 0.05 s"),
-        ("returns nothing", "): what it gave is no StepResult; got: None; expected: "),
+        ("returns nothing", "): the returned object is not a StepResult; got: None; expected: "),
         ("plans nonsense", "env_error in words/0: plan: got int, expected a list of texts or None"),
         ("plan raises", "env_error in words/0: plan: RuntimeError: lost"),
-        ("lists nothing", "this lists no tasks"),
+        ("lists nothing", "the environment lists no tasks"),
         ("lists numbers", "got:      int"),
         ("listing raises", "RuntimeError: no such list"),
     ],
@@ -338,7 +344,7 @@ def test_gradients_that_are_never_finite_stop_the_run_and_name_the_last_good_che
     # One good step, then two of two spoilt updates each; the fifth in a row is in the fourth step.
     stage = {"steps": 9, "minibatches": 2, "loss": {"kind": "./faults.py:Infinite", "begin": 2}, "keep_checkpoints": 9}
     message = fails(written(tmp_path, stage, rewards=LENGTH), tmp_path / "run")
-    assert "5 updates in a row had a gradient that is not finite" in message and "optimizer.lr" in message
+    assert "5 updates in a row had a non-finite gradient" in message and "optimizer.lr" in message
     newest = runs.newest(tmp_path / "run")
     assert newest.name == "0-policy_gradient-000003" and f"the last checkpoint is {newest}" in message
     good = newest.with_name("0-policy_gradient-000001")

@@ -76,7 +76,7 @@ def test_what_cannot_work_is_refused(echo: Path, overrides: list[str], where: st
             "right for the first",
         ),
         (["loss={kind: ppo_clip, kl: k3}"], "measured only"),
-        (["loss={kind: shiq}"], "takes advantages for scores less a baseline, grpo gives others: use dr_grpo"),
+        (["loss={kind: shiq}"], "needs advantages that are scores minus a baseline, grpo gives others: use dr_grpo"),
         (["loss={kind: rover}", "advantage={kind: gigpo}", "epochs=2"], "gigpo gives others: use dr_grpo"),
         (["loss={kind: kdrl, teacher: a/b}"], "teaches attempts of any group"),
         (["loss={kind: shiq}"], "keeps what scores as expected where it is"),

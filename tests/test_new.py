@@ -139,7 +139,7 @@ NO_NAMES = ["Near", "my-part", "2nd", "class", "rewards", "random", "json", "tor
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
     result = run("new", "reward", name, "--folder", tmp_path)
-    assert result.exit_code == 2 and "this cannot name a part" in result.stderr
+    assert result.exit_code == 2 and "this is not a valid name" in result.stderr
     assert not list(tmp_path.iterdir())
 
 

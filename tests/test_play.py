@@ -264,7 +264,7 @@ def test_agents_of_one_s_own_are_played_too(strange: str, tmp_path: Path) -> Non
     (tmp_path / "agents.py").write_text(AGENTS)
     scripted, lost, broken = (f"{tmp_path / 'agents.py'}:{name}" for name in ("Scripted", "Lost", "Broken"))
     assert last_json(typed(strange, "--agent", scripted, lines=[]))["actions"] == ["2"]
-    for agent, told in ((lost, "takes no action, and asks for none"), (broken, "KeyError: 'boom'")):
+    for agent, told in ((lost, "has no action that a person could choose"), (broken, "KeyError: 'boom'")):
         done = typed(strange, "--agent", agent, lines=[])
         assert done.exit_code == 2 and told in done.stderr and "run `rlhf check agent`" in done.stderr
 
@@ -447,7 +447,7 @@ def test_a_stored_attempt_is_played_on(tmp_path: Path) -> None:
     two = typed(str(tmp_path), "--from", place, "--turns", "2", lines=[])
     assert last_json(two)["actions"] == plan[:2] and not last_json(two)["over"]
     for words, says in (
-        (["--from", "nonsense"], "no place of an attempt"),
+        (["--from", "nonsense"], "not the place of an attempt"),
         (["--from", place, "--agent", "chat"], "agent"),
     ):
         refused = typed(str(tmp_path), *words, lines=[])

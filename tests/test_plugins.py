@@ -118,7 +118,7 @@ def test_a_name_of_two_packages_is_an_error_that_names_both(
     installed: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, installed, "corridors", "rivals")
-    with pytest.raises(RecipeError, match="several packages bring this kind") as caught:
+    with pytest.raises(RecipeError, match="several packages define this kind") as caught:
         resolve("environment", "corridor", base=Path())
     assert (
         "corridors:Corridor of corridors" in caught.value.expected and "rivals:Other of rivals" in caught.value.expected
@@ -133,7 +133,7 @@ def test_a_package_that_fails_is_named(installed: dict[str, Path], monkeypatch: 
     assert "package broken" in caught.value.where and "compiled for another machine" in caught.value.got
     with pytest.raises(MissingPackageError, match="package broken"):
         resolve("reward", "absent", base=Path())
-    with pytest.raises(RecipeError, match="the package corridors brings 'lost', and does not have it"):
+    with pytest.raises(RecipeError, match="the package corridors declares 'lost', and does not have it"):
         resolve("loss", "lost", base=Path())
 
 

@@ -143,9 +143,9 @@ def test_a_local_function_is_named_in_the_recipe_and_asked_for_again(folder: Pat
     )
     refused = command("train", "--resume", "run", "steps=3")
     assert refused.exit_code == 2
-    assert "rewards.local.kind: this part was given by a Python program" in refused.output
+    assert "rewards.local.kind: this part was passed by a Python program" in refused.output
     assert "rlhf.train(resume=RUN, rewards={'local': ...})" in refused.output
-    with pytest.raises(RecipeError, match="given by a Python program"):
+    with pytest.raises(RecipeError, match="this part was passed by a Python program, and cannot be imported"):
         rlhf.train(resume="run", steps=3)
     longer = small(resume=found, **{"stages.0.steps": 3})
     assert longer.is_finished and logged(longer.run)[-1][1] == 3
@@ -334,16 +334,16 @@ def test_mistakes_have_the_messages_of_the_recipe(changed: Mapping[str, Any], fo
         ({"recipe": 7}, "rlhf.train", "not a recipe"),
         ({"callbacks": [3]}, "callbacks[0]", "is not a callback"),
         ({"callback": print}, "callback", "did you mean 'callbacks'"),
-        ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object cannot stand here"),
+        ({"limits": {"max_tokens": object()}}, "limits.max_tokens", "an object is not allowed here"),
         ({"rewards": {"r": object()}}, "rewards.r.kind", "lacks __call__"),
         ({"environment": object()}, "environment.kind", "lacks"),
         ({"environment": [{"prompt": {1, 2}}]}, "environment[0], column prompt", "plain value"),
         ({"environment": [*ROWS, "a"]}, f"environment[{len(ROWS)}]", "plain values"),
         ({"environment": []}, "environment", "there are no tasks"),
-        ({"rewards": [length, 3]}, "rewards[1]", "this is no reward"),
-        ({"rewards": [length, "exact_match"]}, "rewards[1]", "this is no reward"),
-        ({"rewards": {"r": None}}, "rewards.r", "this is no reward"),
-        ({"rewards": 3}, "rewards", "these are no rewards"),
+        ({"rewards": [length, 3]}, "rewards[1]", "this is not a reward"),
+        ({"rewards": [length, "exact_match"]}, "rewards[1]", "this is not a reward"),
+        ({"rewards": {"r": None}}, "rewards.r", "this is not a reward"),
+        ({"rewards": 3}, "rewards", "these are not rewards"),
         ({"out": 5}, "rlhf.train(out=...)", "a folder, as text"),
         ({"recipe": None, "resume": 5}, "rlhf.train(resume=...)", "a folder, as text"),
         ({"memory_check": "no"}, "rlhf.train(memory_check=...)", "True or False"),
@@ -523,7 +523,7 @@ def test_hooks_whose_states_a_checkpoint_could_not_give_back_are_refused() -> No
         small(1, callbacks=[Keeping("mine"), Keeping("mine")])
     with pytest.raises(RecipeError, match="the hook Keeping, state_dict"):
         small(1, callbacks=[Keeping("mine", object())])
-    with pytest.raises(RecipeError, match="this is a class"):
+    with pytest.raises(RecipeError, match="a callback must be an instance or a function, not a class"):
         small(1, callbacks=Keeping)
 
 
@@ -700,9 +700,9 @@ def test_evaluations_are_compared(folder: Path) -> None:
     compared = rlhf.compare(one, other, found)
     assert [row.second for row in compared.rows] == ["other", "run"] and compared.rows[0].difference == 0.0
     assert len(compared.metrics) == 2 and len(compared.rows[0].flipped) == 0
-    with pytest.raises(RecipeError, match="a comparison takes two"):
+    with pytest.raises(RecipeError, match="a comparison needs two evaluations"):
         rlhf.compare(one)
-    with pytest.raises(RecipeError, match="was not kept"):
+    with pytest.raises(RecipeError, match="this evaluation was not saved"):
         rlhf.compare(one, replace(one, out=None))
 
 

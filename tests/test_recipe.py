@@ -594,7 +594,7 @@ def test_a_bypassed_correction_needs_a_loss_with_a_ratio(echo: Path) -> None:
         stage = dataclasses.replace(recipe.stages[1], correction=Bypass(), loss=loss)
         return cautions(dataclasses.replace(elsewhere, stages=(recipe.stages[0], stage)))
 
-    assert [text for text in said(Reinforce()) if "nothing corrects for the engine" in text]
+    assert [text for text in said(Reinforce()) if "engine gap is not corrected" in text]
     assert said(Reinforce(max_weight=2)) == said(PPOClip()) == []
     assert cautions(elsewhere) == []
 

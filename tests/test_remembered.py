@@ -41,7 +41,9 @@ def test_it_says_how_many_are_not_shown(runs: Path) -> None:
 
 def test_an_unknown_task_is_an_error_that_names_the_nearest(runs: Path) -> None:
     result = run("memory", runs / "cases-seed0", "--task", "house/11")
-    assert result.exit_code == 2 and "no entry is of this task" in result.stderr and "house/1'" in result.stderr
+    assert (
+        result.exit_code == 2 and "the store has no entry of this task" in result.stderr and "house/1'" in result.stderr
+    )
     assert last_json(run("memory", runs / "cases-seed0", "--task", "house/2", "--json"))["n_found"] == 2
 
 
@@ -95,7 +97,7 @@ def test_what_a_store_holds_is_listed_and_searched(runs: Path) -> None:
     assert found[0]["text"] == one["text"]
     shown = " ".join(run("memory", stored, "--limit", "1").output.split())
     assert f"{everything['n_entries']} entries" in shown and one["tasks"][0] in shown and one["text"] in shown
-    assert "no entry is of this task" in run("memory", stored, "--task", "nothing").output
+    assert "the store has no entry of this task" in run("memory", stored, "--task", "nothing").output
     wrong = run("memory", stored, "--kind", "cas")
     assert wrong.exit_code == 2 and "did you mean 'case'?" in " ".join(wrong.output.split())
 
@@ -107,4 +109,4 @@ def test_where_there_is_no_store(tmp_path: Path) -> None:
         pass
     assert "nothing is stored yet" in run("memory", tmp_path).output
     (tmp_path / copies.FILE).write_bytes(b"no store " * 100)
-    assert "this file is no store" in run("memory", tmp_path).output
+    assert "this file is not a store" in run("memory", tmp_path).output

@@ -111,7 +111,7 @@ def test_the_role_of_a_seats_memory_is_there_where_it_asks_the_policy(tmp_path: 
 def test_a_key_of_the_agent_is_checked(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="did you mean 'max_rounds'"):
         load(write(tmp_path, STAGE, agent={"kind": "critic", "max_round": 1}))
-    with pytest.raises(RecipeError, match="reads what replies say to it"):
+    with pytest.raises(RecipeError, match="which parses replies"):
         load(write(tmp_path, STAGE, agent={"kind": "critic", "actor": {"memory": {"kind": "subgoals"}}}))
 
 

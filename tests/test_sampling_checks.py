@@ -35,7 +35,11 @@ def recipe(folder: Path, rewards: dict[str, Any] | None = None, **stage: Any) ->
         ({"sampler": {"kind": "greso", "metric": "words"}}, "stages[0].sampler.metric", "did you mean 'reward/words'?"),
         ({"sampler": {"kind": "curriculum", "metric": "zeal"}}, "stages[0].sampler.metric", "success, score"),
         ({"replay": {}, "loss": {"kind": "reinforce"}}, "stages[0].replay", "set loss.max_weight"),
-        ({"replay": {}, "loss": {"kind": "rebel"}}, "stages[0].replay", "lost its group"),
+        (
+            {"replay": {}, "loss": {"kind": "rebel"}},
+            "stages[0].replay",
+            "this loss compares the trajectories of a group, and replayed ones have no group",
+        ),
         (
             {"replay": {}, "filters": {"drop_zero_advantage": False}},
             "stages[0].filters.drop_zero_advantage",
@@ -80,7 +84,7 @@ def test_a_critic_whose_groups_are_dropped_is_worth_a_word(tmp_path: Path) -> No
     with_critic = {"critic": {}, "advantage": {"kind": "gae"}}
     for drop_equal in (True, False):
         said = cautions(recipe(tmp_path, **with_critic, selection={"kind": "uncertain", "drop_equal": drop_equal}))
-        assert any("a critic still finds an advantage" in text for text in said) == drop_equal
+        assert any("where a critic still gives an advantage" in text for text in said) == drop_equal
 
 
 def test_the_arithmetic_counts_rounds(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_reward_that_fails_here_and_there_is_told(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--reward", "./judges.py:never"), ["this reward could judge no attempt", "KeyError"]),
+        (("--reward", "./judges.py:never"), ["this reward failed on every attempt", "KeyError"]),
         (("--reward", "outcom"), ["did you mean 'outcome'?"]),
         (("--reward", "outcome", "--against", "rigt"), ["score, success, right", "did you mean 'right'?"]),
         (("--reward", "outcome", "--step", "8"), ["no stored attempt matches the filters"]),
@@ -188,10 +188,14 @@ def test_without_the_environment_a_verifier_says_what_it_lacks_and_other_rewards
     refused = run("score", folder, "--reward", "numeric")
     assert refused.exit_code == 2
     told = " ".join(refused.stderr.split())
-    assert "needs references, and the tasks have none" in told and "the tasks cannot be made again" in told
+    assert "needs references, and the tasks have none" in told and "the tasks cannot be recreated" in told
     assert "gone.py" in told
     lacking = run("score", folder, "--reward", "exact_match")  # which is given the task, and asks for its reference
-    assert lacking.exit_code == 2 and "could judge no attempt" in lacking.stderr and "no reference" in lacking.stderr
+    assert (
+        lacking.exit_code == 2
+        and "this reward failed on every attempt" in lacking.stderr
+        and "no reference" in lacking.stderr
+    )
     result = run("score", folder, "--reward", "outcome", "--json")
     assert last_json(result)["rewards"][0]["all"]["n"] == 6
     assert "tasks are known by their ids alone" in result.stderr
@@ -280,7 +284,7 @@ def test_check_on_answers_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monkey
             "line 2: not an answer\n  got:      unknown key 'rigt'\n  expected: {",
         ),
         ("reward", "numeric", "", "there are no answers"),
-        ("agent", "chat", "", "attempts are judged by a reward"),
+        ("agent", "chat", "", "only a reward can judge attempts"),
     ],
 )
 def test_what_cannot_be_checked_on_is_named(

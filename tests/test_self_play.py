@@ -108,7 +108,7 @@ def test_a_role_that_nobody_has_stops_the_run_and_names_those_there_are(start: P
 @pytest.mark.parametrize(
     ("agent", "says"),
     [
-        ("{kind: chat}", "as if they were one"),
+        ("{kind: chat}", "this agent would play all seats of the game as one player"),
         ("{kind: self_play, systems: {frist: Begin.}}", r"no such seat(?s:.*)did you mean 'first'"),
     ],
 )
@@ -126,7 +126,9 @@ def test_no_seat_is_told_of_attempts_in_which_others_had_their_secrets(tmp_path:
         load(path, [retry])
     assert load(path, [retry, "environment.opponent=chance", "stages.0.advantage={kind: grpo}"])
     ended = CliRunner().invoke(app, ["evaluate", str(path), "--strategy", "reflect_and_retry"])
-    assert ended.exit_code == 2 and "what only the other seats may see" in ended.stderr, ended.stderr
+    assert ended.exit_code == 2 and "would show a seat the private observations of other seats" in ended.stderr, (
+        ended.stderr
+    )
     assert "got:      reflect_and_retry in" in ended.stderr and "for the seats first, second" in ended.stderr
 
 

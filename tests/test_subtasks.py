@@ -95,7 +95,7 @@ def test_a_reference_may_hold_all_subtasks(subtask: str) -> None:
     [(answer, _)] = Subtask(subtask=subtask).examples
     assert Subtask(subtask=subtask)(answer, every).value == 1
     for reference in ("", "{", '{"other": "a.py"}', "a.py is\nnot what is meant"):
-        with pytest.raises(RewardError, match="names nothing"):
+        with pytest.raises(RewardError, match="has nothing to compare"):
             Subtask(subtask=subtask)(answer, reference)
 
 

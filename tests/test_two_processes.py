@@ -26,7 +26,7 @@ from tests.training.test_spoilt import KINDS, recipe
 WORDS = ("train", "resume", "evaluate")
 MIXES = list(combinations_with_replacement(WORDS, 2))
 #: How a process that comes second is refused: while the first one works, or by what that has left.
-IN_USE, LEFT = "another process writes this folder", "is not empty"
+IN_USE, LEFT = "another process is writing this folder", "is not empty"
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_roles_notes_branches_and_choices_are_shown() -> None:
         "subgoal: find the key",
     ]
     again = replace(branch, n_shared=0)
-    assert "goes another way than attempt 1" in shown(lambda c: show_trajectory(replace(record, trajectory=again), c))
+    assert "differs from attempt 1" in shown(lambda c: show_trajectory(replace(record, trajectory=again), c))
 
 
 def test_tokens_are_listed_with_log_prob_and_advantage() -> None:

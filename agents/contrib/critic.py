@@ -76,8 +76,8 @@ class ActorCritic:
         memory = self.actor.memory if isinstance(self.actor, ChatAgent) else None
         if isinstance(memory, MemoryBase) and type(memory).read is not MemoryBase.read:
             raise ValueError(
-                f"actor.memory is {type(memory).__name__}, which reads what replies say to it; expected another, "
-                "such as full or window: a proposal that comes back would be remembered"
+                f"actor.memory is {type(memory).__name__}, which parses replies; expected another, "
+                "such as full or window: a rejected proposal would be stored"
             )
         if "{comment}" not in self.revision_message:
             raise ValueError(f"revision_message is '{self.revision_message}', expected a text with {{comment}} in it")
@@ -190,7 +190,7 @@ class _Asked(PolicyProxy):
         return reply
 
     async def again(self, told: Message) -> Reply:
-        """Sample a reply to what is told after the newest plain call. Raises AgentError where there was none."""
+        """Sample a reply to the message after the newest plain call. Raises AgentError if there was none."""
         if not self.messages:
             raise AgentError("no earlier proposal to revise", where="agent.actor", expected="a call")
         return await self.generate((*self.messages, told), tools=self.tools)

@@ -87,7 +87,7 @@ class ReasonForFuture:
                 "executor.think is require, expected off: proposals are read line by line, without thoughts"
             )
         if not isinstance(self.executor.memory, FullHistory):
-            raise ValueError("executor.memory is another than full, expected full: all that really happened is shown")
+            raise ValueError("executor.memory is another than full, expected full: rafa shows all executed turns")
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class SelfPlay:
         return self.player.needs
 
     def roles_in(self, seats: Sequence[str]) -> tuple[str, ...]:
-        """The seats, and what the player asks beside actions; none where the environment plays the other seat."""
+        """The seats, and roles of the player's other calls; none if the environment plays the other seat."""
         return (*seats, *filter(None, self.player.roles)) if seats else ()
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

@@ -143,7 +143,7 @@ def weights_of(store: Store) -> tuple[float, ...]:
 
 
 def _keep(store: Store, of_task: Mapping[tuple[str, bool], Entry], attempts: Sequence[Trajectory], split: str) -> None:
-    """Keep the shortest solution of a task and its newest failure; `of_task` are those of before."""
+    """Keep the shortest solution of a task and its newest failure; `of_task` are the stored ones."""
     for is_solved in (True, False):
         of_kind = [t for t in attempts if t.solved is is_solved]
         if not of_kind:

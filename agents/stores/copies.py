@@ -1,4 +1,4 @@
-"""A store beside a checkpoint: copied with its hash, and brought back exactly."""
+"""Copies of a store in checkpoints: saved with a hash, and restored exactly."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def restore(folder: Path, path: Path) -> str:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise StoreDamaged(
-            "there is no store to bring back", where=str(folder), got=str(error), expected=f"{FILE} and {HASH}"
+            "there is no store to restore", where=str(folder), got=str(error), expected=f"{FILE} and {HASH}"
         ) from error
     try:
         with Store(partial) as copy:
@@ -100,6 +100,6 @@ def restore(folder: Path, path: Path) -> str:
         os.replace(partial, path)
         return found
     except OSError as error:
-        raise StoreError("the store cannot be brought back", where=str(path), got=str(error)) from error
+        raise StoreError("the store cannot be restored", where=str(path), got=str(error)) from error
     finally:
         partial.unlink(missing_ok=True)

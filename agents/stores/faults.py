@@ -1,4 +1,4 @@
-"""Faults of a store, each an error type of its own; none loses what was stored before."""
+"""Errors of a store, one type each; none loses stored data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StoreFull(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """The file is no store, is cut, or holds something else than its hash says."""
+    """The file is not a store, is truncated, or holds something else than its hash says."""
 
 
 class StoreReadOnly(StoreError):
@@ -61,7 +61,7 @@ _KINDS: dict[int, tuple[type[StoreError], str, str]] = {
         "write from a training run, and see to the rights of the file",
     ),
     sqlite3.SQLITE_CANTOPEN: (StoreError, "the store cannot be opened", "look whether its folder is there"),
-    sqlite3.SQLITE_NOTADB: (StoreDamaged, "this file is no store", "restore it from a checkpoint"),
+    sqlite3.SQLITE_NOTADB: (StoreDamaged, "this file is not a store", "restore it from a checkpoint"),
     sqlite3.SQLITE_CORRUPT: (StoreDamaged, "the file of the store is damaged", "restore it from a checkpoint"),
 }
 

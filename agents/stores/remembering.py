@@ -61,7 +61,7 @@ class Remembering:
             )
         if not context.recipe.learning:
             yield Problem(
-                "nothing is ever stored: only stages of policy gradients write to the store",
+                "nothing would be stored: only policy_gradient stages write to the store",
                 where="agent.store",
                 got=", ".join(type(stage).__name__ for stage in context.recipe.stages),
                 expected="a stage {kind: policy_gradient}",
@@ -74,7 +74,7 @@ class Remembering:
                 where="stages",
                 got=", ".join(sorted(splits)),
                 expected="one split",
-                do="give all stages of policy gradients the same split",
+                do="give all policy_gradient stages the same split",
             )
 
     @property

@@ -79,7 +79,7 @@ class Store:
                 where=str(path),
                 got=split,
                 expected=", ".join(splits),
-                hint=nearest(split, splits) or "name all that there are: Store(path, split=..., splits=(...))",
+                hint=nearest(split, splits) or "name all splits: Store(path, split=..., splits=(...))",
             )
         mode = "ro" if split is None else "rwc"
         with explained(path):
@@ -106,19 +106,22 @@ class Store:
         found = self._about("format") if "about" in names else ""
         if found != _FORMAT:
             raise StoreDamaged(
-                "this file is no store", where=str(self.path), got=found or "no tables of a store", expected=_FORMAT
+                "this file is not a store",
+                where=str(self.path),
+                got=found or "a file without the tables of a store",
+                expected=_FORMAT,
             )
         if left := sorted(frozenset().union(*self.tasks().values()) & self._judged):
             raise StoreLeak(
-                "tasks that judge the policy have left something in the store",
+                "the store holds entries of evaluation tasks",
                 where=str(self.path),
                 got=f"{len(left)} tasks, such as {left[0]}",
-                expected="entries of training tasks alone",
-                hint="begin with a new store, or judge by other tasks",
+                expected="entries of training tasks only",
+                hint="start with a new store, or evaluate on other tasks",
             )
 
     def close(self) -> None:
-        """Let go of the file. A store that is closed may be closed again."""
+        """Close the file. May be called again."""
         self._base.close()
 
     def __enter__(self) -> Store:
@@ -132,9 +135,9 @@ class Store:
         """Change the store atomically inside; transactions may be nested."""
         if self.split is None:
             raise StoreReadOnly(
-                "the store was opened for reading",
+                "the store is open read-only",
                 where=str(self.path),
-                expected="a training run, which alone writes",
+                expected="a training run: only training writes",
                 hint="Store(path, split='train')",
             )
         mark = f"within_{self._depth}" if self._depth else ""
@@ -286,7 +289,7 @@ class Store:
             return [Found(entries[i], score) for i, score in words.scored(query, k)]
         if self._encoder is None or by != "vectors":
             raise StoreError(
-                "the store cannot be searched so",
+                "the store does not support this search",
                 where=str(self.path),
                 got=f"by={by!r}",
                 expected="'words', or 'vectors' in a store with an encoder",
@@ -330,7 +333,7 @@ class Store:
     def back_up(self, path: Path) -> None:
         """Copy everything into a new file at `path`, as it is at one moment. Raises StoreError where there is one."""
         if path.exists():
-            raise StoreError("there is a file already", where=str(path), expected="a new file")
+            raise StoreError("the file exists already", where=str(path), expected="a new file")
         with explained(path):
             target = sqlite3.connect(path)
             try:
@@ -341,11 +344,11 @@ class Store:
     def _refuse_leak(self, origin: Origin) -> None:
         if self.split is not None and (origin.split != self.split or origin.task in self._judged):
             raise StoreLeak(
-                "this task may leave nothing in the store",
+                "entries of this task must not be stored",
                 where=str(self.path),
                 got=f"{origin.task} of the split {origin.split!r}",
-                expected=f"a task of the split {self.split!r} that judges nothing",
-                hint="write only what training episodes left",
+                expected=f"a task of the split {self.split!r} that no evaluation uses",
+                hint="write entries of training episodes only",
             )
 
     def _has_also(self) -> bool:
@@ -363,7 +366,7 @@ class Store:
         found, name = self._about("encoder"), "" if self._encoder is None else self._encoder.name
         if found and found != name:
             raise StoreError(
-                "the store's vectors are those of another encoder",
+                "the store's vectors come from another encoder",
                 where=str(self.path),
                 got=name,
                 expected=found,

@@ -200,7 +200,7 @@ def levels() -> Mapping[str, str]:
     """Short names of all registered levels and their ids in the registry, sorted. Raises MissingPackageError."""
     if _import("minigrid.envs.babyai.core.verifier").use_done_actions:
         raise EnvError(
-            "no mission can be accomplished: the package waits for an action that is not offered here",
+            "no mission can be accomplished: the package expects an action that this environment does not offer",
             where="BabyAI",
             got="the environment variable BABYAI_DONE_ACTIONS",
             hint="unset it",

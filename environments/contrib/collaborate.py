@@ -198,7 +198,7 @@ class CollaborateEpisode(Attempt):
         return f"{n} of {len(self._wanted)} points are as I want them."
 
     def way_out(self) -> tuple[str, ...] | None:
-        """Give the questions that are left to ask, and what is to be submitted."""
+        """Return the remaining questions, and the answer to submit."""
         if self.done:
             return () if self.solved else None
         open_points = [p for p in self._wanted if p not in self._wish.told and p not in self._answered]

@@ -119,7 +119,7 @@ class Colleague(Drawn):
         return repr((instance.limit, instance.is_above, instance.below, instance.above))
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of a split; the reference is the function, for critics that are told it."""
+        """List the tasks of a split; the reference is the function, for privileged critics."""
         return [replace(task, reference=self.instance(task).program()) for task in super().tasks(split)]
 
     def start(self, task: Task) -> ColleagueEpisode:
@@ -138,7 +138,7 @@ class Colleague(Drawn):
 
 
 class ColleagueEpisode(Attempt):
-    """One attempt: questions, and a program that is run on calls nobody sees. The score is the share that is right."""
+    """One attempt: questions, and a program that is run on hidden calls. The score is the share of correct results."""
 
     def __init__(self, wanted: Wanted, settings: Colleague) -> None:
         super().__init__(settings.max_steps)

@@ -198,7 +198,7 @@ class Chain:
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Result of a coroutine, from a thread of its own: no second loop can run where one may be running."""
+    """Result of a coroutine, run in another thread, because this one may have a running event loop."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 

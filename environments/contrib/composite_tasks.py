@@ -96,10 +96,10 @@ class Objectives(Seeded):
 
     @model_validator(mode="after")
     def _agrees(self) -> Objectives:
-        """Refuse keys that mean nothing beside others, and more objectives than can be told apart."""
+        """Refuse keys without effect, and more objectives than can be distinguished."""
         given = [name for name, default in _OWN.items() if getattr(self, name) != default]
         if self.environment is not None and given:
-            raise ValueError(f"{given[0]} is for look-ups, and means nothing where an environment is given")
+            raise ValueError(f"{given[0]} is for look-ups, and has no effect with an environment")
         if self.environment is None and self.k > len(_VALUES) * self.n_people:
             most = len(_VALUES) * self.n_people
             raise ValueError(f"{self.n_people} people allow {most} objectives, and k is {self.k}; raise n_people")

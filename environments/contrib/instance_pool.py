@@ -39,7 +39,7 @@ class InstancePool(Generic[Key, Thing]):
         self._idle: list[Thing] = []
 
     def take(self, key: Key) -> Thing:
-        """Give one that nobody uses, with this key, the one used last; raises what making one raises."""
+        """Return an idle instance with this key, the most recently used; raises what creating one raises."""
         while (thing := self._idle_one(key)) is not None:
             if self._is_usable(thing):
                 return thing

@@ -177,7 +177,7 @@ class _Client(GatewayClient):  # type: ignore[misc]  # py4j has no types
 
 def _lost(how: str) -> EnvError:
     return EnvError(
-        "the Java virtual machine is gone",
+        "the Java virtual machine has exited",
         where="call of Java",
         got=how,
         hint="start the episode again: it gets a new machine; if this happens often, look at the memory in use",

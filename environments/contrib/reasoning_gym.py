@@ -168,7 +168,7 @@ class ReasoningGym(SplitByContent):
         entry = problem(self, task.seed)
         if task.info.get("problem", digest(str(entry["question"]))) != digest(str(entry["question"])):
             raise EnvError(
-                "this generator makes another problem in this process",
+                "this generator makes a different problem in this process",
                 where=task.id,
                 got=self.dataset,
                 expected=f"the problem {task.info['problem']}",

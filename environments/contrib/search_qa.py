@@ -182,11 +182,11 @@ class SearchQA(Seeded):
 
     @model_validator(mode="after")
     def _agrees(self) -> SearchQA:
-        """Refuse a corpus without questions, questions without a corpus, and keys that mean nothing beside them."""
+        """Refuse a corpus without questions, questions without a corpus, and keys without effect."""
         if (self.corpus is None) != (self.questions is None):
             raise ValueError("corpus and questions go together; give both or neither")
         if self.corpus is not None and (self.hops, self.n_documents) != (1, 24):
-            raise ValueError("hops and n_documents are for drawn worlds, and mean nothing beside a corpus")
+            raise ValueError("hops and n_documents are for drawn worlds, and have no effect with a corpus")
         return self
 
     @property

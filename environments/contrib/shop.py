@@ -77,7 +77,7 @@ class Shop(Seeded):
     def _agrees(self) -> Shop:
         """Refuse keys of drawn shops beside WebShop's data."""
         if self.data is not None and (self.n_products, self.n_attributes, self.options) != (20, 1, True):
-            raise ValueError("n_products, n_attributes and options are for drawn shops, and mean nothing beside data")
+            raise ValueError("n_products, n_attributes and options are for drawn shops, and have no effect with data")
         return self
 
     @property

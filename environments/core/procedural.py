@@ -84,7 +84,7 @@ def draw_for(
     raise EnvError(
         f"there is no task for the split '{split}'",
         where=kind,
-        got=f"{_MOST_DRAWS} draws that all belong to other splits",
+        got=f"{_MOST_DRAWS} draws, all in other splits",
         hint="choose settings that allow more different tasks",
     )
 

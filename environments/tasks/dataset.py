@@ -386,7 +386,7 @@ def _opened(settings: Dataset) -> Iterator[_Opened]:
 
 @lru_cache(maxsize=8)
 def _tasks(settings: Dataset, state: _State) -> Mapping[str, Sequence[Task]]:
-    """Tasks of each split: all of them where the files are small, else read when they are asked for."""
+    """Tasks of each split: all of them where the files are small, else read on demand."""
     paths = [path for path, _ in state if path != settings.tools]
     info = {} if settings.tools is None else task_info(load_tools(settings.tools))
     is_held = any(path.suffix.lower() == ".json" or has_old_ends(path) for path in paths)
@@ -435,10 +435,10 @@ def _kept_apart(settings: Dataset, index: Index, names: Sequence[str]) -> npt.ND
     if pairs:
         told = [[f"{names[index.source[i]]}:{index.number[i]}" for i in pair] for pair in pairs[:3]]
         raise EnvError(
-            "splits have prompts in common: what is trained on would be measured",
+            "splits share prompts: evaluation would use training data",
             where="environment",
             got=f"{len(pairs)} of them: {'; '.join(' is '.join(pair) for pair in told)}",
             expected="each prompt in one split",
-            hint="take them out of one; overlap: drop takes away those of train",
+            hint="remove them from one split; overlap: drop removes them from train",
         )
     return rows

@@ -37,7 +37,7 @@ def tests_as_reference(
     made = _object(tests) or {"tests": _text(tests, where, "tests")}
     if setup and "tests" not in made:
         raise EnvError(
-            "what stands before the tests belongs to tests that are a Python text",
+            "test_setup needs tests that are Python source",
             where=f"{where}, column of environment.test_setup",
             got=f"{str(setup)[:80]!r} beside {', '.join(made)}",
             expected="no test_setup in this row, or its tests as `tests`",

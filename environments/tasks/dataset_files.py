@@ -67,7 +67,7 @@ def read(path: Path, where: str) -> Iterator[tuple[int, Row]]:
         ".jsonl": json_lines, ".ndjson": json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
     }  # fmt: skip
     if (reader := readers.get(path.suffix.lower())) is None:
-        raise EnvError("no known kind of file", where=where, got=path.name, expected=_KINDS, hint="convert it")
+        raise EnvError("unknown file type", where=where, got=path.name, expected=_KINDS, hint="convert it")
     yield from reader(path)
 
 
@@ -105,7 +105,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
                 if None in row or None in row.values():
                     n = sum(value is not None for value in row.values()) + len(row.get(None) or ()) - (None in row)
                     raise EnvError(
-                        "a row of another length than the heads",
+                        "this row and the header differ in length",
                         where=f"{path}:{reader.line_num}",
                         got=f"{n} cells",
                         expected=f"{len(reader.fieldnames or ())}: {', '.join(reader.fieldnames or ())}",
@@ -213,10 +213,10 @@ def load_hub(name: str, config: str | None, where: str, known: Collection[str], 
         }
     except Exception as error:
         raise EnvError(
-            "this data set cannot be had",
+            "this data set cannot be loaded",
             where=where,
             got=f"{name}{f', {config}' if config else ''}: {' '.join(str(error).split())[:200]}",
-            expected="the name of a data set of the hub, as openai/gsm8k",
+            expected="the name of a data set on the hub, such as openai/gsm8k",
             hint="see its page for environment.hub_config; without a network, save it elsewhere: environment.path",
         ) from error
 

@@ -1,4 +1,4 @@
-"""Index of the rows of question files, and tasks that are read from their files when they are asked for."""
+"""Index of the rows of question files, and tasks that are read from their files on demand."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Index:
 
 
 class ReadTasks(Sequence[Task]):
-    """Tasks of a split, each read from its file when it is asked for."""
+    """Tasks of a split, each read from its file on demand."""
 
     def __init__(self, sources: Sequence[Source], index: Index, rows: npt.NDArray[np.int64]) -> None:
         self._sources, self._index, self._rows = sources, index, rows

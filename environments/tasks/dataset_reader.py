@@ -109,7 +109,7 @@ def reader_of(path: Path, n_lines: int, heads: Sequence[str]) -> RowReader:
 
 def _refuse_changed(path: Path, known: tuple[int, int]) -> None:
     if _state(path) != known:
-        raise EnvError("the file has changed while a run reads it", where=str(path), hint="put it back")
+        raise EnvError("the file changed while a run reads it", where=str(path), hint="put it back")
 
 
 def _state(path: Path) -> tuple[int, int]:

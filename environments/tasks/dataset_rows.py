@@ -172,7 +172,7 @@ class Columns:
         late = next((name for name in usual if name not in taken and not _is_empty(_at(row, name))), None)
         if late is not None:
             raise EnvError(
-                "this row has an answer, and the first row has no such column",
+                "this row has an answer in a column that the first row lacks",
                 where=where,
                 got=f"a column {late}",
                 expected="the column in each row, empty where there is no answer, or its name in the recipe",
@@ -248,7 +248,7 @@ class Columns:
             found = match and (match.group(1) if match.re.groups else match.group(0))
         if not found:
             raise EnvError(
-                "the reference has not the form that answer_pattern looks for",
+                "the reference does not match answer_pattern",
                 where=where,
                 got=text[-80:],
                 expected=pattern,
@@ -267,7 +267,7 @@ def refuse_pattern(pattern: str) -> None:
             where="answer_pattern",
             got=pattern,
             expected="a regular expression of Python's `re`, or boxed",
-            hint=r"mend it, or put \ before a bracket that is meant as such; for instance '####\s*(.+)'",
+            hint=r"fix it, or put \ before a literal bracket; for instance '####\s*(.+)'",
         ) from error
 
 

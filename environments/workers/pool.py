@@ -69,7 +69,7 @@ class Processes:
                 "kind processes within kind processes",
                 where="environment",
                 got="processes in processes",
-                expected="an environment that is not served by workers",
+                expected="an environment without its own workers",
                 hint="remove one of the two",
             )
 

@@ -38,7 +38,7 @@ class NotAFrame(Exception):
 
 
 class Raised(EnvError):
-    """The environment raised in its worker; the message is what a rollout says of its own process."""
+    """The environment raised in its worker; the message is the same as without workers."""
 
 
 def frame(number: int, value: object) -> bytes:
@@ -46,7 +46,7 @@ def frame(number: int, value: object) -> bytes:
     payload = pickle.dumps(value, protocol=5)
     if len(payload) > MAX_FRAME_BYTES:
         raise EnvError(
-            "an answer is too long for the way between processes",
+            "an answer is too long to be sent between processes",
             got=f"{len(payload)} bytes",
             expected=f"at most {MAX_FRAME_BYTES}",
         )

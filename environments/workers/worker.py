@@ -108,7 +108,7 @@ class Worker:
             WorkerLost: the process ended, or another call of it took too long.
         """
         if self.lost is not None:
-            raise WorkerLost("the worker process of this episode is gone", where=f"worker {self.pid}", got=self.lost)
+            raise WorkerLost("the worker process of this episode has exited", where=f"worker {self.pid}", got=self.lost)
         loop = self._here()
         call = _Call(next(_numbers), name, loop.create_future(), self._limit_s())
         self._out += frame(call.number, (name, *arguments))  # before it waits: not everything can be pickled
@@ -133,7 +133,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         if self.loop is not loop:
             if self.loop is not None and not self.loop.is_closed():
-                raise EnvError("an episode is on one event loop at a time", where=f"worker {self.pid}")
+                raise EnvError("an episode can be used on one event loop at a time", where=f"worker {self.pid}")
             self._calls.clear()
             self._timer = self._look = None
             self._is_flushing = self._is_writing = self._is_listening = False
@@ -170,7 +170,7 @@ class Worker:
             self._ended()
 
     def _look_for_answers(self) -> None:
-        """Read what nobody rang for, while calls wait behind another one."""
+        """Read pending answers without a notification, while calls wait behind another one."""
         self._look = None
         self._read()
         if len(self._calls) > 1 and self.loop is not None:
@@ -215,7 +215,7 @@ class Worker:
             return
         call = self._calls.popleft() if self._calls and self._calls[0].number == number else None
         if call is None:
-            raise NotAFrame(f"an answer to call {number}, which nobody waits for")
+            raise NotAFrame(f"an answer to call {number}, which no caller waits for")
         self._begin_next()
         if call.future.done():
             return
@@ -270,7 +270,7 @@ class Worker:
         self.end(f"another call of this process hung: {took}")
 
     def _abandon(self, call: _Call) -> None:
-        """Nobody waits for this call: if it does not end soon, the process has hung."""
+        """Abandon this call: if it does not end soon, the process counts as hung."""
         if self.lost is None and call in self._calls:
             call.abandoned = True
             if call is self._calls[0]:
@@ -311,7 +311,7 @@ class Worker:
             raise _unreadable(error) from None
 
     def _exchanged(self, number: int, limit_s: float) -> bytes:
-        """Send what is to be sent, and wait for the answer of a call. Raises TimeoutError, OSError, NotAFrame."""
+        """Send pending data, and wait for the answer of a call. Raises TimeoutError, OSError, NotAFrame."""
         channel, deadline = self._process.channel, time.monotonic() + (limit_s if self._is_ready else READY_S)
         try:
             channel.settimeout(max(0.001, deadline - time.monotonic()))
@@ -328,7 +328,7 @@ class Worker:
                     elif answered == number:
                         return payload
                     else:
-                        raise NotAFrame(f"an answer to call {answered}, which nobody waits for")
+                        raise NotAFrame(f"an answer to call {answered}, which no caller waits for")
         finally:
             if not self._process.closed:
                 channel.setblocking(False)
@@ -385,7 +385,7 @@ class Worker:
             f"the worker process of this episode ended {when}",
             where=f"worker {self.pid}",
             got=self.lost or "",
-            hint="a new one takes its place; `rlhf check environment` plays this by itself",
+            hint="a new worker replaces it; `rlhf check environment` plays the environment alone",
         )
 
 

@@ -61,7 +61,7 @@ class Graded(CompositeEnvironment):
                 where=f"levels[{i}]",
                 got=f"{task.id} with info {dict(task.info)}",
                 expected=f"no key {LEVEL!r} in Task.info",
-                hint="use the environment by itself: sampler: {kind: curriculum} looks at that key",
+                hint="use the environment directly: sampler: {kind: curriculum} looks at that key",
             )
         return replace(task, id=f"level{i}/{task.id}", info={**task.info, LEVEL: i})
 

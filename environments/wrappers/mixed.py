@@ -67,7 +67,7 @@ class Mixed(CompositeEnvironment):
 
     @property
     def max_steps(self) -> int | None:
-        """The largest step limit of a part that has one; of its own and that of its environment the lower."""
+        """The largest step limit of the parts; that of a part is the lower of its own and its environment's."""
         limits = ((share.max_steps, Capabilities(share.environment).max_steps) for share in self.parts.values())
         return largest(min((limit for limit in both if limit is not None), default=None) for both in limits)
 

@@ -294,7 +294,7 @@ def _one_spelling(unit: str) -> str:
 
 
 def plain(number: Number) -> Fraction:
-    """Return the number that is meant: of a percentage, what it stands for."""
+    """Return the intended number; a percentage is divided by 100."""
     return number.value / 100 if number.percent else number.value
 
 

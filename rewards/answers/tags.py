@@ -104,18 +104,18 @@ class Format:
         named = {tag for tags in self.transitions.values() for tag in tags} | {self.last}
         if missing := sorted(named - set(self.transitions)):
             raise ValueError(
-                f"transitions: says nothing of what may follow {', '.join(missing)}; write `{missing[0]}: []`"
+                f"transitions: does not define what may follow {', '.join(missing)}; write `{missing[0]}: []`"
             )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse to demand thoughts of an agent that is not let think."""
         if self.demands_thoughts and context.recipe.is_silent and not context.is_trained:
             yield Problem(
-                "this form begins with thoughts, and the agent is not let think: no attempt could keep it",
+                "this format begins with thoughts, and the agent may not think: no attempt could match it",
                 where=context.at("transitions"),
                 got=f"'': {', '.join(self.transitions[''])}",
                 expected="agent.think: require or allow",
-                do="set agent.think, or leave out `transitions`: by default thoughts are the agent's to demand",
+                do="set agent.think, or leave out `transitions`: by default the agent decides about thoughts",
             )
 
     @property

@@ -53,7 +53,7 @@ class Budgeted:
     """Minimal value of `correct` for a correct attempt."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse to pay for other budgets than attempts are told."""
+        """Refuse budgets that differ from those in the prompts."""
         for path, stage in context.recipe.learning:
             told = context.kind_of("rollout", stage.rollout) == "budgets"
             if told and tuple(stage.rollout.budgets) != self.budgets:

@@ -70,7 +70,7 @@ class EpisodicMemory:
         if self.capacity < self.per_query:
             raise ValueError(f"capacity: {self.capacity} is less than per_query, which is {self.per_query}")
         if not self.exploit and not self.explore:
-            raise ValueError("exploit, explore: both are 0, so that there is nothing to earn")
+            raise ValueError("exploit, explore: both are 0, so the reward is always 0")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a memory that feeds on itself, is never filled, or never pays."""
@@ -88,7 +88,7 @@ class EpisodicMemory:
             )
         if not recipe.longest:
             yield Problem(
-                "nothing is remembered: only stages of policy gradients fill a memory",
+                "the memory stays empty: only policy_gradient stages fill it",
                 where=context.path,
                 got=", ".join(type(stage).__name__ for stage in recipe.stages),
                 expected="a stage {kind: policy_gradient}",
@@ -96,7 +96,7 @@ class EpisodicMemory:
             )
         if not self.explore and recipe.longest <= self.warmup_steps:
             yield Problem(
-                "this reward never pays: it ends before it has warmed up, and exploring is worth nothing",
+                "this reward is always 0: every stage ends within warmup_steps, and explore is 0",
                 where=context.at("warmup_steps"),
                 got=str(self.warmup_steps),
                 expected=f"less than the longest stage, which has {recipe.longest} steps",

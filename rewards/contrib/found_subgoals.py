@@ -69,7 +69,7 @@ class FoundSubgoals:
         """Refuse a reward that never learns."""
         if not context.recipe.longest:
             yield Problem(
-                "nothing is found: only stages of policy gradients are looked at",
+                "no subgoals are found: only policy_gradient stages are searched",
                 where=context.path,
                 got=", ".join(type(stage).__name__ for stage in context.recipe.stages),
                 expected="a stage {kind: policy_gradient}",

@@ -34,7 +34,7 @@ def steps_of(task: Task, name: str, kind: str) -> Sequence[Any]:
     found = task.info.get(name, task.info.get("columns", {}).get(name))
     if not isinstance(found, list | tuple) or not found:
         raise RewardError(
-            "the task does not say what its steps should be",
+            "the task has no expected steps",
             where=kind,
             got=f"{task.id} with {name}: {found!r}",
             expected=f"a list in Task.info[{name!r}], or in a column {name} of the data set",

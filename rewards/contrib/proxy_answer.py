@@ -57,7 +57,7 @@ class ProxyAnswer(AsksModel):
         found = task.info.get(self.question, task.info.get("columns", {}).get(self.question))
         if not isinstance(found, str) or not found:
             raise RewardError(
-                "the task does not say its question",
+                "the task has no question",
                 where="proxy_answer",
                 got=f"{task.id} with {self.question}: {found!r}",
                 expected=f"a text in Task.info[{self.question!r}], or in a column {self.question} of the data set",

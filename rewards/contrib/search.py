@@ -113,10 +113,10 @@ class ToolUse:
     """Reward of using all tools."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a bonus for tools that nobody names."""
+        """Refuse a bonus without named tools."""
         if not self.tools and not context.is_trained and context.recipe.without_tools():
             yield Problem(
-                "the environment names no tools, so that nothing could earn the bonus",
+                "the environment names no tools, so the bonus cannot be earned",
                 where=context.at("tools"),
                 got="no names",
                 expected="names of calls, such as those of search_qa",

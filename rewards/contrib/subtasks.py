@@ -92,10 +92,10 @@ def _reference(subtask: str, reference: str) -> Items:
     found = _READ[subtask](text)
     if not found:
         raise RewardError(
-            "the reference names nothing to compare an answer with",
+            "the reference has nothing to compare an answer with",
             where=f"subtasks, {subtask}",
             got=repr(reference)[:200],
-            expected="lines as an answer has them between the backticks",
+            expected="lines as an answer has them between backticks",
             hint="see docs/sandbox.md for the form of each subtask",
         )
     return found

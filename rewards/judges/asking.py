@@ -196,7 +196,7 @@ class Asker:
             f"the judge gives no verdict: {problem}",
             where=self.settings.path or f"{self.settings.model} at {self.settings.url}",
             got=f"{reply[-200:]!r}, the last of {self.settings.max_requests} replies",
-            expected="a reply that ends as it was asked to",
+            expected="a reply that ends in the requested format",
             hint="use a model that follows instructions, or raise max_tokens",
         )
 

@@ -76,7 +76,7 @@ class Judge(MayShowReference):
         return {(a, b): (worth[a, b] - worth[b, a]) / 2 for a, b in pairs}
 
     async def _knock_out(self, records: Sequence[str], reference: str | None) -> dict[str, float]:
-        """Return for each record the share of the rounds that it survives; of equals the first goes on."""
+        """Return for each record the share of the rounds that it survives; ties go to the first."""
         left, survived, n_rounds = list(records), dict.fromkeys(records, 0), 0
         while len(left) > 1:
             matches = list(zip(left[::2], left[1::2], strict=False))
@@ -93,7 +93,7 @@ class Judge(MayShowReference):
 
 
 def compared(question: str, first: str, second: str, reference: str | None = None) -> Question:
-    """Return what a judge of two records is asked."""
+    """Return the prompt of a judge that compares two records."""
     wanted = (
         f"{question}\n\nThe order in which the attempts are shown means nothing. Reason first. Then end with "
         "one line, VERDICT {mark}: A or VERDICT {mark}: B for the better one, or VERDICT {mark}: TIE."
@@ -102,7 +102,7 @@ def compared(question: str, first: str, second: str, reference: str | None = Non
 
 
 def of_principle(principle: str, record: str, reference: str | None = None) -> Question:
-    """Return what a judge of one principle is asked."""
+    """Return the prompt of a judge of one principle."""
     wanted = f"Is this true of the attempt: {principle}\nAnswer with one word, Yes or No."
     return asked([("Attempt", record)], wanted, reference)
 
@@ -247,7 +247,7 @@ def yes_over_no(listed: Sequence[tuple[str, float]]) -> float:
             sums[word].append(logp)
     if not any(sums.values()):
         raise RewardError(
-            "the model answers neither yes nor no",
+            "the model answered neither yes nor no",
             where="principles",
             got=", ".join(repr(token) for token, _ in listed[:5]),
             expected="Yes or No among the likeliest tokens",

@@ -1,4 +1,4 @@
-"""A causal language model of this machine that is asked as a server is: messages in, a reply out."""
+"""A local causal language model with a server's interface: messages in, a reply out."""
 
 from __future__ import annotations
 

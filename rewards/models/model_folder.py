@@ -54,14 +54,14 @@ class ModelReward:
     """Rows of one forward pass."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse a stage of the recipe that trains no such model, and one that is asked within another reward."""
+        """Refuse a stage that trains no such model, and a trained model nested in another reward."""
         index, stages = stage_of(self), context.recipe.stages
         if index is None:
             return
         trains = [f"stages[{i}]" for i, s in enumerate(stages) if getattr(s, "learns", None) == self.learnt]
         if f"stages[{index}]" not in trains:
             yield Problem(
-                "this stage trains no such model",
+                "this stage trains no reward model of that kind",
                 where=context.at("path"),
                 got=self.path,
                 expected=" or ".join(trains) or f"a stage of kind reward_model with learns: {self.learnt}",
@@ -69,11 +69,11 @@ class ModelReward:
             )
         elif context.parent is not None:
             yield Problem(
-                "a model that the run itself trains is a reward of its own",
+                "a model that the run trains cannot be nested in another reward",
                 where=context.at("path"),
                 got=f"{self.path} within another reward",
                 expected="a reward that the recipe names",
-                do="move it out, or train the model in a run before",
+                do="move it to the top level of rewards, or train the model in an earlier run",
             )
 
     def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
@@ -86,7 +86,7 @@ class ModelReward:
         for trajectory, rows in zip(trajectories, read, strict=True):
             if not rows:
                 raise RewardError(
-                    "there is nothing to read: the policy said nothing",
+                    "the attempt has no sampled tokens to score",
                     where=f"attempt {trajectory.attempt} at {trajectory.task_id}",
                     got="0 sampled tokens",
                     expected="at least 1",
@@ -106,7 +106,7 @@ class ModelReward:
         odd = [x for rows in said for row in rows for x in row if not math.isfinite(x)]
         if odd:
             raise RewardError(
-                "the reward model says something that is no finite number",
+                "the reward model returned a value that is not finite",
                 where=f"reward model {self.path}",
                 got=str(odd[0]),
                 expected="finite numbers",
@@ -153,7 +153,7 @@ class ModelReward:
                 "the reward model cannot be loaded",
                 where=f"reward model {self.path}",
                 got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
-                expected="a folder as a reward_model stage leaves it, in reward_model/ of its run",
+                expected="a folder that a reward_model stage wrote, reward_model/ of its run",
                 hint="give the folder that holds config.json",
             ) from error
         if model.config.num_labels != 1 or own.get_vocab() != tokenizer.get_vocab():
@@ -169,7 +169,7 @@ class ModelReward:
         if learnt != self.learnt:
             kinds = {"pairs": "reward_model", "outcome": "outcome_model", "steps": "process_model"}
             raise ModelError(
-                "the reward model has learnt something else",
+                "the reward model was trained with another objective",
                 where=f"reward model {self.path}",
                 got=f"a stage with learns: {learnt}",
                 expected=f"one with learns: {self.learnt}",
@@ -214,7 +214,7 @@ def _loaded(path: str) -> tuple[Any, Any]:
     model: Any
     model, found = AutoModelForSequenceClassification.from_pretrained(source, output_loading_info=True)
     if missing := sorted(found["missing_keys"]):  # drawn at random, they would look like a model that says something
-        raise ValueError(f"it has no weights for {', '.join(missing[:3])}, so it is no trained reward model")
+        raise ValueError(f"it has no weights for {', '.join(missing[:3])}, so it is not a trained reward model")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return model.to(device).eval(), AutoTokenizer.from_pretrained(source)
 

@@ -94,12 +94,12 @@ class ProcessModelScore(ModelReward):
         return cut(len(row.turns), self.node)
 
     def check_policy(self, tokenizer: Any) -> None:
-        """Refuse, too, a model that has not learnt nodes of so many turns. Raises ModelError."""
+        """Also refuse a model that was not trained on nodes of this many turns. Raises ModelError."""
         super().check_policy(tokenizer)
         nodes = nodes_of(self.path)
         if nodes is not None and self.node > nodes[1]:
             raise ModelError(
-                "the reward model has not learnt nodes of so many turns",
+                "the reward model was not trained on nodes of this length",
                 where=f"reward model {self.path}",
                 got=f"node: {self.node}",
                 expected=f"at most {nodes[1]}, the `merge.max_turns` of its stage",

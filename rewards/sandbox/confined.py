@@ -221,7 +221,7 @@ def _watched(
 
 
 class _Told:
-    """Output of the three pipes, and the pipe by which the warden knows that somebody waits."""
+    """Output of the three pipes, and the pipe that tells the warden that the caller still waits."""
 
     def __init__(self, hold: int) -> None:
         self.report, self.stdout, self.stderr = bytearray(), bytearray(), bytearray()
@@ -239,7 +239,7 @@ class _Told:
         try:
             found = json.loads(self.report)
         except ValueError:
-            found = {"error": "the process that watches has ended without a word"}
+            found = {"error": "the warden process ended without a report"}
         if "error" in found:
             complaint = " ".join(stderr[-500:].decode(errors="replace").split())
             raise SandboxError(
@@ -249,7 +249,7 @@ class _Told:
             )
         name = "output_limit" if self.is_too_long else found["ending"]
         if name == "cancelled":
-            raise SandboxError("the run was given up", where=f"the sandbox ({isolation.level})")
+            raise SandboxError("the run was cancelled", where=f"the sandbox ({isolation.level})")
         ending = by_message(ExitReason(name), stderr)
         code = found.get("code") if ending in (ExitReason.OK, ExitReason.WRONG_EXIT, ExitReason.KILLED) else None
         return Finished(
@@ -260,7 +260,7 @@ class _Told:
 def _listen(
     warden: subprocess.Popen[bytes], heard: int, told: _Told, bounds: Bounds, given_up: threading.Event
 ) -> None:
-    """Read until the report is whole, the warden is overdue, or nobody waits any more."""
+    """Read until the report is complete, the warden is overdue, or the caller gave up."""
     most = bounds.output_kb * 1024
     assert warden.stdout is not None and warden.stderr is not None
     deadline = time.monotonic() + bounds.wall_s + _GRACE_S
@@ -301,7 +301,7 @@ def check_paths(files: Mapping[str, bytes]) -> None:
         parts = PurePosixPath(path).parts
         if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
             raise RewardError(
-                "a file of a program has to lie in its folder",
+                "a file of a program must be inside its folder",
                 where="the sandbox",
                 got=repr(path),
                 expected="a relative path without ..",

@@ -59,7 +59,7 @@ class Container:
         wrong = _wrong(self.engine, self.image)
         if wrong:
             raise RecipeError(
-                "no program can run in a container here",
+                "this machine cannot run programs in a container",
                 where=where,
                 got=wrong,
                 expected="docker or podman, with the image",

@@ -1,7 +1,7 @@
-"""The last step before a tested program runs: write its files, take on its limits, become it.
+"""Launcher of a tested program: writes its files, sets its limits, and replaces itself with the program (exec).
 
-It is imported where the sandbox is of our own making, and given to a fresh interpreter as text where another tool makes
-the sandbox; so it needs nothing but the standard library.
+The built-in sandbox imports it; a container gets it as text for a fresh interpreter, so it needs only the standard
+library.
 """
 
 from __future__ import annotations

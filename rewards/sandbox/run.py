@@ -1,4 +1,4 @@
-r"""Run one program in the sandbox and say what became of it.
+r"""Run one program in the sandbox and return its result.
 
     finished = await run(("python", "main.py"), files={"main.py": b"print(6 * 7)"})
     finished.ending, finished.stdout        # Ending.OK, b"42\n"

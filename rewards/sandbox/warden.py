@@ -270,7 +270,7 @@ def _stranger(level: str) -> int | None:
         if any(first <= user < first + count for first, _, count in rows):
             return user
     if level == "rlimits":
-        raise OSError("there is no user to be but root")
+        raise OSError("no user other than root is available")
     return None
 
 

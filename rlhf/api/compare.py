@@ -90,7 +90,7 @@ def compare(
 
     if len(sides) < 2:
         raise RecipeError(
-            "a comparison takes two",
+            "a comparison needs two evaluations",
             where="rlhf.compare",
             got=f"{len(sides)}",
             expected="at least two folders or results",
@@ -107,10 +107,10 @@ def _folder(side: str | Path | TrainResult | Evaluation) -> Path:
     if isinstance(side, Evaluation):
         if side.out is None:
             raise RecipeError(
-                "this evaluation was not kept",
+                "this evaluation was not saved",
                 where="rlhf.compare",
                 got=f"an evaluation of {side.policy} without a folder",
-                expected="one with its attempts",
+                expected="one that stored its attempts",
                 hint="rlhf.evaluate(..., out=FOLDER)",
             )
         return side.out

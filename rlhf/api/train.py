@@ -130,7 +130,7 @@ class Handle:
 
     @property
     def is_running(self) -> bool:
-        """True while the run goes on."""
+        """True while the run is in progress."""
         return self._thread.is_running
 
     def stop(self) -> TrainResult:

@@ -128,7 +128,7 @@ class Arguments:
             )
         if section is None:
             raise RecipeError(
-                "an object cannot stand here",
+                "an object is not allowed here",
                 where=path,
                 got=described(part),
                 expected="a plain value, or a class or function at a key `kind`",
@@ -211,7 +211,7 @@ def _refuse_plain(one: Any, where: str) -> None:
         return
     is_one = where != "rewards"
     raise RecipeError(
-        "this is no reward" if is_one else "these are no rewards",
+        "this is not a reward" if is_one else "these are not rewards",
         where=where,
         got=described(one),
         expected="a function, a reward, or a mapping with a kind"

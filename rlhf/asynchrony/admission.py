@@ -38,7 +38,7 @@ class AdmissionLimit:
         self.now = self.now or self.most
 
     def observe(self, loads: Sequence[Load], n_playing: int) -> None:
-        """Take in a report of each engine that answered, while so many groups are played.
+        """Update on a report of each engine that answered, and the number of running groups.
 
         Two reports of waiting requests in a row cut the limit to three quarters of what runs; without any it is raised
         by one for each report at which it is reached:

@@ -89,7 +89,7 @@ class Cluster:
             return
         if not self.servers:
             yield Problem(
-                "servers for evaluations are started like those of the rollouts, which are there",
+                "evaluation servers are started like rollout servers, and these run already",
                 where=where,
                 got=f"{got}, with {context.at('servers')}: 0",
                 expected=f"{context.at('servers')} of 1 or more",
@@ -102,7 +102,7 @@ class Cluster:
             for key, patience in (("patience", stage.patience), ("reference_reset.patience", reset and reset.patience)):
                 if patience is not None:
                     yield Problem(
-                        "a parallel evaluation ends at an unpredictable step",
+                        "a parallel evaluation finishes at an unpredictable step, so patience cannot use it",
                         where=f"{path}.{key}",
                         got=f"{patience}, with {where}: {got}",
                         expected="no patience",

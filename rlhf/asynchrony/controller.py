@@ -75,7 +75,7 @@ class Player(Protocol):
         ...
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
-        """Return the group; `count` is told (version, tokens) of what is sampled. Raises PlayerLostError."""
+        """Return the group; `count` is called with (version, tokens) of sampled tokens. Raises PlayerLostError."""
         ...
 
     async def wait_ready(self) -> None:
@@ -241,19 +241,19 @@ class Controller:
             self._n_unserved[ordinal] += 1
             if self._n_unserved[ordinal] >= _MAX_UNSERVED:
                 raise EngineError(
-                    "the servers are gone before a group is played",
+                    "the servers were lost before a group was played",
                     where=f"group {ordinal}, {task.id}",
                     got=f"{_MAX_UNSERVED} times; {said}",
-                    hint="see what the servers say in RUN/served, and what ends them",
+                    hint="read the servers' logs in RUN/served for why they exit",
                 ) from error
             return
         self._n_lost[ordinal] += 1
         if self._n_lost[ordinal] >= _MAX_BEGUN:
             raise TrainingError(
-                "a task kills every process that plays it",
+                "every process that plays this task dies",
                 where=task.id,
-                got=f"begun {_MAX_BEGUN} times; {said}",
-                hint="play it alone: rlhf evaluate, and look at the memory that it takes",
+                got=f"started {_MAX_BEGUN} times; {said}",
+                hint="play this task alone with rlhf evaluate, and watch its memory",
             ) from error
 
     async def _come_back(self, player: Player) -> None:

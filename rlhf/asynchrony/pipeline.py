@@ -144,11 +144,11 @@ class Pipeline:
         """Use a server from now on. Raises DeliveryError where groups that run could meet older weights on it."""
         if not self.version <= version <= self.step:
             raise DeliveryError(
-                "a server joins with weights that do not belong to the present step",
+                "a server joined with weights of another step",
                 where=f"server {server}",
                 got=f"version {version}",
                 expected=f"version {self.version} to {self.step}",
-                hint="deliver the present weights to it first",
+                hint="deliver the current weights to it first",
             )
         self.servers[server] = version
 
@@ -171,7 +171,7 @@ class Pipeline:
             )
         if version > self.servers[server] and not self.may_install:
             raise DeliveryError(
-                "weights arrive while groups run that a fixed schedule plays with the version before",
+                "weights arrived while groups of a fixed schedule still run with the previous version",
                 where=f"server {server}",
                 got=f"{len(self.running) + len(self.returned)} groups not finished",
                 expected="none",
@@ -213,7 +213,7 @@ class Pipeline:
         group = self.running[ordinal]
         if not group.begun <= version <= self.step:
             raise DeliveryError(
-                "a server samples with weights that it should not have",
+                "a server sampled with the wrong weights",
                 where=f"group {ordinal}",
                 got=f"version {version}",
                 expected=f"version {group.begun}, which every server had when the group began, to {self.step}",
@@ -241,7 +241,7 @@ class Pipeline:
         self._failed += group.n_sampled - group.n_kept
 
     def give_back(self, ordinal: int) -> None:
-        """Let a group begin again, from its seeds: whoever played it is gone."""
+        """Restart a group from its seeds, because its player was lost."""
         self._failed += self.running.pop(ordinal).n_sampled
         self.n_given_back += 1
         heapq.heappush(self.returned, ordinal)
@@ -320,7 +320,7 @@ class Pipeline:
 
     def _broken(self, what: str, got: str, expected: str) -> TrainingError:
         return TrainingError(
-            what, where=f"step {self.step + 1}", got=got, expected=expected, hint="report this as a fault"
+            what, where=f"step {self.step + 1}", got=got, expected=expected, hint="report this as a bug"
         )
 
     # --- checkpoints ---
@@ -365,7 +365,7 @@ class Pipeline:
                     where=f"asynchrony, {name}",
                     got=str(getattr(rules, name)),
                     expected=str(state["rules"][name]),
-                    hint="put the recipe back to what it was",
+                    hint="restore the recipe of the run",
                 )
         made = cls(rules)
         for name, value in state["counts"].items():
@@ -378,11 +378,11 @@ class Pipeline:
         lowered = [name for name in ("staleness", "depth") if getattr(rules, name) < state["rules"][name]]
         if lowered and made.n_begun > made.step * rules.n_per_step:
             raise CheckpointError(
-                "groups were played further ahead than the recipe allows now",
+                "stored groups are further ahead than the recipe allows now",
                 where=f"asynchrony.{lowered[0]}",
                 got=str(getattr(rules, lowered[0])),
                 expected=str(state["rules"][lowered[0]]),
-                hint="put it back, or lower it in a new run",
+                hint="restore it, or lower it in a new run",
             )
         return made
 

@@ -101,7 +101,7 @@ class RemotePlayer:
             except PlayerLostError as error:
                 if not n_left:
                     got = f"{_MAX_EVALUATED} times; the last time: {error.what}: {error.got}"
-                    raise EngineError("it dies whenever it evaluates", where=self.name, got=got) from error
+                    raise EngineError("it dies at every evaluation", where=self.name, got=got) from error
 
     async def _while_alive(self, call: Any) -> Any:
         """Return the answer to a call, however long it takes, while the worker shows signs of life.
@@ -120,7 +120,7 @@ class RemotePlayer:
                 if time.monotonic() - heard >= self.limit_s and not answer.done():
                     await asyncio.to_thread(_kill, self.actor)
                     got = f"nothing in {self.limit_s:g} s"
-                    raise PlayerLostError("a rollout worker is silent", where=self.name, got=got)
+                    raise PlayerLostError("a rollout worker does not respond", where=self.name, got=got)
             return await answer
         except actor_errors() as error:
             first = str(error).splitlines()[0]
@@ -142,10 +142,10 @@ class RemotePlayer:
                         await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
             raise EngineError(
-                "a rollout worker does not come back",
+                "a rollout worker did not restart",
                 where=self.name,
                 got=f"nothing in {self.limit_s:g} s",
-                hint="look at `ray logs`, and whether a node is gone",
+                hint="read `ray logs`, and check whether a node was lost",
             ) from None
 
     def _unbegun(self, error: Exception) -> EngineError:
@@ -265,7 +265,7 @@ class RemoteController:
         return found
 
     async def install(self, version: int) -> None:
-        """See `Controller.install`; groups that begin then are told what the servers hold."""
+        """See `Controller.install`; groups that begin afterwards know the servers' versions."""
         await self._answer("tell", self.actor.tell.remote(self.delivered()))
         await self._call("install", version)
 
@@ -329,7 +329,7 @@ def _told(who: str = "") -> Iterator[None]:
         yield
     except (ObjectStoreFullError, OutOfDiskError) as error:
         raise EngineError(
-            "Ray has no room for groups on their way",
+            "Ray's object store has no room for the groups in transit",
             where="Ray's object store",
             got=str(error).splitlines()[0],
             hint="free the disk of RAY_TMPDIR, or give more: ray start --object-store-memory BYTES",

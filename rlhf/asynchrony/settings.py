@@ -84,7 +84,7 @@ class Asynchrony:
             )
         if self.schedule == "fixed" and self.order != "in_order":
             yield Problem(
-                "the order in which attempts finish is not deterministic, so no schedule of it is fixed",
+                "the order in which attempts finish is not deterministic, so schedule cannot be fixed",
                 where=context.at("order"),
                 got=f"{self.order} with schedule: fixed",
                 expected="in_order",
@@ -100,7 +100,7 @@ class Asynchrony:
         for path, stage in context.recipe.learning if self.is_on else ():
             if stage.tasks_per_step < n:
                 yield Problem(
-                    "a process would have no group to play ahead",
+                    "a process would have no group to generate ahead",
                     where=f"{path}.tasks_per_step",
                     got=f"{stage.tasks_per_step}, and {n} processes were started",
                     expected=f"at least {n} with {context.at('staleness')} above 0",
@@ -111,8 +111,7 @@ class Asynchrony:
         """Yield a problem where nothing tells a token of an old policy from one of the present policy."""
         if self.staleness > 1 and isinstance(stage.correction, Bypass) and LossNeeds(stage.loss).needs_fresh_samples:
             yield Problem(
-                "tokens of old policies would count as if the present one had sampled them: the loss has no ratio, and "
-                "nothing corrects",
+                "tokens of old policies would count as on-policy: the loss has no ratio, and there is no correction",
                 where=f"{path}.correction",
                 got=f"bypass with {context.kind_of('loss', stage.loss)}, {context.at('staleness')}: {self.staleness}",
                 expected="a correction, or a loss with a ratio",

@@ -70,7 +70,7 @@ def split_state(state: Mapping[str, Any], share: slice, n_per_step: int, n_proce
 
     if state["rules"]["order"] != "in_order" and state["n_processes"] != n_processes:
         raise CheckpointError(
-            "which groups are trained was chosen by each process among its own",
+            "each process chose the groups to train on among its own",
             where="asynchrony.order first_finished",
             got=f"{n_processes} processes",
             expected=f"{state['n_processes']}, as before",

@@ -108,7 +108,7 @@ class Sample:
             )
         if self.correction is not None and (self.correction < 0).any():
             raise DataError(
-                "a correction turns a token's advantage around",
+                "a correction changes the sign of a token's advantage",
                 where="Sample.correction",
                 got=str(self.correction.min()),
                 expected="at least 0",
@@ -235,7 +235,7 @@ def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
             where="train_roles",
             got=", ".join(repr(role) for role in sorted(roles)),
             expected=f"one of {', '.join(repr(role) for role in sorted(found))}",
-            hint="the empty role is that of plain actions; `rlhf trajectories` shows the roles of a run",
+            hint="plain actions have the empty role; `rlhf trajectories` shows the roles of a run",
         )
 
 

@@ -48,7 +48,7 @@ _OF_RAY = re.compile(rb"\[[^\]]*\] [\w./]+\.cc:\d+")
 
 
 class PlainRecipe:
-    """A recipe on its way to another process: made again there, with classes of its own files."""
+    """A recipe that is sent to another process and rebuilt there, with classes from its files."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._values, self._name, self._base = escaped(values_of(recipe)), recipe.name, recipe.base
@@ -217,7 +217,7 @@ def _placed(ray: Any, n: int) -> Any:
             "the cluster has no room for the learners",
             where=f"cluster.learners: {n}",
             got=f"nothing free in {_PLACE_S:g} s, of {ray.available_resources()}",
-            hint="wait until others have ended, or ask for less",
+            hint="wait for other jobs to end, or request less",
         )
     return group
 
@@ -284,13 +284,13 @@ def _joined(ray: Any, address: str, how: dict[str, Any]) -> Any:
             "the Ray cluster cannot be joined",
             where=f"RAY_ADDRESS={address}",
             got=str(error).strip().splitlines()[-1][:300],
-            expected="a cluster that runs, and its token",
+            expected="a running cluster, and its token",
             hint="see `ray status --address ADDRESS`; set RAY_AUTH_MODE and RAY_AUTH_TOKEN as its nodes have them",
         ) from error
 
 
 def needs(recipe: Recipe, n_gpus: float) -> list[tuple[str, str, int]]:
-    """Return (key, resource, how many) of what the recipe asks of a cluster that has so many GPUs."""
+    """Return (key, resource, number) that the recipe needs of a cluster with this many GPUs."""
     cluster, each = recipe.cluster, EngineCapabilities(recipe.engine).tensor_parallel
     found = [("learners", "CPU", cluster.learners), ("servers", "CPU", cluster.servers)]
     found.append(("rollout_workers", "CPU", cluster.rollout_workers))
@@ -332,6 +332,6 @@ def refuse_unlabelled(recipe: Recipe, nodes: Sequence[Mapping[str, Any]]) -> Non
         "the Ray cluster has too few CPUs on nodes with these labels",
         where="cluster.worker_labels",
         got=f"{wanted}, of {len(fit)} nodes with {have:g} CPU; labels there are: {', '.join(sorted(said)) or 'none'}",
-        expected=f"at least {need} CPU for the processes that play",
+        expected=f"at least {need} CPU for the rollout workers",
         hint="start nodes that have the environment's packages with `ray start --labels KEY=VALUE`",
     )

@@ -53,7 +53,7 @@ def _telling(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _content(task: Task) -> str:
-    """Everything in a task but its id; of a question what is asked, whatever its spacing and other columns."""
+    """Content of a task without its id; for a question its text, without spacing and other columns."""
     if _is_question(task):
         return json.dumps([_plain(text) for text in (*(m.content for m in task.messages), task.info["prompt"])])
     values = asdict(task)
@@ -136,7 +136,7 @@ def _refuse(
 def refuse_trained(
     asked: EvaluationRequest, recipe: Recipe | None, checkpoint: Path | None, tasks: Mapping[str, Sequence[Task]]
 ) -> None:
-    """Raise RecipeError where the policy was trained on a task of the suite, unless that is asked for.
+    """Raise RecipeError if the policy was trained on a task of the suite, unless this is allowed.
 
     Known of the checkpoints of runs, whose recipe says what their stages draw from; of other models nothing is known.
 
@@ -171,7 +171,7 @@ def refuse_trained(
                 got=f"{len(both)} of {len(judged)} tasks are in the split {stage.split!r} of stages[{i}], "
                 f"such as {both[0]}",
                 expected="tasks that training never drew from",
-                hint="judge it on another split; to measure how well it learnt its own tasks, add --also-trained",
+                hint="evaluate on another split; to evaluate on training tasks, add --also-trained",
             )
 
 

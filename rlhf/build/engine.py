@@ -89,15 +89,15 @@ async def start_engine(
     check_context(policy.model.config, context_of(recipe, policy))
     if ModelConfig(policy.model.config).model_type in _OTHER_NAMES and not rank:
         raise ModelError(
-            "vLLM has other names for the experts of this model, so its weights cannot be delivered",
+            "vLLM names the experts of this model differently, so weights cannot be delivered",
             where="engine.kind",
             got=f"vllm, with a model of type {policy.model.config.model_type}",
-            expected="a model whose parameters are called there as in transformers",
+            expected="a model whose parameters have the same names as in transformers",
             hint="use engine: {kind: transformers}, or adapters beside the base: policy.lora with engine.lora: adapter",
         )
     if settings.sleep and not torch.cuda.is_available():
         raise EngineError(
-            "the engine has no GPU whose memory it could give back",
+            "the engine has no GPU memory to release",
             where="engine.sleep",
             got="true, and PyTorch finds no GPU",
             hint="remove the key",

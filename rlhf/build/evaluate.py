@@ -168,7 +168,7 @@ def _refuse_without_room(summary: Mapping[str, Any], console: CleanConsole) -> N
     hint = "raise limits.max_context where the policy reads more, or shorten the prompts or agent.system"
     if n and n == of:
         raise RecipeError(
-            "every prompt is longer than the context window, so this evaluation says nothing about the policy",
+            "every prompt is longer than the context window, so this evaluation measures nothing",
             where=", ".join(f"parts.{name}" for name in summary["parts"]),
             got=f"{n:,} of {of:,} attempts ended at their first prompt",
             expected="prompts shorter than the context window of the policy",
@@ -257,7 +257,7 @@ def begin(
                 where=f"--out {folder}",
                 got="; ".join(f"{key} {before.get(key)}, now {now.get(key)}" for key in differing[:_MOST_NAMED])
                 + (f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""),
-                expected="a new folder, or the command that this one was begun with",
+                expected="a new folder, or the command that started this one",
                 hint="give another --out",
             )
         return
@@ -287,7 +287,7 @@ def _kept(versions: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, A
 
 
 def _list_older(folder: Path, console: CleanConsole) -> None:
-    """List the files of an evaluation that was begun before there were digests, and say so."""
+    """List the files of an evaluation without digests, with a caution."""
     if (folder / PLAN).is_file() and not Manifest(folder).is_there:
         Manifest(folder).record_all(PLAN, VERSIONS)
         console.print(

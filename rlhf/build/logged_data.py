@@ -61,7 +61,7 @@ def logged_runs(recipe: Recipe) -> Iterator[tuple[int, StoredRuns]]:
                         "this folder holds no attempts",
                         where=f"stages[{index}].logged.runs",
                         got=run,
-                        expected="the folder of a run with stages in which the policy attempts tasks",
+                        expected="the folder of a run with rollouts, such as a policy_gradient stage",
                         hint=where_to_look(folder),
                     )
             yield place_of(index), found

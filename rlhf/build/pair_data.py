@@ -65,7 +65,7 @@ def _no_attempts(run: Path, where: str) -> RecipeError:
         "this run holds no trajectories of training" if is_run else "there is no run in this folder",
         where=where,
         got=f"{run}{'' if is_run else ', which is not there' if not run.exists() else f', without {RECIPE}'}",
-        expected="the folder of a run with stages in which the policy attempts tasks",
+        expected="the folder of a run with rollouts, such as a policy_gradient stage",
         hint="name another, with a stage such as policy_gradient" if is_run else where_to_look(run),
     )
 

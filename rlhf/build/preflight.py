@@ -209,7 +209,7 @@ def _check_per_turn(recipe: Recipe, found: ScoredGroup, name: str, where: str) -
 
 
 async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], None]) -> tuple[Task, Trajectory]:
-    """Attempt the first task that can be, by random actions; `say` is told of refused requests of an agent's program.
+    """Attempt the first task that can be, by random actions; `say` gets rejected requests of an agent's program.
 
     Raises:
         EnvError: none of the first tasks can be attempted.
@@ -252,7 +252,7 @@ def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
         where=f"{place}, {told.where}" if told else place,
         got=told.got if told else f"{ended.outcome.value}: {detail}",
         expected=told.expected if told else expected,
-        hint="mend the requests of the agent's program" if refused else ((told and told.hint) or do) + alone,
+        hint="fix the requests of the agent's program" if refused else ((told and told.hint) or do) + alone,
     )
 
 
@@ -263,9 +263,9 @@ def check_template(agent: Any, renderer: Any) -> None:
     for path, part in with_parts("agent", agent):
         if isinstance(part, ToolAgent) and part.through == "template":
             raise RecipeError(
-                "the chat template of the policy does not know tools",
+                "the policy's chat template does not support tools",
                 where=f"{path}.through",
                 got="template",
                 expected="a model whose chat template has a variable `tools`",
-                hint=f"write {path}.through: text: then the instruction tells of the tools",
+                hint=f"write {path}.through: text: then the system prompt describes the tools",
             )

@@ -163,7 +163,7 @@ def _refuse_failing(path: str, tried: Sequence[_Tried], limits: Limits) -> None:
 
 def _none_right(path: str, tried: Sequence[_Tried]) -> RewardError:
     return RewardError(
-        f"the reward takes none of the first {len(tried)} references for right: no attempt could be solved",
+        f"the reward accepts none of the first {len(tried)} references: no attempt could be solved",
         where=path,
         got="; ".join(one.shown for one in tried[:_N_SHOWN]),
         expected="full marks for a reference, plain, in a box, in answer tags, or after `The answer is`",

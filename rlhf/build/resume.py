@@ -98,7 +98,7 @@ def _make(folder: Path, out: Path | None) -> None:
             "the folder of the run cannot be made",
             where=f"--out {out}" if out else "runs/",
             got="a file" if folder.is_file() else error.strerror or str(error),
-            expected="a place to write",
+            expected="a folder that can be created",
             hint="give another: --out FOLDER",
         ) from error
 
@@ -198,11 +198,11 @@ def check_environment(folder: Path, environment: object, key: str = "environment
     for name, now in made_of(environment).items():
         if record.get(name) and record[name] != now:
             raise CheckpointError(
-                "the environment is not the one that this run began with",
+                "the environment differs from the one this run began with",
                 where=f"{folder / _VERSIONS}, {key}.{name}",
-                got=now or "nothing: it is gone",
+                got=now or "nothing: it was removed",
                 expected=record[name],
-                hint="put it back, or start a new run from the newest checkpoint: policy.path",
+                hint="restore it, or start a new run from the newest checkpoint: policy.path",
             )
 
 
@@ -211,11 +211,11 @@ def check_data_unchanged(folder: Path, now: Mapping[str, str]) -> None:
     for name, digest in recorded(folder, "data").items():
         if now.get(name) != digest:
             raise CheckpointError(
-                "the data is not what this run began with",
+                "the data differs from what this run began with",
                 where=f"{folder / _VERSIONS}, {name}",
                 got=now.get(name, "no such file"),
                 expected=digest,
-                hint="put the file back, or start a new run",
+                hint="restore the file, or start a new run",
             )
 
 

@@ -134,7 +134,7 @@ class RolloutWorker:
         split, n_tasks = settings.watch_split, settings.watch_n_tasks
         found = await evaluate(self._runner, settings, split=split, n_tasks=n_tasks)
         if self._engine.n_refused > n_refused:
-            raise NoInstanceError("no server has the weights any more", where=f"version {weights.version}")
+            raise NoInstanceError("no server holds the weights any more", where=f"version {weights.version}")
         return found
 
     async def _follow(self, weights: Delivered) -> None:
@@ -181,7 +181,7 @@ class Server:
             if len(self._ended) >= _MAX_ENDED:
                 said = self._log.read_text(errors="replace")[-2000:].strip() if self._log.is_file() else ""
                 got = f"{self._ended[-1]}: {said}"
-                raise EngineError("a server ends as it starts", where=self.url, got=got, hint=f"see {self._log}")
+                raise EngineError("a server exits at start", where=self.url, got=got, hint=f"see {self._log}")
         raise EngineError(
             "a server does not start", where=self.url, got=f"nothing in {RETURN_S:g} s", hint=f"see {self._log}"
         )
@@ -290,7 +290,7 @@ class OnRay:
                 "the cluster has no room for the servers",
                 where=f"cluster.servers: {recipe.cluster.servers}, eval_servers: {recipe.cluster.eval_servers}",
                 got=f"nothing in {_READY_S:g} s; free are {ray.available_resources()}",
-                hint="wait until others have ended, or ask for less",
+                hint="wait for other jobs to end, or request less",
             ) from None
 
     def controller(self, rules: Rules, stage: int, policy: Policy, runner: RolloutRunner) -> RemoteController:

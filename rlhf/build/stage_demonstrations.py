@@ -55,7 +55,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
             )
             if not found:
                 raise EnvError(
-                    "there is nothing to imitate",
+                    "there are no demonstrations to imitate",
                     where=f"stages[{index}]",
                     got=f"no demonstration of {n} tasks of {type(seen.environment).__name__}",
                     expected="an oracle that has a plan for some of them",

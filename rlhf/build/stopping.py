@@ -47,7 +47,7 @@ def heard(folder: Path) -> Iterator[None]:
 
 
 def is_asked(folder: Path) -> bool:
-    """Return whether somebody wants the run on Ray in a folder to end."""
+    """Return whether the run on Ray in a folder was asked to stop."""
     return (folder / _STOPS).exists()
 
 
@@ -66,7 +66,7 @@ def stop(folder: Path, limit_s: float) -> None:
                 "the run has not ended yet",
                 where=str(folder),
                 got=f"{asked}, {limit_s:g} s ago",
-                hint="wait on with a longer --timeout, or look at what it says",
+                hint="wait longer with --timeout, or read its output",
             )
         time.sleep(_POLL_S)
 
@@ -89,7 +89,7 @@ def _asked_by_signal(folder: Path) -> tuple[Callable[[], bool], str]:
     owner = locks.owner_of(folder)
     if owner is None:
         raise UsageError(
-            "nothing trains in this folder",
+            "no run is training in this folder",
             where=str(folder),
             hint=f"to resume it, unless it is finished: {how_to_resume(folder)}",
         )

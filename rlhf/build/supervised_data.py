@@ -37,7 +37,7 @@ def data_stages(recipe: Recipe) -> Iterator[tuple[int, Chats]]:
 
 
 def check_data(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
-    """Read the data of every stage once: what cannot be used is told before anything loads. Raises RecipeError."""
+    """Read the data of every stage once, so that errors appear before anything loads. Raises RecipeError."""
     for index, _ in data_stages(recipe):
         found = texts_of(recipe, index)
         said = ((message.content, one.number) for one in found if isinstance(one, Chat) for message in one.messages)
@@ -117,7 +117,7 @@ class _Words(str):
 
 
 def _worded(trajectory: Trajectory) -> Trajectory:
-    """The attempt with its words beside its actions, and without ids of whatever tokenizer it had."""
+    """The attempt with the texts of its replies, and without token ids of another tokenizer."""
     turns = []
     for turn in trajectory.turns:
         text = _Words(turn.action.text)
@@ -140,7 +140,9 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
         )
     if Capabilities(recipe.agent).write is None:
         got = type(recipe.agent).__name__
-        raise RecipeError("this agent cannot be shown attempts", where="agent", got=got, expected="a method `write`")
+        raise RecipeError(
+            "this agent cannot rewrite stored attempts", where="agent", got=got, expected="a method `write`"
+        )
     tasks = {task.id: task for task in tasks_of(recipe.environment, split)}
     kept: dict[str, list[tuple[float, Trajectory]]] = {}
     n, n_known = 0, 0
@@ -151,13 +153,13 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
             kept.setdefault(record.task_id, []).append((total, t))
     if not kept:
         raise RecipeError(
-            "no attempt in this folder is to be imitated",
+            "no attempt in this folder qualifies for imitation",
             where=where,
             got=f"{n} attempts, {n_known} of them at tasks of the split {split!r} of this environment",
             expected="one that is solved"
             if data.min_score is None
             else f"one with a score of at least {data.min_score:g}",
-            hint="take the environment of that run, the split it was made on, or a lower `min_score`",
+            hint="use the environment and split of that run, or lower `min_score`",
         )
     return [d for name, found in kept.items() for d in _best(tasks[name], found, data.max_per_task)]
 

@@ -142,7 +142,7 @@ async def _lengths(tasks: Sequence[Task], agent: Any, renderer: Renderer | _Text
 
 @dataclass
 class _Texts:
-    """What stands for a renderer where there is no tokenizer yet: it collects the texts of prompts."""
+    """Substitute for a renderer without a tokenizer: collects the texts of prompts."""
 
     said: list[str] = field(default_factory=list)
 

@@ -339,7 +339,7 @@ def policy_of(recipe: Recipe, folder: Path | None) -> Policy:
     if folder is None:
         if recipe.policy.needs_texts:
             raise RecipeError(
-                "there are no weights: this recipe's policy is made from scratch",
+                "there are no weights yet: this recipe creates its policy from scratch",
                 where="policy.kind",
                 got="from_scratch",
                 expected="a run folder, a checkpoint, or a pretrained policy",

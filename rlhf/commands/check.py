@@ -105,7 +105,7 @@ def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Repo
     """Reports on a reward over attempts or answers, attempts worth reading, and their source."""
     if what is not What.reward:
         raise RecipeError(
-            "attempts are judged by a reward",
+            "only a reward can judge attempts",
             where="--on",
             got=f"{what.value} {target}",
             expected="rlhf check reward TARGET --on RUN",

@@ -22,7 +22,7 @@ _NAMES_MODEL = {"path", "teacher"}
 
 
 def refuse_absent_engine(recipe: Recipe) -> None:
-    """Raise where the engine cannot be had.
+    """Raise if the engine is unavailable.
 
     Raises:
         MissingPackageError: its package is not installed.
@@ -108,11 +108,11 @@ def refuse_unreachable_models(recipe: Recipe) -> None:
                 hf_hub_download(named, "config.json")
         except Exception as error:  # of the hub's client: of the network, of rights, of names
             raise ModelError(
-                "this model cannot be had",
+                "this model cannot be loaded or downloaded",
                 where=where,
                 got=f"{named}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
-                expected="a model in the cache, or on a hub that can be reached",
-                hint="check name, network and HF_TOKEN, or give the folder of a model that is here",
+                expected="a model in the local cache, or on a reachable hub",
+                hint="check name, network and HF_TOKEN, or give the folder of a local model",
             ) from error
 
 
@@ -156,6 +156,6 @@ def _reach(servers: Sequence[str]) -> None:
                 "the server does not answer",
                 where=f"engine.servers[{i}]",
                 got=f"{address}: {(error.strerror if isinstance(error, OSError) else None) or error}",
-                expected="a server that runs",
+                expected="a running server",
                 hint="start it with `rlhf serve RUN`, or correct the address, or use 'engine={kind: transformers}'",
             ) from error

@@ -45,7 +45,7 @@ def compare(
     """
     if len(folders) < 2:
         raise RecipeError(
-            "a comparison takes two",
+            "a comparison needs two evaluations",
             where="rlhf compare",
             got=f"{len(folders)} folder",
             expected="at least two folders",

@@ -232,7 +232,7 @@ def _refuse_half(asked: EvaluationRequest) -> None:
             "an endpoint and a policy exclude each other",
             where="rlhf evaluate",
             got=f"{asked.target} beside --endpoint",
-            expected="nothing, or an agent that asks the endpoint, as ./file.py:Name",
+            expected="nothing, or an agent that calls the endpoint, as ./file.py:Name",
             hint=f"remove {asked.target}, or --endpoint",
         )
 
@@ -414,7 +414,7 @@ def newest(run: Path) -> Path | None:
 
 
 def _short(summary: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """The headline under names of its own, for scripts that read one number."""
+    """The headline result under separate names, for scripts that read one number."""
     found, score = summary["success"], summary["score"]
     parts = list(summary["data"].values())
     return {

@@ -108,7 +108,7 @@ def _checkpoint(asked: Path) -> Path:
             "not a checkpoint of a run",
             where=str(asked),
             got="another folder" if folder.is_dir() else "no such folder",
-            expected="a folder in checkpoints/ of a run, which says what model the policy is",
+            expected="a folder in checkpoints/ of a run, whose recipe describes the model",
             hint=near or (f"rlhf export {around} takes the newest" if around is not None else where_to_look(asked)),
         )
     found = damage(folder)

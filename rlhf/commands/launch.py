@@ -58,8 +58,8 @@ def launch(arguments: Sequence[str], n: int, folder: Path, *, quiet: bool = Fals
     raise TrainingError(
         f"process {first} of {n} {_ending(codes[first])}",
         where=str(folder),
-        got=reason or "no word from it",
-        expected=f"{n} processes to the end",
+        got=reason or "no message from it",
+        expected=f"{n} processes that finish",
         hint=f"the others were stopped; rlhf train --resume {folder} --nproc {n} resumes from the last checkpoint",
     )
 

@@ -51,7 +51,7 @@ def new(
             raise RecipeError(
                 "this file exists, and nothing is overwritten",
                 where=str(path),
-                got="a file that is there",
+                got="an existing file",
                 expected="a new name",
                 hint="give another name, or --folder",
             )
@@ -88,7 +88,7 @@ def _refuse_name(part: str, name: str) -> None:
     suggested = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_").removeprefix("test_")
     suggested = suggested if _can_name(part, suggested) else f"my_{suggested}" if suggested else "near"
     raise RecipeError(
-        "this cannot name a part",
+        "this is not a valid name",
         where=f"rlhf new {part} {name}",
         got=name,
         expected="small letters, digits and underscores, a letter first, and no name that Python, an installed package "

@@ -80,7 +80,7 @@ def quiet_libraries() -> None:
 
 
 def caution(text: str) -> None:
-    """Print what to beware of to standard error."""
+    """Print a caution to standard error."""
     errors().print(Text.assemble(("caution", "yellow"), " ", text), soft_wrap=True)
 
 
@@ -135,7 +135,7 @@ def refuse_existing(out: Path) -> None:
         where=f"--out {out}",
         got="a folder" if out.is_dir() else "a file",
         expected="a new name",
-        hint=f"--out {free}, or move what is there away",
+        hint=f"--out {free}, or move the existing one",
     )
 
 
@@ -160,7 +160,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _reader_is_gone() -> bool:
-    """True if nobody reads the standard output any more, as after `| head`; what is left goes nowhere then."""
+    """True if standard output is closed, as after `| head`; the remaining output is then discarded."""
     pipe = select.poll()
     pipe.register(sys.stdout.fileno(), 0)
     is_gone = bool(pipe.poll(0))
@@ -196,7 +196,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
 
 
 def caution_without_digests(checkpoint: Path) -> None:
-    """Say of a checkpoint of before there were digests that changes of its files cannot be found."""
+    """Caution about an old checkpoint without digests, whose changed files cannot be detected."""
     if (checkpoint / "state.json").is_file() and not has_digests(checkpoint):
         caution(f"{checkpoint} has no digests of its files: only their sizes are known")
 

@@ -1,4 +1,4 @@
-"""`rlhf show`: the resolved recipe, and what it comes to."""
+"""`rlhf show`: the resolved recipe, with its batch sizes, memory and time."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _add_policy(table: Table, policy: dict[str, Any], memory: dict[str, Any] | N
 
 
 def _trial_rows(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give time and memory of each stage, measured beside estimated."""
+    """Return time and memory of each stage, measured and estimated."""
     for stage in measured["stages"]:
         name = f"trial of {stage['stage']}"
         if stage["step_s"]:

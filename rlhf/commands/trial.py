@@ -47,7 +47,7 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
                 where="--trial",
                 got=f"exit code {code}",
                 expected=f"{n_steps} steps of each stage",
-                hint="its own message stands above",
+                hint="its own message is above",
             )
         lines = list(read_metrics(run / "metrics.jsonl"))
     return {"n_steps": n_steps, **_figures(recipe, lines)}

@@ -86,13 +86,13 @@ def tune(
 
 
 def choices_of(tried: Sequence[str]) -> list[Choice]:
-    """All combinations of `KEY=A,B,...`; a comma within brackets parts nothing.
+    """All combinations of `KEY=A,B,...`; commas within brackets do not separate.
 
     >>> choices_of(["a=1,2", "b={x: 1, y: 2},z"])[:2]
     [('a=1', 'b={x: 1, y: 2}'), ('a=1', 'b=z')]
 
     Raises:
-        RecipeError: no key, no value, a key twice, or one that says what is measured.
+        RecipeError: no key, no value, a key twice, or a key that defines the measurement.
     """
     values: dict[str, list[str]] = {}
     for text in tried:
@@ -101,9 +101,9 @@ def choices_of(tried: Sequence[str]) -> list[Choice]:
         measures = _MEASURES.fullmatch(key) is not None
         if not key or "" in found or key in values or measures:
             raise RecipeError(
-                "there is nothing to choose from",
+                "invalid --try",
                 where=f"--try {text}",
-                got="a key that says what is compared" if measures else "a key twice" if key in values else text,
+                got="a key that defines the comparison" if measures else "a key twice" if key in values else text,
                 expected="KEY=A,B,... of another key, with a value before and after each comma",
                 hint="name a key of a stage, such as stages.0.environment for what is trained on alone"
                 if measures
@@ -112,7 +112,7 @@ def choices_of(tried: Sequence[str]) -> list[Choice]:
         values[key] = [f"{key}={one}" for one in found]
     if not values:
         raise RecipeError(
-            "there is nothing to choose from",
+            "no values to choose from",
             where="rlhf tune",
             got="no --try",
             expected="a key with values",
@@ -236,7 +236,7 @@ class Tuning:
         self._write({"asked": asked, "recipe": recipe, "success": {}, **there})
 
     def best(self, choices: Sequence[Choice], steps: int, n: int) -> list[Choice]:
-        """The `n` choices with the highest mean success on held-out tasks after so many steps; earlier ones on ties."""
+        """The `n` choices of the highest mean success on held-out tasks after this many steps; ties to earlier ones."""
         means = {choice: self._mean(choice, steps) for choice in choices}
         told = sorted(means, key=lambda choice: -means[choice])
         for choice in told:
@@ -244,10 +244,10 @@ class Tuning:
             errors().print(f"{steps:>5} steps  {mean}  {_words(choice)}", highlight=False, soft_wrap=True)
         if means[told[0]] < 0:
             raise TrainingError(
-                "no configuration could be trained",
+                "every configuration failed",
                 where=str(self.out),
                 got="a failure of each",
-                expected="one that trains",
+                expected="at least one that trains",
                 hint="rlhf train with one of them says why",
             )
         return [choice for choice in told if means[choice] >= 0][:n]
@@ -287,7 +287,7 @@ class Tuning:
         return -1.0 if None in found else statistics.mean(one for one in found if one is not None)
 
     def _trained(self, run: Path, choice: Choice, seed: int, steps: int, more: Sequence[str]) -> float | None:
-        """Success of a run after so many steps, trained so far where it is not; None where it failed."""
+        """Success of a run after this many steps, training it further if needed; None if it failed."""
         record, name = self._record(), f"{run.name}@{steps}"
         if name not in record["success"]:
             words = ["--resume", str(run), f"steps={steps}"]
@@ -296,7 +296,7 @@ class Tuning:
                 own = (f"seed={seed}", at, "push_to_hub=null")  # none of the runs is the one to publish
                 words = [self.recipe, *self.overrides, *choice, *more, *own, "--out", str(run)]
             if not _ends(words, run):
-                caution(f"{run} failed, and its choice is left out: {_words(choice)}")
+                caution(f"{run} failed, and its configuration is skipped: {_words(choice)}")
                 return None
             record["success"][name] = json.loads((run / "result.json").read_text("utf-8"))["after"]["success"]
             self._write(record)
@@ -334,10 +334,10 @@ def _refuse_judged_otherwise(choice: Choice, recipe: Recipe, chosen: Recipe) -> 
     mine, theirs = (judged_by(values_of(one), deciding_reward(one.rewards)) for one in (recipe, chosen))
     for key, (own, other) in differences(mine, theirs).items():
         raise RecipeError(
-            "a choice changes what decides success",
+            "a choice changes how success is defined",
             where=f"--try {_words(choice)}",
             got=f"{key} {other}, in the recipe {own}",
-            expected="choices that the same verifier judges, within the same limits of an attempt",
+            expected="choices with the same verifier and the same limits of an attempt",
             hint=f"leave it out, or give all choices one value: rlhf tune RECIPE {_words(choice)} --try ...",
         )
 

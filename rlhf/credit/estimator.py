@@ -102,10 +102,10 @@ def needs_branches(estimator: object) -> bool:
 def missing_part(estimator: object, context: CheckContext, why: str, do: str) -> Problem:
     """The problem of an estimator without the part that it compares by."""
     return Problem(
-        "the advantage estimator needs something that the recipe lacks",
+        "the recipe lacks a part that the advantage estimator needs",
         where=context.at("kind"),
         got=f"{context.kind_of('advantage', estimator)}, and {why}",
-        expected="a recipe that has it",
+        expected="a recipe with that part",
         do=do,
     )
 
@@ -165,11 +165,11 @@ def _checked(credit: object, group: ScoredGroup, estimator: object) -> Credit:
             raise
         return credit
     raise DataError(
-        "an advantage estimator returned something else than the credit of a group",
+        "an advantage estimator did not return the credit of a group",
         where=type(estimator).__name__,
         got=shown(credit),
         expected="a Credit, with a number for each token of each generation of each trajectory",
-        hint="return rlhf.data.Credit(tokens_GNT) on every way through it",
+        hint="return rlhf.data.Credit(tokens_GNT) on every path",
     )
 
 

@@ -64,11 +64,11 @@ def call_numbers(trajectory: Trajectory) -> list[tuple[int, ...]]:
 
 
 def per_turn(score: Score, reward: str, group: ScoredGroup) -> tuple[float, ...]:
-    """Unweighted per-turn values of one reward. Raises DataError where it says nothing of single turns."""
+    """Unweighted per-turn values of one reward. Raises DataError where it has no values per turn."""
     verdict = score.parts.get(reward)
     if verdict is None or verdict.per_turn is None:
         raise DataError(
-            f"the reward '{reward}' says nothing of single turns",
+            f"the reward '{reward}' has no values per turn",
             where=f"group {group.task_id}",
             got="no values per turn" if verdict else f"rewards {', '.join(score.parts) or 'without parts'}",
             expected="a Verdict with per_turn",

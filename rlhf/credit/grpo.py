@@ -45,7 +45,7 @@ class GRPO:
 
     @property
     def min_group(self) -> int:
-        """1 where the raw score of a lone trajectory is asked for: then no baseline is needed."""
+        """1 if a lone trajectory keeps its raw score, so that no baseline is needed."""
         return 1 if self.single_group == "raw" else 2
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:

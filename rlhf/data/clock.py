@@ -47,7 +47,7 @@ class Clock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Stand as long as anybody is inside."""
+        """Pause the clock while at least one caller is inside."""
         if not self._n_waiting:
             self._since = monotonic()
         self._n_waiting += 1

@@ -269,7 +269,7 @@ class Generation:
 
     @property
     def _said(self) -> tuple[Any, ...]:
-        """Everything beside ids and log-probs."""
+        """All fields except ids and log-probs."""
         return self.prompt, self.finish, self.policy_version, self.version_spans, self.role, self.usage, self.by
 
     def __eq__(self, other: object) -> bool:
@@ -384,7 +384,7 @@ def joined(pieces: Sequence[Generation]) -> Generation:
 
 
 def piece_of(generation: Generation, start: int, stop: int) -> Generation:
-    """Return tokens `start` to `stop` as a generation of its own, which has read those before.
+    """Return tokens `start` to `stop` as a separate generation, with the earlier ones in its prompt.
 
     It counts as stopped unless it is the end: whatever cut a call is said of its last piece.
     """

@@ -119,7 +119,7 @@ class ScoredGroup:
                 )
             if trajectory.outcome.is_infrastructure_error:
                 raise DataError(
-                    "a failed attempt is scored",
+                    "an attempt with an infrastructure error has a score",
                     where=f"ScoredGroup {self.task_id}",
                     got=str(trajectory.outcome),
                     expected="the attempt as a Failure",
@@ -155,7 +155,7 @@ class Values:
             _check_tokens("values", given, group, hint="look for NaN in the critic's weights")
         if len(self.cut_G) != len(group.trajectories) or not all(map(math.isfinite, self.cut_G)):
             raise DataError(
-                "the values of the states cut do not match the trajectories",
+                "the bootstrap values do not match the trajectories",
                 where=group.task_id,
                 got=str(self.cut_G),
                 expected=f"{len(group.trajectories)} finite numbers",
@@ -163,7 +163,7 @@ class Values:
         for trajectory, value in zip(group.trajectories, self.cut_G, strict=True):
             if value and trajectory.outcome not in _CUT:
                 raise DataError(
-                    "a trajectory that ended by itself has a value of what would have followed",
+                    "a terminated trajectory has a bootstrap value",
                     where=f"{group.task_id}, attempt {trajectory.attempt}, which is {trajectory.outcome}",
                     got=str(value),
                     expected=f"0.0 unless the outcome is {' or '.join(sorted(_CUT))}",
@@ -191,7 +191,7 @@ class Credit:
     def check(self, group: ScoredGroup) -> None:
         """Raise DataError unless there is one finite number, and return, for each sampled token of `group`."""
         _check_tokens(
-            "credit", self.tokens_GNT, group, hint="mind a division by 0, as by the deviation of equal scores"
+            "credit", self.tokens_GNT, group, hint="look for a division by 0, as by the deviation of equal scores"
         )
         if self.returns_GNT is not None:
             _check_tokens("returns of the credit", self.returns_GNT, group, hint="look for NaN in rewards and values")

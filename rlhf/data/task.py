@@ -46,7 +46,7 @@ class Task:
             )
         if any(turn.generations for turn in self.prefix):
             raise DataError(
-                "a turn of a prefix carries generations, and nothing trains on what is given",
+                "a turn of a prefix has generations, and prefixes are not trained on",
                 where=f"Task.prefix of {self.id}",
                 hint="make start states with Task.started_after(turns)",
             )

@@ -84,7 +84,7 @@ def _buffer_in(code: str, data: Any) -> TokenBuffer:
 
 
 def packed_ids(ids: Iterable[int]) -> array[int]:
-    """Return token ids as an array of its own.
+    """Return a copy of token ids as an array.
 
     Raises:
         DataError: one of them is no whole number.
@@ -104,7 +104,7 @@ def packed_ids(ids: Iterable[int]) -> array[int]:
 
 
 def packed_logprobs(values: Sequence[float]) -> array[float]:
-    """Return log-probs as an array of its own, of four bytes each where that loses nothing.
+    """Return a copy of log-probs as an array, in float32 where that is exact.
 
     Raises:
         DataError: one of them is not a finite number at most 0, give or take rounding.

@@ -59,7 +59,7 @@ def beside(
 
 
 def shapes_of(path: str, policy: FromScratch | Pretrained, *, as_saved: bool = False) -> list[Parameter] | None:
-    """Shapes of a model of its own; None where its configuration is not to be had.
+    """Shapes of a model of its own; None if its configuration is unavailable.
 
     Args:
         path: folder or name on a hub.

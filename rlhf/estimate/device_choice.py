@@ -73,7 +73,7 @@ def choices(recipe: Recipe, device: Device, n_processes: int = 1) -> Iterator[tu
     if isinstance(recipe.engine, VllmSettings):
         yield "engine", "vLLM" if recipe.engine.eager is True else "vLLM with CUDA graphs"
     else:
-        yield "engine", "embedded, made for a CPU and small models: engine.kind=vllm is meant for a GPU"
+        yield "engine", "embedded, for CPUs and small models: use engine.kind=vllm on a GPU"
 
 
 def _uncompiled(recipe: Recipe, device: Device) -> str:

@@ -135,7 +135,7 @@ def _batch(n_tokens: int, n_sampled: int) -> Any:
 
 
 class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the storages that operations inside have made and that somebody still holds.
+    """Adds up the live storages that operations inside have allocated.
 
     Args:
         known: storages that do not count.

@@ -53,7 +53,7 @@ def refuse_too_large(recipe: Recipe, n_processes: int = 1, n_here: int = 1, *, l
 
 
 def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> None:
-    """Raise RecipeError where parts come to more than is free."""
+    """Raise RecipeError if the parts need more memory than is free."""
     needed = sum(part.n_bytes for part in parts)
     if needed <= free:
         return
@@ -64,7 +64,7 @@ def check(estimate: Estimate, parts: Sequence[Part], free: int, whose: str) -> N
         where=estimate.path,
         got=f"{size_of(needed)} at the highest: {shown}",
         expected=f"at most {size_of(free)}, which {whose} has free",
-        hint=f"most is {ordered[0].name}: {estimate.change(ordered[0])}; --no-memory-check goes on anyway",
+        hint=f"most is {ordered[0].name}: {estimate.change(ordered[0])}; --no-memory-check starts anyway",
     )
 
 

@@ -127,7 +127,7 @@ def config_of(policy: FromScratch | Pretrained) -> Any:
             "the model's configuration cannot be read",
             where=f"policy.path {policy.path}",
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            expected="a folder with config.json, or a name on a hub that can be reached",
+            expected="a folder with config.json, or a name on a reachable hub",
             hint="give the folder of a saved model, or a hub name such as Qwen/Qwen3-0.6B",
         ) from error
 

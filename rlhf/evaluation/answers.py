@@ -75,10 +75,10 @@ async def select_answers(
         candidates = [group.trajectories[i] for i in own]
         try:
             if not own:
-                raise RewardError("no candidate is left", where=f"strategy, task {task.id}")
+                raise RewardError("every candidate failed", where=f"strategy, task {task.id}")
             if _is_broken_off(strategy, candidates):
                 cut = next((f for f in group.failures if f.attempt not in owner), None)
-                failed = Failure(attempt, Outcome.ENV_ERROR, "a part failed in a retry")
+                failed = Failure(attempt, Outcome.ENV_ERROR, "a retry ended with an infrastructure error")
                 failures.append(replace(cut, attempt=attempt) if cut else failed)
                 continue
             choice = await strategy.choose(*unseen(task, candidates), timeout_s=timeout_s)
@@ -95,7 +95,7 @@ async def select_answers(
 
 
 def _is_broken_off(strategy: Strategy, candidates: Sequence[Trajectory]) -> bool:
-    """True if a chain that goes on until it is solved ended earlier, as a part failed, for no fault of the policy."""
+    """True if a chain of retries ended early because of an infrastructure error."""
     until = getattr(strategy.rollout, "until", "")
     made = {t.attempt for t in candidates} | {t.parent for t in candidates if t.parent is not None}
     return until == "solved" and len(made) < strategy.n and not any(t.solved for t in candidates)

@@ -124,7 +124,7 @@ def openings(attempts: Iterable[Attempt]) -> dict[str, str]:
                 "two attempts at one task have different openings",
                 where=a.task_id,
                 got="different openings in two attempts",
-                expected="an environment whose tasks are fixed",
+                expected="an environment whose tasks do not change",
                 hint="run `rlhf check environment`",
             )
     return found

@@ -103,7 +103,7 @@ class StubEngine:
 
     async def load(self, weights: PolicyWeights) -> None:
         """Refuse. Raises DeliveryError."""
-        raise DeliveryError("there is no model to give weights to", where=type(self).__name__)
+        raise DeliveryError("this baseline has no model to load weights into", where=type(self).__name__)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -124,7 +124,7 @@ class RefusingEngine(StubEngine):
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Refuse. Raises EngineError."""
         raise EngineError(
-            "this agent asks for a model, and it is evaluated without one",
+            "this agent calls a model, and none is given",
             where="policy.generate",
             hint="give a model beside the agent: --endpoint URL --model NAME",
         )

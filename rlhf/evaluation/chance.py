@@ -69,11 +69,11 @@ class RandomAgent:
         possible = history.admissible_actions or self._borrowed(history.task)
         if not possible:
             raise AgentError(
-                "there is nothing to choose from",
+                "the random baseline has no actions to choose from",
                 where=history.task.id,
-                got="no admissible actions, and no oracle's in other tasks",
-                expected="an environment that lists them",
-                hint="chance needs StepResult.admissible_actions, or an environment with a method `plan(task, taken)`",
+                got="no admissible actions, and no oracle actions of other tasks",
+                expected="an environment that lists admissible actions",
+                hint="needed: StepResult.admissible_actions, or an environment with a method `plan(task, taken)`",
             )
         reply = await policy.generate((Message(Role.USER, "draw"),))
         choice = random.Random(reply.generation.token_ids[0]).choice(possible)
@@ -102,11 +102,11 @@ class RandomAgent:
                 plans[task.id] = tuple(found or ())
         except (CallError, CallTimeout) as error:
             raise EnvError(
-                "the oracle whose actions chance borrows has failed",
+                "the oracle that provides actions for the random baseline failed",
                 where=task.id,
                 got=str(error),
                 expected="a plan, or None where there is none",
-                hint="this environment lists no possible actions; `rlhf check environment` asks its oracle by itself",
+                hint="this environment lists no admissible actions; `rlhf check environment` runs its oracle alone",
             ) from error
         finally:
             await lane.leave()

@@ -250,7 +250,7 @@ def check_alike(names: Sequence[str], attempts: Sequence[Sequence[Attempt]]) -> 
     other = [task for task in said[0].keys() & said[1].keys() if said[0][task] != said[1][task]]
     if other:
         raise DataError(
-            "tasks of equal ids with different content",
+            "tasks with equal ids differ in content",
             where=" and ".join(names),
             got=f"{len(other)} tasks with other openings, such as {min(other)}",
             expected="evaluations on one version and setting of the environment",

@@ -54,7 +54,7 @@ class EvaluationResult:
         success: share of attempts solved, of those that say something about the policy.
         low, high: 95% interval of `success`, clustered by task when there are several attempts.
         n: attempts behind it.
-        n_errors: attempts that failed for no fault of the policy; not in `n`.
+        n_errors: attempts that ended with infrastructure errors; not in `n`.
     """
 
     success: float

@@ -118,5 +118,5 @@ def refuse_unfinished(folder: Path, where: str) -> None:
             where=where,
             got="no such folder" if not folder.is_dir() else f"no {SUMMARY if is_evaluation(folder) else PLAN}",
             expected="a folder that `rlhf evaluate --out` finished",
-            hint=nearest_beside(folder) or "finish it with the command that it was begun with",
+            hint=nearest_beside(folder) or "finish it with the command that started it",
         )

@@ -101,7 +101,7 @@ def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, An
 
 
 def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of an environment that say what is asked there, rather than by which processes it is served."""
+    """The keys of an environment that define its tasks, without those of worker processes."""
     kind, inner = environment.get("kind"), environment.get("environment")
     if kind == "processes" and isinstance(inner, Mapping):
         return _asked(inner)

@@ -72,7 +72,7 @@ def compare(
     shared = sorted(tasks[0] & tasks[1])
     if not shared:
         raise DataError(
-            "no task was attempted by both",
+            "the two evaluations share no task",
             where="compare",
             got=f"{len(tasks[0])} tasks and {len(tasks[1])} others",
             expected="two evaluations of one suite",
@@ -155,7 +155,7 @@ def n_tasks_needed(deviation: float, difference: float) -> int:
     """
     if not difference or not math.isfinite(deviation):
         raise DataError(
-            "no number of tasks follows from this",
+            "the required number of tasks is undefined",
             where="n_tasks_needed",
             got=f"difference {difference}, deviation {deviation}",
         )

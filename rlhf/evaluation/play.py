@@ -101,7 +101,7 @@ async def play_part(
         on_block: told of each block that is there.
 
     Raises:
-        TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy; the
+        TrainingError: more than `limits.max_error_fraction` of the attempts ended with infrastructure errors; the
             block is not written, so that a later call plays those that failed afresh.
     """
     writer, kept = TrajectoryWriter(folder), TrajectoryWriter(folder.with_name(CANDIDATES))

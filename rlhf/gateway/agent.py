@@ -63,11 +63,11 @@ class ExternalAgent:
         kind = context.kind_of("environment", recipe.environment)
         if kind != "external":
             yield Problem(
-                "this agent lives in a program of its own, and the environment starts none",
+                "this agent is an external program, and the environment starts none",
                 where=context.at("kind"),
                 got=f"external in {kind}",
                 expected="environment: {kind: external}",
-                do="name the world there: environment: {kind: external, world: {kind: ...}}",
+                do="name the environment inside it: environment: {kind: external, world: {kind: ...}}",
             )
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:

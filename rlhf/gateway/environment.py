@@ -138,7 +138,7 @@ class External:
         kind = context.kind_of("agent", recipe.agent)
         if recipe.environment is self and kind != "external":
             yield Problem(
-                "the agent of this environment lives in a program of its own",
+                "the agent of this environment is an external program",
                 where="agent.kind",
                 got=kind,
                 expected="external",
@@ -154,10 +154,10 @@ class External:
             )
         if recipe.cluster.is_on and self.port:
             yield Problem(
-                "rollout workers of one machine would all listen on one port",
+                "rollout workers of one machine would all listen on the same port",
                 where=context.at("port"),
                 got=f"{self.port}, with cluster.rollout_workers: {recipe.cluster.rollout_workers}",
-                expected="0, which takes a free one for each",
+                expected="0, a free port for each",
                 do="remove the key",
             )
 
@@ -292,7 +292,7 @@ class ExternalEpisode:
                 "no request of the agent's program was answered",
                 where=self._task.id,
                 got=session.told(""),
-                hint="mend the program's requests: nothing was sampled that could be judged",
+                hint="fix the program's requests: no tokens were sampled",
             )
 
     @property
@@ -325,7 +325,7 @@ class ExternalEpisode:
                 if self._is_full:
                     raise self._out_of_context("") from None
                 raise RewardMissing(
-                    "the attempt ended without a reward, which is a failure and no zero",
+                    "the attempt ended without a reward, which is an infrastructure error, not a score of 0",
                     where=self._task.id,
                     got=session.told(f"no reward within {settings.reward_timeout_s:g} s of the end"),
                     expected="POST .../reward with {'reward': number}",

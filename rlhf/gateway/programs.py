@@ -84,7 +84,7 @@ class Programs:
                 key = os.environ.get(KEY, "")
                 if not (self._settings.command or key):
                     raise EnvError(
-                        "agents that come by themselves need the gateway's key",
+                        "agents that you start yourself need the gateway's key",
                         where="environment.command",
                         got=f"no command, and no variable {KEY}",
                         expected="one of them",

@@ -91,7 +91,7 @@ class Gateway:
         except OSError as error:
             listening.close()
             raise EngineError(
-                "the gateway cannot listen there",
+                "the gateway cannot listen at this address",
                 where=f"{self.host}:{self.port}",
                 got=error.strerror or str(error),
                 hint="give a free port, or port 0",
@@ -124,7 +124,7 @@ class Gateway:
             self.waiting.append(session)
 
     def note_refusal(self, name: str, refusal: Refusal) -> None:
-        """Tell a session that a request of its program was refused; not of strangers, nor where nobody listens."""
+        """Report a rejected request to its session; not for a wrong key or a disconnected client."""
         session = self._sessions.get(name)
         if session is not None and refusal.status not in (401, 499):
             with contextlib.suppress(RuntimeError):  # the run is over

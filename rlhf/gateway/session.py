@@ -177,7 +177,7 @@ class Session:
         )
 
     def _abandon(self, alike: list[_Call], call: _Call) -> None:
-        """Give up a request that nobody waits for any more."""
+        """Cancel a request whose client has disconnected."""
         if call.n_waiting or call.future.done():
             return
         self.counts["n_abandoned_requests"] += 1
@@ -231,7 +231,7 @@ class Session:
         return "\n".join(message.text for message in messages[last:])[-_MOST_SAID:]
 
     def answer_with(self, text: str, answered: Callable[[str, ChatRequest], ChatReply]) -> None:
-        """Answer the request that waits with a text that nobody sampled, where another than the policy plays."""
+        """Answer the waiting request with a text that was not sampled, when not the policy plays."""
         while self._pending:
             call = self._pending.popleft()
             call.future.set_result(answered(text, call.asked))
@@ -246,7 +246,7 @@ class Session:
                 _fail(call, refusal)
 
     def close(self) -> None:
-        """End it: whoever still asks is refused."""
+        """End the session; later requests are rejected."""
         self.is_over = True
         for call in self._calls:
             if call.task is not None:
@@ -286,7 +286,7 @@ class Session:
         return Turn(last, tuple(generation for generation, _ in work.done), self._notes())
 
     def _notes(self) -> dict[str, str]:
-        """Forks and overridden parameters since the last turn, as a reader is told."""
+        """Forks and overridden parameters since the last turn, as notes."""
         new = list(enumerate(self.forks, start=1))[self.n_told :]
         found = {f"fork {i}": str(fork) for i, fork in new}
         if self.overridden:

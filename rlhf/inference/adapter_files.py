@@ -65,9 +65,9 @@ def _folder(name: str) -> Path:
 
 
 def _refuse_strange(folder: Path) -> None:
-    """A folder among the temporary files may be anybody's, and a link may lead anywhere."""
+    """Refuse a temporary folder of another user, and links."""
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
 
 
 def _write(path: Path, place: int, data: bytes) -> None:

@@ -64,10 +64,10 @@ class SleepableEngine(Protocol):
 
 @runtime_checkable
 class RestartableEngine(Protocol):
-    """An engine whose instances may be started again, and then have weights of nobody."""
+    """An engine whose instances can restart, and then hold no delivered weights."""
 
     async def needs_weights(self) -> bool:
-        """Return whether no instance has the weights of the last delivery any more."""
+        """Return True if no instance holds the weights of the last delivery."""
         ...
 
 

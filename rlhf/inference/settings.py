@@ -52,9 +52,9 @@ class GuidedSettings(TransformersSettings):
             yield from no_model(getattr(self, key), context.at(key), "name the folder that a run keeps its policy in")
         if context.recipe.sharded or context.recipe.asynchrony.is_on:
             yield Problem(
-                "this engine computes with the trainer's own module, whole and between updates",
+                "this engine uses the trainer's own module, unsharded and between updates",
                 where=context.at("kind"),
-                got="guided, with a policy that is sharded or rollouts that run ahead",
+                got="guided, with a sharded policy or asynchronous rollouts",
                 expected="trainer: {kind: torch} and no asynchrony",
                 do="use engine: {kind: transformers}",
             )
@@ -140,10 +140,10 @@ class VllmSettings:
 
     def __post_init__(self) -> None:
         if self.compile and self.eager is True:
-            raise ValueError("compile has no effect with eager: true, which runs the model as it is")
+            raise ValueError("compile has no effect with eager: true, which runs the model uncompiled")
         if not self.servers:
             if self.delivery == "http":
-                raise ValueError("delivery: http needs servers: an engine of one's own shares this memory")
+                raise ValueError("delivery: http needs servers: an engine that the run starts shares this memory")
             return
         defaults = {f.name: f.default for f in fields(self)}
         for name in OF_START:
@@ -173,7 +173,7 @@ class VllmSettings:
             yield no_effect(context.at("lora"), self.lora, "the policy has no adapter, see policy.lora")
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
-        """Refuse adapters on servers of several processes: whoever delivers them alone knows their names."""
+        """Refuse adapters on servers of several processes: only the delivering process knows their names."""
         if self.servers and context.recipe.policy.lora is not None and self.lora != "merged":
             yield Problem(
                 "an unmerged adapter on servers needs a single process",

@@ -201,7 +201,7 @@ class SharedMemoryReceiver:
             yield found.name, view(self._memory, found).clone()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._memory is not None:
             _unmap(self._memory)
             self._memory = None

@@ -86,7 +86,7 @@ class DeviceReceiver:
             yield found.name, view(self._memory, found)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._memory, self._address = None, {}
 
 

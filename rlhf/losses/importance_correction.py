@@ -264,7 +264,7 @@ class Criterion:
 
     def __post_init__(self) -> None:
         if self.statistic == "k1" and self.over == "max":
-            raise ValueError("over: max needs statistic: k2 or k3; log w has a sign, so its maximum misses small w")
+            raise ValueError("over: max needs statistic: k2 or k3; log w is signed, so its maximum misses small w")
         if self.statistic != "k1" and self.at_least is not None:
             raise ValueError(
                 f"at_least: {self.at_least} would reject the tokens that agree best; {self.statistic} has at_most only"

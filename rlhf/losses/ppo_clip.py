@@ -63,7 +63,7 @@ class PPOClip(Regularized):
         return () if self.ratio == "token" else ("seq_mean_token_sum", "seq_mean_token_sum_norm")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse what masks single tokens beside ratios of replies, which it would cut into pieces."""
+        """Refuse masks of single tokens with ratios of whole replies."""
         stage, keys = context.stage, []
         if stage.filters.high_entropy_share is not None:
             keys.append("filters.high_entropy_share")
@@ -71,7 +71,7 @@ class PPOClip(Regularized):
             keys.append("correction.criteria with over: token")
         if self.ratio == "turn" and keys:
             yield Problem(
-                "single tokens are left out, so nothing is the product over a reply",
+                "single tokens are left out, so there is no product over a reply",
                 where=context.at("ratio"),
                 got=f"turn with {' and '.join(keys)}",
                 expected="every token of a reply",

@@ -35,7 +35,7 @@ def bradley_terry(chosen: torch.Tensor, rejected: torch.Tensor, *, centring: flo
     """
     if chosen.shape != rejected.shape:
         raise DataError(
-            "chosen and rejected ones do not pair up",
+            "chosen and rejected log-probs differ in shape",
             where="bradley_terry",
             got=f"shapes {tuple(chosen.shape)} and {tuple(rejected.shape)}",
             expected="[B] and [B]",

@@ -29,7 +29,7 @@ class Regularized:
     ratio_keys: ClassVar[tuple[str, ...]] = ()
     #: What it does with groups whose attempts all score the same, where it learns from them; else empty.
     in_equal_groups: ClassVar[str] = ""
-    #: Whether it takes advantages for scores less a baseline, in units of reward.
+    #: Whether it needs advantages that are scores minus a baseline, in units of reward.
     in_units_of_reward: ClassVar[bool] = False
 
     kl: KLKind | None = None
@@ -56,7 +56,7 @@ class Regularized:
             raise ValueError(f"kl_coef: {self.kl_coef} has no effect while kl is null; set kl to k2, k3, k1+ or k3+")
 
         if self.kl_target is not None and self.kl_coef == 0:
-            raise ValueError(f"kl_target: {self.kl_target} changes kl_coef by factors, and it is 0; set kl and kl_coef")
+            raise ValueError(f"kl_target: {self.kl_target} multiplies kl_coef, which is 0; set kl and kl_coef")
         if self.kl_target is None and self.kl_horizon != 10_000:
             raise ValueError(f"kl_horizon: {self.kl_horizon} has no effect while kl_target is null; remove it")
 
@@ -70,7 +70,7 @@ class Regularized:
             )
         is_scaled = context.recipe.is_listed("advantage", stage.advantage) and scale_of(stage.advantage) is None
         if self.in_units_of_reward and is_scaled:
-            yield f"{context.path} takes advantages for scores less a baseline, {kind} gives others: use dr_grpo"
+            yield f"{context.path} needs advantages that are scores minus a baseline, {kind} gives others: use dr_grpo"
         if self.kl is not None and not self.kl_coef:
             yield f"{context.at('kl')} is measured only: kl_coef is 0, and the reference model costs a forward pass"
 

@@ -274,7 +274,7 @@ def _refuse_of_other_kinds(
                 hint=_elsewhere(str(key), keys, path)
                 or _one_level_down(str(key), keys, base)
                 or f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
-                f"give all of it: {_replaced(path, 'kind: ..., ...')}",
+                f"give all its keys: {_replaced(path, 'kind: ..., ...')}",
             )
 
 
@@ -310,7 +310,7 @@ def _construct(
     for name in keys:
         if not hasattr(made, name):
             raise RecipeError(
-                f"{cls.__name__} does not keep '{name}', so a run could not write its settings down",
+                f"{cls.__name__} does not store '{name}', so a run could not write its settings down",
                 where=join(path, name),
                 got=f"no attribute {cls.__name__}.{name}",
                 expected="each argument as an attribute of the same name",

@@ -63,18 +63,18 @@ def _seats(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     seats = view.properties.seats
     if seats and not agent_says(view.agent).plays_seats:
         yield Problem(
-            "this agent would play all seats of the game as if they were one",
+            "this agent would play all seats of the game as one player",
             where="agent.kind",
             got=f"{view.kind_of('agent', view.agent)}, for {', '.join(seats)}",
             expected="an agent that keeps a conversation for each seat",
-            do="write agent: {kind: self_play}; an agent of your own that can has an attribute plays_seats = True",
+            do="write agent: {kind: self_play}; an agent of your own that can do so sets plays_seats = True",
         )
 
 
 def _rewards(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     if not view.rewards or (view.learning and not view.has_weight):
         yield Problem(
-            "there is nothing to score with" if not view.rewards else "every reward has weight 0",
+            "the recipe has no reward for training" if not view.rewards else "every reward has weight 0",
             where="rewards",
             got=", ".join(view.rewards) or "no rewards",
             expected="at least one reward" + (" with a weight" if view.rewards else ""),
@@ -93,7 +93,9 @@ def _held_out(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             is_twice = not is_trained and names.index(other) < names.index(name) and bare[other] == bare[name]
             if is_twice or (is_trained and _holds(bare[other], bare[name])):
                 yield Problem(
-                    "this reward is not held out: it is trained on too" if is_trained else "this is watched already",
+                    "this reward is not held out: the policy is trained on it too"
+                    if is_trained
+                    else "this reward is watched already",
                     where=f"rewards.{name}",
                     got=f"the same as rewards.{other}" if bare[other] == bare[name] else f"a part of rewards.{other}",
                     expected="a reward that the policy never learns from" if is_trained else "another reward",
@@ -114,11 +116,11 @@ def _groups(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
         stage, estimator = place.context.stage, place.part
         if place.section == "advantage" and stage.group_size < estimator.min_group:
             yield Problem(
-                "a group this small has no advantage: every number would be 0",
+                "this group size gives no advantages: all would be 0",
                 where=f"{place.context.stage_path}.group_size",
                 got=str(stage.group_size),
                 expected=f"at least {estimator.min_group} for {view.kind_of('advantage', estimator)}",
-                do="attempt each task several times: group_size: 8",
+                do="set group_size: 8",
             )
 
 
@@ -128,11 +130,11 @@ def _votes(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
         for name, weighted in context.recipe.rewards.items():
             if weighted.weight and isinstance(weighted.reward, GroupReward) and stage.group_size < 2:
                 yield Problem(
-                    "this reward compares the attempts at a task, and there is one of each",
+                    "this reward compares the attempts at a task, and group_size is 1",
                     where=f"{path}.group_size",
                     got=str(stage.group_size),
                     expected=f"at least 2 for rewards.{name}, {view.kind_of('reward', weighted.reward)}",
-                    do="attempt each task several times: group_size: 8",
+                    do="set group_size: 8",
                 )
 
 
@@ -158,7 +160,7 @@ def _critics(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             yield no_effect(f"{path}.critic", "a critic", why)
         if given in CATALOG["critic"] and given != wanted:
             yield Problem(
-                "this critic does not estimate what the estimator needs",
+                "this critic does not provide the values that the estimator needs",
                 where=f"{path}.critic.kind",
                 got=f"{given} for {estimator}",
                 expected=wanted,
@@ -196,7 +198,7 @@ def _wrapped(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
         outer = place.context.parent if place.section == "advantage" else None
         if outer is not None and isinstance(place.part, BatchEstimator) and not isinstance(outer, BatchEstimator):
             yield Problem(
-                "this estimator compares the groups of a step, and what holds it shows it one group at a time",
+                "this estimator compares the groups of a step, and its wrapper passes one group at a time",
                 where=place.context.at("kind"),
                 got=f"{view.kind_of('advantage', place.part)} in {view.kind_of('advantage', outer)}",
                 expected=f"a method {type(outer).__name__}.over_batch",
@@ -272,11 +274,11 @@ def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
         late = {name for name in counting if (at := awaited[name]) is not None and at >= i}
         if late and late == counting and not stage.own_rewards and not stage.reads_file:
             yield Problem(
-                "the model that scores this stage is not trained yet",
+                "the reward model of this stage is not trained yet",
                 where=where,
                 got=", ".join(sorted(late)),
-                expected="a weight for a reward that is there by then",
-                do=f"add {where}: {{NAME: 1.0}}, or put the stage behind the one that trains the model",
+                expected="a weight for a reward that exists by then",
+                do=f"add {where}: {{NAME: 1.0}}, or move the stage after the one that trains the model",
             )
 
 
@@ -290,7 +292,7 @@ def _own_worlds(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
                 yield replace(problem, where=at(problem.where)) if moves else problem
         if own.limits.max_context != view.limits.max_context:
             yield Problem(
-                "one engine samples for all stages, with one context",
+                "all stages share one engine with one context length",
                 where=at("limits.max_context"),
                 got=str(own.limits.max_context),
                 expected=f"limits.max_context = {view.limits.max_context}",
@@ -299,11 +301,11 @@ def _own_worlds(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
         for key in ("reward_refresh", "judge_refresh"):
             if place.context.learns and vars(stage)[key] is not None:
                 yield Problem(
-                    "rewards of the recipe are renewed, and this stage is not scored as the recipe says",
+                    "rewards of the recipe are refreshed, and this stage has other rewards",
                     where=at(key),
                     got=f"{key} beside environment, limits or rewards of its own",
                     expected="one of them",
-                    do=f"remove {key}, or write the stage in a recipe of its own",
+                    do=f"remove {key}, or move the stage to a separate recipe",
                 )
 
 
@@ -330,7 +332,7 @@ def _ray_workers(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             where=where,
             got=got,
             expected="none, with cluster.rollout_workers",
-            do="train in one recipe for each stage, from the newest checkpoint: policy.path; or remove cluster",
+            do="use one recipe per stage, each from the newest checkpoint: policy.path; or remove cluster",
         )
 
 
@@ -349,7 +351,7 @@ def unseen(view: RecipeView) -> Iterator[str]:
     drawn = ((i, stage.split) for i, stage in here if not stage.reads_file)
     if stages := [f"stages[{i}]" for i, its in drawn if its == split]:
         judged = f"evaluation.split {split} is that of {' and '.join(stages)}"
-        yield f"{judged}: success is measured on tasks that were trained on"
+        yield f"{judged}: success is measured on training tasks"
 
 
 def cut(view: RecipeView) -> Iterator[str]:

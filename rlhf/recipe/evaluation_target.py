@@ -30,7 +30,7 @@ _OF_MODELS = ("policy", "engine", "seed")
 
 @dataclass(frozen=True)
 class EvaluationTarget:
-    """A policy and the suite it is to be judged on.
+    """A policy and the suite to evaluate it on.
 
     Attributes:
         kind: `model`, `endpoint`, `program`, `random` or `oracle`.
@@ -59,7 +59,7 @@ class EvaluationTarget:
 
 
 def contender(asked: EvaluationRequest) -> EvaluationTarget:
-    """Find out what is to be evaluated, and on what. Nothing is loaded yet.
+    """Resolve the policy and tasks of an evaluation. Loads nothing.
 
     Raises:
         RecipeError: it is nothing that can be evaluated, or not with these keys.
@@ -179,7 +179,7 @@ def _base_of(adapter: Path) -> str:
     base = values.get("base_model_name_or_path") if isinstance(values, Mapping) else None
     if not base:
         raise ModelError(
-            "the adapter does not say what it belongs to",
+            "the adapter does not name its base model",
             where=str(adapter),
             got=got,
             expected="the folder or hub name of its base model",
@@ -212,15 +212,15 @@ def _refuse(overrides: Sequence[str], known: Sequence[str], what: str) -> None:
                 where=key,
                 got=override,
                 expected=", ".join(f"{name}...." for name in known) or "no keys",
-                hint=nearest(key, known) or "remove it; what a suite says is changed in a suite of your own",
+                hint=nearest(key, known) or "remove it; to change a suite, write your own",
             )
 
 
 def _needs_suite(asked: EvaluationRequest) -> RecipeError:
     return RecipeError(
-        "this says nothing of tasks",
+        "this target defines no tasks",
         where=asked.target or asked.endpoint,
         got="no --suite",
         expected="--suite NAME" + ("" if asked.endpoint else ", or a recipe, a run or a checkpoint of one"),
-        hint="`rlhf recipes --suites` lists the suites that come along",
+        hint="`rlhf recipes --suites` lists the included suites",
     )

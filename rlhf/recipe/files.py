@@ -84,7 +84,7 @@ def find(path_or_name: str | Path) -> Path:
             "no such checkpoint",
             where=str(path_or_name),
             got=path.name,
-            expected=", ".join(there[-8:]) or "one of those of the run, which has none",
+            expected=", ".join(there[-8:]) or "a checkpoint of the run, which has none",
             hint=nearest(path.name, there) or "name one of them",
         )
     run = nearest_beside(path) if not path.suffix else ""

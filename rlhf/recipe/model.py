@@ -199,7 +199,7 @@ def named_parts(recipe: Recipe) -> dict[str, Any]:
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RecipeError(
-            "this cannot name a run",
+            "this is not a valid run name",
             where="name",
             got=given(name),
             expected="a text of letters, digits, dot, dash and underscore",

@@ -81,7 +81,7 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
             continue
         if new in values:
             raise RecipeError(
-                "a key is given under its old and its new name",
+                "a key is given under both its old and its new name",
                 where=where,
                 got=f"{old} and {new}",
                 expected=f"{new} alone",

@@ -25,7 +25,7 @@ def rewards_of(values: Any, base: Path, path: str = "rewards") -> dict[str, Weig
     """Build rewards from plain values at a YAML path: name -> kind, keys and weight. Raises RecipeError."""
     if not isinstance(values, Mapping):
         raise RecipeError(
-            "rewards have names",
+            "rewards need names",
             where=path,
             got=given(values),
             expected="a mapping: outcome: {kind: outcome}",
@@ -80,12 +80,12 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
     comparing = [name for name in scored if name in compared]
     if compared and scored and not comparing:
         raise RecipeError(
-            "a watched reward does not decide success, and no other compares with the reference",
+            "a watched reward does not define success, and no other reward compares with the reference",
             where=join(path, compared[0]),
             got="watch",
-            expected="a reward that decides",
-            hint=f"write weight: 0 in place of watch, so that {compared[0]} decides without being trained on, or "
-            f"{path}.{scored[0]}.solved_at with what that has to be worth",
+            expected="a reward that defines success",
+            hint=f"write weight: 0 in place of watch, so that {compared[0]} defines success without training on it, or "
+            f"{path}.{scored[0]}.solved_at with its threshold",
         )
     if not comparing and len(scored) > 1:
         raise RecipeError(
@@ -93,7 +93,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
             where=path,
             got=", ".join(scored),
             expected="solved_at at one of them",
-            hint=f"write {path}.{scored[0]}.solved_at: 1.0, or what it has to be worth",
+            hint=f"write {path}.{scored[0]}.solved_at: 1.0, or another threshold",
         )
     first, most = (comparing or scored)[:1], 1.0 if comparing else None  # a verifier says at most 1
     return {name: replace(w, solved_at=1.0, max_value=most) if name in first else w for name, w in rewards.items()}
@@ -129,20 +129,20 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
     is_number = isinstance(solved_at, int | float) and not isinstance(solved_at, bool) and math.isfinite(solved_at)
     if solved_at is not None and (watch or not is_number):
         raise RecipeError(
-            "a watched reward does not decide success" if watch else "wrong type",
+            "a watched reward does not define success" if watch else "wrong type",
             where=join(path, "solved_at"),
             got=given(solved_at),
-            expected="a number: an attempt is solved where the reward is worth at least so much",
+            expected="a number: an attempt is solved if the reward is at least this",
             hint="remove the key or watch" if watch else "solved_at: 1.0",
         )
     reward = build_part("reward", settings, path, base=base)
     for key in {*OF_EVERY_REWARD} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
         raise RecipeError(
-            f"the {key} belongs to the recipe, so a reward cannot have a key of that name",
+            f"the {key} is a key of the recipe, so a reward cannot have a field of that name",
             where=join(path, key),
             got=f"a field {type(reward).__name__}.{key}",
             expected="a class without it",
-            hint="remove the field; the recipe multiplies" if key == "weight" else "remove the field",
+            hint="remove the field; the recipe applies the weight" if key == "weight" else "remove the field",
         )
     least = None if solved_at is None else float(solved_at)
     return Weighted(name=name, weight=float(weight), reward=as_reward(reward), watch=watch, solved_at=least)
@@ -164,7 +164,7 @@ def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
             "this key has no effect",
             where=join(path, "weight"),
             got=given(settings["weight"]),
-            expected="nothing, because a watched reward is no part of the score",
+            expected="nothing, because a watched reward is not part of the score",
             hint="remove the key, or watch",
         )
     watch: Watch = build(Watch, {} if values is True else values, where, base=base)

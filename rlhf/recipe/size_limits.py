@@ -28,7 +28,7 @@ def refuse_many_nodes(root: Any, where: str) -> None:
 
     def size(node: Any, level: int) -> int:
         if id(node) in open_nodes:
-            raise refused(where, "an alias within what it stands for")
+            raise refused(where, "an alias that contains itself")
         if level > MOST_LEVELS:
             raise refused(where, f"more than {MOST_LEVELS} levels")
         if id(node) not in sizes:
@@ -102,5 +102,5 @@ def refused(where: str, got: str) -> RecipeError:
         where=where,
         got=got,
         expected=f"at most {MOST_VALUES:,} values, {MOST_VALUES * PER_VALUE:,} characters and {MOST_LEVELS} levels",
-        hint="write out what is meant, without aliases of aliases",
+        hint="write the values out, without nested aliases",
     )

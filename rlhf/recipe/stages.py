@@ -1,4 +1,4 @@
-"""Stages of a recipe, built from plain values, each with what it has of its own."""
+"""Stages of a recipe, built from plain values, with their overrides."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _refuse_keys(text: str) -> None:
     named = "..." if kind[1] in keys else kind[1]
     example = ", ".join(f"{key}: {value}" for key, value in {"kind": named, **keys}.items())
     raise RecipeError(
-        "a kind stands alone, and keys stand in a mapping",
+        "give a kind alone, or a mapping with keys",
         where="--strategy",
         got=text,
         expected="a kind, or '{kind: ..., key: value}'",
@@ -83,7 +83,7 @@ def check_strategy(
             "the log-probs of this policy are unknown",
             where="strategy.judge",
             got=f"{kind} without a judge, for {policy}",
-            expected="a judge, or a model that is loaded here",
+            expected="a judge, or a local model",
             hint=f"write strategy: {{kind: {kind}, judge: {{kind: ...}}}}",
         )
     if not has_tokens and reads_tokens(has.judge):
@@ -91,13 +91,13 @@ def check_strategy(
             "this judge reads token ids, and those of this policy are unknown",
             where="strategy.judge",
             got=f"{kind_of('reward', has.judge)}, for {policy}",
-            expected="a judge that reads text, or a model that is loaded here",
+            expected="a judge that reads text, or a local model",
             hint="judge: {kind: grade, url: ...} asks a language model",
         )
     if getattr(strategy.rollout, "until", "") == "solved" and solving:
         part, reward = next(iter(solving.items()))
         raise RecipeError(
-            "retries are decided before rewards are computed",
+            "retries stop before rewards are computed",
             where="strategy.until",
             got=f"solved, which the reward {reward} of parts.{part} says",
             expected="end",
@@ -107,11 +107,11 @@ def check_strategy(
         properties = properties_declared_by(environment)
         if shows_attempts(strategy.rollout) and len(properties.seats) > 1:
             raise RecipeError(
-                "a candidate would show a seat what only the other seats may see",
+                "a candidate would show a seat the private observations of other seats",
                 where=f"parts.{name}.environment",
                 got=f"{kind} in {kind_of('environment', environment)}, for the seats {', '.join(properties.seats)}",
                 expected="a game of one seat",
-                hint="use strategy: {kind: best_of_n}, whose candidates know nothing of each other",
+                hint="use strategy: {kind: best_of_n}, whose candidates are independent",
             )
         if replays(strategy.rollout) and not properties.replayable:
             raise RecipeError(
@@ -119,5 +119,5 @@ def check_strategy(
                 where=f"parts.{name}.environment",
                 got=f"{kind} in {kind_of('environment', environment)}",
                 expected="an environment whose `properties` say replayable=True",
-                hint="use strategy: {kind: best_of_n}, whose candidates all begin where the task does",
+                hint="use strategy: {kind: best_of_n}, whose candidates all begin at the task's start",
             )

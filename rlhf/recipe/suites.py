@@ -100,7 +100,7 @@ class Tasks:
             found = [by_id[name] for name in self.ids][: self.n]
         if self.sha256 and (got := hash_of(found)) != self.sha256:
             raise RecipeError(
-                "these are not the tasks that the suite was made with",
+                "the tasks differ from those that the suite was made with",
                 where="tasks.sha256",
                 got=f"{got}, of {len(found)} tasks, the first {found[0].id}",
                 expected=self.sha256,
@@ -179,10 +179,10 @@ class Suite:
                     )
                 if other is not None:
                     raise RecipeError(
-                        "two parts have one task",
+                        "two parts share a task",
                         where=f"parts.{name}",
                         got=task.id,
-                        expected=f"tasks that parts.{other} does not have",
+                        expected=f"tasks that are not in parts.{other}",
                         hint="give the parts other levels, games or splits",
                     )
                 owner[task.id] = name
@@ -329,7 +329,7 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
     path = join("parts", name)
     if not re.fullmatch(r"[\w.-]+", name):
         raise RecipeError(
-            "this cannot name a part",
+            "this is not a valid name of a part",
             where="parts",
             got=given(name),
             expected="letters, digits, dot, dash and underscore",
@@ -368,11 +368,11 @@ def _rewards(values: Any, base: Path) -> dict[str, Weighted]:
     for name, weighted in rewards.items():
         if weighted.watch is not None:
             raise RecipeError(
-                "a reward is watched while a policy is trained, and an evaluation trains none",
+                "watch applies to training, and an evaluation trains nothing",
                 where=f"rewards.{name}.watch",
                 got="watch",
                 expected="a weight, or none",
-                hint="remove the key; `rlhf score FOLDER --reward TARGET` asks other rewards about an evaluation",
+                hint="remove the key; `rlhf score FOLDER --reward TARGET` scores an evaluation with other rewards",
             )
     return rewards
 

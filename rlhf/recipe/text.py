@@ -162,10 +162,10 @@ def _apply(config: DictConfig, override: str) -> None:
     is_cut = value is None and text.strip().casefold() not in ("", "~", "null")
     if is_cut or (isinstance(value, str) and " #" in text and value == text.partition(" #")[0].strip()):
         raise RecipeError(
-            "the value ends early, because # begins a comment",
+            "the value is cut, because # begins a comment",
             where=f"override {key}",
             got=override,
-            expected="a value in quotes of its own",
+            expected="a quoted value",
             hint=f"write '{key}=\"{text}\"'",
         )
     try:
@@ -173,11 +173,11 @@ def _apply(config: DictConfig, override: str) -> None:
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
         raise RecipeError(
-            "the override has no place in the recipe",
+            "the override names no place in the recipe",
             where=f"override {key}",
             got=override,
             expected=_places(config),
-            hint="`rlhf show` prints the recipe with all that may be changed",
+            hint="`rlhf show` prints the recipe with all its keys",
         ) from error
 
 

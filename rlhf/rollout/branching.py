@@ -23,7 +23,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The beginning of a turn that goes on otherwise.
+    """The shared beginning of a turn that continues differently.
 
     Attributes:
         calls: the pieces of each call that is answered as it was.

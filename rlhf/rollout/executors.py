@@ -285,7 +285,7 @@ class CallExecutor:
         return _SharedLane(self._shared.lane)
 
     async def close(self) -> None:
-        """Let the shared thread end, if nobody else uses it."""
+        """End the shared thread if it is unused."""
         held, self._shared = self._shared, None
         if held is None:
             return

@@ -98,7 +98,7 @@ def unreplayable(section: str, part: object, path: str, context: CheckContext) -
             where=f"{path}.{section}.kind",
             got=f"{context.kind_of(section, part)} in {environment}",
             expected="an environment whose `properties` say replayable=True",
-            do="declare it if it is so, `rlhf check environment` proves it; or remove the key",
+            do="declare it if true, `rlhf check environment` tests it; or remove the key",
         )
 
 
@@ -258,7 +258,7 @@ class Retry:
         seats = context.recipe.properties.seats
         if len(seats) > 1 and not context.is_trained:
             yield Problem(
-                "a retry would show a seat what only the other seats may see",
+                "a retry would show a seat the private observations of other seats",
                 where=f"{context.path}.kind",
                 got=f"{context.kind_of('rollout', self)}, for the seats {', '.join(seats)}",
                 expected="a game of one seat",
@@ -267,9 +267,9 @@ class Retry:
         solving = next((name for name, w in context.recipe.rewards.items() if w.solved_at is not None), None)
         if solving and self.until == "solved" and context.learns and not context.is_trained:
             yield Problem(
-                "retries are decided before rewards are computed",
+                "retries stop before rewards are computed",
                 where=context.at("until"),
-                got=f"solved, which rewards.{solving}.solved_at says",
+                got=f"solved, which rewards.{solving}.solved_at defines",
                 expected="end",
                 do="write until: end, or use rollout: {kind: independent}",
             )
@@ -287,7 +287,7 @@ class Retry:
         return n_chains
 
     def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
-        """Return the next attempt of each chain that goes on."""
+        """Return the next attempt of each unfinished chain."""
         tried = {t.parent for t in group}
         by_number = {t.attempt: t for t in group}
         ends = [t for t in group if t.attempt not in tried and not t.outcome.is_infrastructure_error]
@@ -301,7 +301,7 @@ class Retry:
         return found
 
     def told(self, chain: Sequence[Trajectory]) -> Message:
-        """Return what the next attempt is told of those before it."""
+        """Return the message about earlier attempts for the next one."""
         first = max(0, len(chain) - self.max_shown)
         shown = [f"Attempt {i}:\n{self._text(t)}" for i, t in enumerate(chain[first:], start=first + 1)]
         known = "That attempt failed. Begin anew, and go another way."

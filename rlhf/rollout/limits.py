@@ -52,14 +52,14 @@ class Limits:
             yield from self.unprompted(self.max_context, context.path)
 
     def unprompted(self, max_context: int, path: str = "limits") -> Iterator[Problem]:
-        """Yield a problem, of limits at a YAML path, where one generation fills a context of so many tokens."""
+        """Yield a problem, of limits at a YAML path, if one generation fills a context of this many tokens."""
         if self.max_tokens >= max_context:
             yield Problem(
                 "one generation would fill the context: no room for a prompt",
                 where=f"{path}.max_tokens",
                 got=str(self.max_tokens),
                 expected=f"less than the context of {max_context}",
-                do="lower it, or give more context",
+                do="lower it, or raise the context",
             )
 
     def sampling(self, temperature: float) -> SamplingParams:

@@ -92,7 +92,7 @@ class EpisodePolicy:
         return [self._renderer.decode((i,)) for i in ids]
 
     def begin_turn(self, turn: int, head: SharedPrefix | None = None, seat: str = "", n_given: int = 0) -> None:
-        """Forget the calls of the last turn; with a head, answer as it says first. All calls are those of a seat.
+        """Reset for a new turn of a seat; with a head, the first calls return its stored generations.
 
         Opponents of single turns count those after the `n_given` that the attempt began with.
         """
@@ -126,11 +126,11 @@ class EpisodePolicy:
         call = self._n_calls
         if call >= self._limits.max_calls:
             raise AgentError(
-                "the agent asks the policy too often in one turn",
+                "the agent calls the policy too often in one turn",
                 where=f"turn {self._turn + 1}",
                 got=f"call {call + 1}",
                 expected=f"at most {self._limits.max_calls} (limits.max_calls)",
-                hint="let it decide after fewer calls, or raise limits.max_calls",
+                hint="let the agent decide after fewer calls, or raise limits.max_calls",
             )
         _check_call(messages, max_tokens, role)
         if too_long := self._too_long(messages):
@@ -138,7 +138,7 @@ class EpisodePolicy:
                 "a message is longer than the context",
                 where=self._session,
                 got=f"{len(too_long.content)} characters for {self._context} tokens",
-                hint="let the environment cut what it shows, or raise limits.max_context",
+                hint="shorten the environment's observations, or raise limits.max_context",
             )
         prompt = self._renderer.prompt(messages, tools, role)
         pieces = self._kept(prompt, call)
@@ -181,11 +181,11 @@ class EpisodePolicy:
         pieces = self._head.pieces if self._goes_on(call) else self._head.calls[call]
         if pieces[0].prompt != prompt:
             raise AgentError(
-                "the agent builds another prompt when a turn is replayed",
+                "the agent builds a different prompt when a turn is replayed",
                 where=f"turn {self._turn + 1}, call {call + 1}",
                 got=f"a prompt of {prompt.n_tokens} tokens",
-                expected="the prompt that it made of the same history before",
-                hint="an agent holds nothing between turns; use rollout: {kind: tree, at: turn}",
+                expected="the same prompt as before, from the same history",
+                hint="an agent must be stateless between turns; or use rollout: {kind: tree, at: turn}",
             )
         return pieces
 
@@ -234,7 +234,7 @@ def bounded(limit: int, prompt: Prompt, engine: RolloutEngine, limits: Limits, s
             "the prompt leaves no room for a token",
             where=session,
             got=f"{prompt.n_tokens} tokens in a context of {context}",
-            hint="raise limits.max_context, lower limits.max_turns, or let the agent forget (history)",
+            hint="raise limits.max_context, lower limits.max_turns, or shorten the agent's history",
         )
     return min(limit, room)
 

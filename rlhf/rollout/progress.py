@@ -81,7 +81,7 @@ class Board:
 
 @asynccontextmanager
 async def reporting(board: Board, on_progress: OnProgress | None) -> AsyncIterator[None]:
-    """Say what is going on some times a second, and beside the loop who holds it up."""
+    """Report progress several times per second, and what blocks the event loop."""
     if on_progress is None:
         with Watchdog():
             yield

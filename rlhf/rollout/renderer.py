@@ -83,7 +83,7 @@ class Renderer:
         self._escaped_in_replies = _any_of([text for text in longest_first if text not in _KEPT])
         self._first = lru_cache(cache_size)(self._make_first)
         self._glue = lru_cache(cache_size)(self._make_glue)
-        with boundary(ModelError, where="chat template", hint="the template must take user and assistant messages"):
+        with boundary(ModelError, where="chat template", hint="the template must accept user and assistant messages"):
             closed = self._after_marker(self._render(_PROBE, header=False))
             headed = self._after_marker(self._render(_PROBE, header=True))
             self._check_header()
@@ -213,11 +213,11 @@ class Renderer:
             return ""
         if not self.knows_tools:
             raise DataError(
-                "the chat template does not know tools",
+                "the chat template does not support tools",
                 where="Renderer.prompt",
                 got=f"{len(tools)} tools",
                 expected="a template with a variable `tools`",
-                hint="let the agent tell of them: agent.through: text",
+                hint="describe the tools in the system prompt: agent.through: text",
             )
         return json.dumps(list(tools))
 
@@ -267,7 +267,7 @@ class Renderer:
         _, found, rest = text.partition(_MARKER)
         if not found:
             raise ModelError(
-                "the chat template drops what the assistant says",
+                "the chat template drops assistant messages",
                 where="chat template",
                 expected="a template that writes the content of assistant messages",
             )

@@ -51,15 +51,15 @@ class Watch:
             )
         if not recipe.longest:
             yield Problem(
-                "nothing is watched: rewards are compared in stages of policy gradients",
+                "watch has no effect: only policy_gradient stages compare rewards",
                 where=context.path,
                 got=", ".join(context.kind_of("stage", stage) for stage in recipe.stages),
                 expected="a stage {kind: policy_gradient}",
-                do="remove the reward; `rlhf score RUN --reward TARGET` asks it afterwards",
+                do="remove the reward; `rlhf score RUN --reward TARGET` computes it afterwards",
             )
         if recipe.longest < self.window != type(self)().window:
             yield Problem(
-                "nothing is watched: no stage is as long as the window",
+                "watch has no effect: every stage is shorter than the window",
                 where=context.at("window"),
                 got=str(self.window),
                 expected=f"at most {recipe.longest}, the steps of the longest stage",

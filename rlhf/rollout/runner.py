@@ -207,7 +207,7 @@ class RolloutRunner:
         who has seats of an attempt in the policy's place. Attempts that `journal` holds are scored and not played.
 
         Raises:
-            TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
+            TrainingError: more than `limits.max_error_fraction` of the attempts ended with infrastructure errors.
         """
         start = time.perf_counter()
         before = earlier.groups if earlier else ()

@@ -117,7 +117,7 @@ async def score_group(
 
 
 def error_fraction(groups: Sequence[ScoredGroup], before: tuple[int, int] = (0, 0)) -> float:
-    """Share of attempts that failed for no fault of the policy; 0 where there are no attempts.
+    """Share of attempts that ended with infrastructure errors; 0 where there are no attempts.
 
     Args:
         groups: attempts.
@@ -140,7 +140,7 @@ def check_failures(groups: Sequence[ScoredGroup], limits: Limits, before: tuple[
     count, text = commonest_failure(groups)
     kinds = Counter(f.outcome.value for f in failures)
     raise TrainingError(
-        f"{fraction:.0%} of the attempts failed for no fault of the policy; the commonest of {len(failures)} "
+        f"{fraction:.0%} of the attempts ended with infrastructure errors; the most common of {len(failures)} "
         f"failures ({count} times): {text}",
         where="rollout",
         got=", ".join(f"{n} {kind}" for kind, n in kinds.most_common()),
@@ -254,7 +254,10 @@ class _Scorer:
             if type(said) not in (list, tuple) or len(said) != len(trajectories):
                 got = f"{len(said)} verdicts" if type(said) in (list, tuple) else shown(said)
                 raise RewardError(
-                    "does not judge every attempt", where=where, got=got, expected=f"{len(trajectories)} verdicts"
+                    "did not return one verdict per attempt",
+                    where=where,
+                    got=got,
+                    expected=f"{len(trajectories)} verdicts",
                 )
         except RewardError as error:
             return [error] * len(trajectories)
@@ -287,11 +290,11 @@ def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
     if weighted.max_value is None or verdict.value <= weighted.max_value + 1e-6:
         return verdict
     raise RewardError(
-        "the value exceeds what a correct answer is worth, as far as is known; solved_at sets that",
+        "the value exceeds the presumed value of a correct answer; solved_at sets it",
         where=f"reward {weighted.name}",
         got=f"{verdict.value:g}",
         expected=f"from 0 for wrong to {weighted.max_value:g} for right",
-        hint=f"write rewards.{weighted.name}.solved_at with what a right answer is worth, or divide by it",
+        hint=f"write rewards.{weighted.name}.solved_at with the value of a correct answer, or divide by it",
     )
 
 

@@ -22,14 +22,14 @@ def tasks_of(environment: Environment, split: str, n: int | None = None) -> Sequ
     with boundary(EnvError, where=where, hint="run `rlhf check environment`"):
         listed = environment.tasks(split)
         if not is_listing(listed):
-            raise _no_tasks("this lists no tasks", f"{where}{defined_at(environment.tasks)}", shown(listed))
+            raise _no_tasks("the environment lists no tasks", f"{where}{defined_at(environment.tasks)}", shown(listed))
         if n is None and isinstance(listed, Sequence) and not isinstance(listed, list | tuple):
             found, first = listed, list(listed[:1])
         else:
             found = first = list(islice(listed, n))
     odd = [shown(task) for task in first if not isinstance(task, Task)]
     if not found or odd:
-        what = "this lists no tasks" if not found else "an entry is not a task"
+        what = "the environment lists no tasks" if not found else "an entry is not a task"
         raise _no_tasks(what, f"{where}{defined_at(environment.tasks)}", "nothing" if not found else odd[0])
     return found
 

@@ -46,7 +46,7 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
     policy = policy_of(recipe, checkpoint)
     if policy.is_lora and EngineCapabilities(recipe.engine).lora == "adapter":
         raise RecipeError(
-            "the embedded engine takes whole weights only",
+            "the embedded engine accepts full weights only",
             where="engine.lora",
             got="adapter",
             expected="merged",
@@ -125,7 +125,7 @@ class Served:
         return Starlette(routes=[*gets, *(Route(path, _posted(do), methods=["POST"]) for path, do in posts.items())])
 
     async def generate(self, body: Any, query: Mapping[str, str]) -> Any:
-        """Tokens in, tokens, log-probs and versions out; what goes on from an earlier request uses its cache."""
+        """Tokens in, tokens, log-probs and versions out; a continuation of an earlier request uses its cache."""
         given, name = body["sampling_params"], f"{_PREFIX}{body['request_id']}"
         params = SamplingParams(
             max_tokens=given["max_tokens"],
@@ -161,7 +161,7 @@ class Served:
         return {"choices": [choice]}
 
     def _begun_by(self, ids: tuple[int, ...]) -> str:
-        """Take the idle session with the most tokens that a prompt goes on from; empty where there is none."""
+        """Take the idle session whose tokens are the longest prefix of a prompt; empty if there is none."""
         begun = [name for name, known in self.idle.items() if ids[: len(known)] == known]
         found = max(begun, key=lambda name: len(self.idle[name]), default="")
         self.idle.pop(found, None)
@@ -253,7 +253,7 @@ class Served:
 
 
 async def _unless_left(request: Request, work: Awaitable[Any]) -> Response:
-    """Answer with what the work comes to; it is cancelled when the client has gone."""
+    """Answer with the result of the work, which is cancelled if the client disconnects."""
 
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -47,7 +47,7 @@ def serve(recipe: Recipe, *, checkpoint: Path | None, host: str, port: int, cons
     settings = recipe.engine if isinstance(recipe.engine, VllmSettings) else VllmSettings()
     if settings.servers:
         raise RecipeError(
-            "this recipe uses servers that run already",
+            "this recipe uses running servers",
             where="engine.servers",
             got=", ".join(settings.servers),
             hint="serve with engine.servers=[]",
@@ -136,7 +136,7 @@ def _running(command: list[str], log: int, variables: dict[str, str]) -> Iterato
 
 
 def refuse_used_port(host: str, port: int) -> None:
-    """Raise EngineError if somebody listens there."""
+    """Raise EngineError if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -144,7 +144,7 @@ def refuse_used_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise EngineError(
-                "the server cannot listen there",
+                "the server cannot listen at this address",
                 where=f"--host {host} --port {port}",
                 got=error.strerror or str(error),
                 hint="give a free port: --port N",

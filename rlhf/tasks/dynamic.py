@@ -52,7 +52,7 @@ class Dynamic:
         names = context.recipe.penalties
         if names and self.metric == "score":
             yield (
-                f"{context.path} keeps groups that differ in nothing but penalties ({', '.join(names)}): set metric "
+                f"{context.path} keeps groups that differ only in penalties ({', '.join(names)}): set metric "
                 "to success, or to reward/NAME"
             )
 
@@ -66,7 +66,7 @@ class Dynamic:
             return Selection(kept, n_more=min(n_tasks, -(-n_missing * len(groups) // max(len(kept), 1))))
         if self.on_exhaustion == "stop":
             raise TrainingError(
-                f"{n_rounds} rounds gave too few groups whose attempts differ in {self.metric}",
+                f"{n_rounds} rounds gave too few groups with differing {self.metric}",
                 where="selection",
                 got=f"{len(kept)} of {len(groups)} groups",
                 expected=f"{n_tasks}, as tasks_per_step says",

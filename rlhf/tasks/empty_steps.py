@@ -25,7 +25,7 @@ class EmptySteps:
             raise TrainingError(
                 f"{self.n} steps in a row had nothing to train on",
                 where=where,
-                got="no group that was kept and has an advantage",
+                got="no kept group with an advantage",
                 expected=f"one in {most} steps (selection.max_empty_steps)",
                 hint="look at the trajectories: the tasks are too easy or too hard, or the policy has collapsed",
             )

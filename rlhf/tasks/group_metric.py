@@ -60,5 +60,5 @@ def alone(section: str, part: object, context: CheckContext) -> Iterator[Problem
             where=f"{context.stage_path}.group_size",
             got=str(context.stage.group_size),
             expected=f"at least 2 for {context.kind_of(section, part)}",
-            do="attempt each task several times: group_size: 8",
+            do="set group_size: 8",
         )

@@ -56,7 +56,7 @@ class Shuffled:
         found = tasks if self.only == "*" else [task for task in tasks if fnmatchcase(task.id, self.only)]
         if tasks and not found:
             raise RecipeError(
-                "the id of no task is of this form",
+                "no task id matches this pattern",
                 where="sampler.only",
                 got=self.only,
                 expected=f"ids such as {tasks[0].id}",

@@ -75,7 +75,7 @@ class BackgroundEvaluation:
 
 
 async def _ended(play: Callable[[], Awaitable[Any]]) -> Ended:
-    """Play; an evaluation that cannot be had does not end the training that it is of."""
+    """Play; a failed evaluation does not stop training."""
     try:
         return Ended(await play())
     except Exception as error:

@@ -78,6 +78,6 @@ def _failures(collected: RolloutBatch, where: str) -> str:
     if not n_failed:
         return ""
     return (
-        f"{n_failed} of {collected.n_episodes} attempts in {where} failed for no fault of the policy and are left "
+        f"{n_failed} of {collected.n_episodes} attempts in {where} ended with infrastructure errors and are left "
         f"out of everything; the commonest: {commonest_failure(collected.groups)[1]}"
     )

@@ -30,7 +30,7 @@ class Progress(Protocol):
     """Shows a person what is going on."""
 
     def stage(self, name: str, total: int, done: int) -> None:
-        """A stage of `total` steps begins or goes on."""
+        """Start or continue a stage of `total` steps."""
         ...
 
     def advance(self, note: str) -> None:
@@ -215,7 +215,7 @@ class RunContext(Protocol):
         ...
 
     def release_engine_memory(self) -> Awaitable[None]:
-        """Let the engine make room in the GPU, until it is asked or delivered to again."""
+        """Let the engine free GPU memory until its next call or delivery."""
         ...
 
     def replace_reward(self, name: str, reward: Any) -> None:

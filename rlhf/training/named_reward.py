@@ -25,7 +25,7 @@ def unnamed(where: str, name: str | None, found: Sequence[str], what: str, examp
     else:
         got = name
     yield Problem(
-        f"this names no reward that is a {what} and is trained on",
+        f"this is not the name of a trained reward of kind {what}",
         where=where,
         got=got,
         expected=" or ".join(found) or example,

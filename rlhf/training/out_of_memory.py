@@ -39,5 +39,5 @@ def naming_keys(stage: Any, index: int, folder: Path) -> Iterator[None]:
             got=" ".join(said.split())[:300],
             expected="memory for a micro-batch beside weights, moments and the engine",
             hint=f"{' '.join(['rlhf train --resume', str(folder), *half])} goes on; {again} takes less too, and "
-            f"rlhf show {folder} says what takes how much",
+            f"rlhf show {folder} lists the memory by use",
         ) from error

@@ -174,7 +174,7 @@ class Publisher:
                 found = await asyncio.gather(*(self.engine.generate(prompt, greedy) for prompt in prompts))
         except TimeoutError:
             raise DeliveryError(
-                "the engine took the weights and does not answer",
+                "the engine does not answer after a delivery of weights",
                 where=f"delivery of version {self.policy.version}",
                 got=f"nothing in {self.timeout_s:g} s",
             ) from None
@@ -208,7 +208,7 @@ class Publisher:
                 where=where,
                 got=f"log-probs {_shown(worst.engine)} in the engine, {_shown(worst.trainer)} in the trainer",
                 expected=f"at most {tolerance:g} nats between them",
-                hint="" if stale else "if it is rounding in a coarse number format, raise engine.canary_tolerance",
+                hint="" if stale else "if a low-precision number format explains it, raise engine.canary_tolerance",
             )
         self._seen[adapter] = max(worst.gap, self._seen.get(adapter, 0.0))
 

@@ -40,7 +40,7 @@ def split_by_task(items: Sequence[Item], share: float, seed: str) -> tuple[list[
     tasks = sorted({item.task_id for item in items})
     if len(tasks) < 2:
         raise TrainingError(
-            "a reward model is judged on other tasks than it is trained on, and there is one",
+            "a reward model needs training tasks and evaluation tasks, and there is only one task",
             where="held_out",
             got=f"{len(items)} of {len(tasks)} task",
             expected="at least two tasks",
@@ -63,7 +63,7 @@ def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
     setattr(config, LEARNT, learns)
     if type(config) not in auto._model_mapping:
         raise ModelError(
-            "this model family has no sequence classifier, which a reward model is",
+            "this model family has no sequence classifier for reward models",
             where="stages: reward_model",
             got=str(config.model_type),
             expected="a family with a sequence classifier in transformers",

@@ -58,7 +58,7 @@ class TrainingGroups:
         return [of_kept.get(i) for i in range(len(self.collected.groups))]
 
     def metrics(self) -> dict[str, float]:
-        """Means over trajectories and counts of everything drawn, and what became of the groups."""
+        """Means over trajectories, counts of drawn tasks, and the fates of groups."""
         n, n_kept = len(self.collected.groups), len(self.selection.kept)
         factors = (1.0,) * n_kept if self.selection.factors is None else self.selection.factors
         return self.collected.metrics() | {

@@ -149,7 +149,7 @@ class RolloutsAhead(StageHook):
         """Return the groups of a step as soon as they are finished.
 
         Raises:
-            TrainingError: more than `limits.max_error_fraction` of the attempts failed for no fault of the policy.
+            TrainingError: more than `limits.max_error_fraction` of the attempts ended with infrastructure errors.
         """
         if self.controller is not None:
             if self._n_offered is None:
@@ -222,7 +222,7 @@ class RolloutsAhead(StageHook):
             _, is_lost = await self._said(run, self.controller.may_install, "the weights wait for")
             if is_lost:
                 raise NoInstanceError(
-                    "no server has the weights any more that groups are to be finished with, nor has the trainer",
+                    "neither a server nor the trainer still has the weights of unfinished groups",
                     where=f"version {run.policy.version}",
                     hint=how_to_resume(run.folder),
                 )

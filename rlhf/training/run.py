@@ -133,7 +133,7 @@ class Run:
             await self.publisher.publish()
 
     async def release_engine_memory(self) -> None:
-        """Let the engine make room in the GPU, until it is asked or delivered to again."""
+        """Let the engine free GPU memory until its next call or delivery."""
         if isinstance(self.runner.engine, SleepableEngine):
             with span("delivery"):
                 await self.runner.engine.sleep()
@@ -255,7 +255,7 @@ class Run:
             unused = store.load_trainer(folder, parts.trainer.optimizer, parts.kept, names=names)
             if unused:
                 raise CheckpointError(
-                    "this checkpoint has the state of a part that the run does not have now",
+                    "this checkpoint has the state of a part that this run lacks",
                     where=str(folder / "trainer.pt"),
                     got=", ".join(unused),
                     expected=", ".join(parts.kept),
@@ -322,7 +322,7 @@ class Run:
         """
         if result.versions - {version}:
             raise DeliveryError(
-                "an evaluation met other weights than those it is of",
+                "an evaluation sampled from other weights than its own",
                 where=f"evaluation ({name})",
                 got=f"tokens by the versions {sorted(result.versions)}",
                 expected=f"version {version}",

@@ -122,7 +122,7 @@ class StageComponents:
         return next((hook for hook in self.hooks if isinstance(hook, RolloutsAhead)), None)
 
     async def work(self, function: Callable[..., T], *args: Any) -> T:
-        """Return what `function` returns, which trains: while rollouts run ahead, beside them."""
+        """Return the result of `function`, which trains, in parallel with asynchronous rollouts."""
         return function(*args) if self.ahead is None else await self.ahead.work(function, *args)
 
     @asynccontextmanager

@@ -116,7 +116,7 @@ class ModelFlops:
         return cls(layers, 6.0 * config.num_hidden_layers * width, of_head)
 
     def __call__(self, lengths: Iterable[int], n_targets: int) -> float:
-        """FLOPs of an update of rows of these lengths, of which so many tokens are trained on."""
+        """FLOPs of an update on rows of these lengths, with this many trained tokens."""
         lengths = list(lengths)
         of_rows = self.per_token * sum(lengths) + self.per_square * sum(n * n for n in lengths)
         return of_rows + self.per_target * n_targets

@@ -253,7 +253,7 @@ class SwanLab:
 
 @plain_dataclass
 class TrackerSink:
-    """A tracker as a sink, which says so and is silent once it has failed.
+    """A tracker as a sink; after a failure it warns once and stops.
 
     What a resumed run logs again is there twice: trackers cannot forget.
     """

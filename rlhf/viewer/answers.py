@@ -178,5 +178,5 @@ def place_of(text: str, where: str) -> tuple[str, str, int, int]:
     """
     stage, phase, step, row = [*text.split(":"), "", "", ""][:4]
     if not (step.isdecimal() and row.isdecimal()):
-        raise DataError("no place of an attempt", where=where, got=text[:80], expected="STAGE:PHASE:STEP:ROW")
+        raise DataError("not the place of an attempt", where=where, got=text[:80], expected="STAGE:PHASE:STEP:ROW")
     return stage, phase, int(step), int(row)

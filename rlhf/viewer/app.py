@@ -181,7 +181,7 @@ class _Routes:
         return _json(self.answers.facts(run))
 
     async def events(self, run: str, request: Request, since: str = "") -> StreamingResponse:
-        """New lines, new steps and the state of a run as they come; `Last-Event-ID` goes on where a page was."""
+        """New lines, new steps and the state of a run as they come; `Last-Event-ID` resumes a page."""
         found = self.answers.find(run)
         last = request.headers.get("last-event-id") or since
         stream = self._stream(found, last, request.is_disconnected)

@@ -24,7 +24,7 @@ _LONGEST = 100_000
 
 
 def facts(run: ShownRun, data: RunData) -> dict[str, Any]:
-    """Facts of a run or evaluation beside its curves and attempts."""
+    """Facts of a run or evaluation besides its curves and attempts."""
     return {
         "recipe": _text(run.folder / (PLAN if is_evaluation(run.folder) else RECIPE)),
         "versions": flat(_mapping(run.folder / VERSIONS)),

@@ -108,5 +108,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
             where="--redact",
             got=f"{pattern}: {error}",
             expected="a regular expression of Python's `re`",
-            hint="put a backslash before characters such as ( [ * + ? that are meant as they are",
+            hint="put a backslash before characters such as ( [ * + ? that are literal",
         ) from error

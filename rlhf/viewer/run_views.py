@@ -96,7 +96,7 @@ def _points(data: RunData, lines: Sequence[LogLine]) -> dict[str, dict[str, Any]
 
 
 def _steps_of(data: RunData, last: LogLine | None) -> int | None:
-    """Return the number of steps of the present stage, where its recipe says so, or how much it imitates does."""
+    """Return the number of steps of the current stage, from its recipe or its number of demonstrations."""
     number, stages = (last.stage if last else "").partition("-")[0], data.settings.get("stages")
     if last is None or not number.isdecimal() or not isinstance(stages, list) or int(number) >= len(stages):
         return None

@@ -54,7 +54,7 @@ def bound(host: str, port: int) -> Place:
             found.close()
             if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
                 raise UsageError(
-                    "the viewer cannot listen there",
+                    "the viewer cannot listen at this address",
                     where=f"--host {host} --port {one}",
                     got=error.strerror or str(error),
                     expected="an address of this machine, and a port from 1024 on",

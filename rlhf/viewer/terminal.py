@@ -183,7 +183,7 @@ def _origin(record: TrajectoryRecord) -> Iterator[str]:
     t, spent = record.trajectory, record.spent
     if t.parent is not None:
         n = t.n_shared - t.n_given
-        yield f"branches off attempt {t.parent} after {n} turns" if n else f"goes another way than attempt {t.parent}"
+        yield f"branches off attempt {t.parent} after {n} turns" if n else f"differs from attempt {t.parent}"
     if spent is not None:
         of = f"chosen from {spent.n_candidates} candidates, {spent.n_solved} of them solved: candidate {spent.chosen}"
         took = f"they took {spent.n_tokens} tokens and read {spent.n_prompt_tokens}"

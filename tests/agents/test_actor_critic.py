@@ -115,7 +115,7 @@ def test_a_demonstration_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"actor": {"memory": Subgoals()}}, "reads what replies say to it"),
+        ({"actor": {"memory": Subgoals()}}, "which parses replies"),
         ({"revision_message": "No."}, "{comment}"),
         ({"max_rounds": 0}, "max_rounds"),
     ],

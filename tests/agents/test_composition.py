@@ -86,7 +86,7 @@ def test_they_keep_the_contract_of_an_agent(agent: Any) -> None:
 @pytest.mark.parametrize("outer", [lambda a: PlannerExecutor(executor=a), lambda a: ActorCritic(actor=a)])
 @pytest.mark.parametrize("inner", [Remembering(), SelfPlay()], ids=["store", "seats"])
 def test_what_only_the_outermost_agent_can_be_is_refused(outer: Any, inner: Any) -> None:
-    with pytest.raises(ValueError, match="put it around"):
+    with pytest.raises(ValueError, match="an agent that can be nested: wrap it around the other one"):
         outer(inner)
 
 
@@ -96,7 +96,7 @@ def test_two_voices_that_name_subgoals_and_what_cannot_be_shown_are_refused() ->
             PlannerExecutor(executor=inner)
     with pytest.raises(ValueError, match="of kind subgoals"):
         PlannerExecutor(executor=ChatAgent(memory=Subgoals()))
-    with pytest.raises(AgentError, match="cannot be demonstrated to"):
+    with pytest.raises(AgentError, match="cannot be shown demonstrations"):
         PlannerExecutor(executor=ReasonForFuture()).write(DemonstrationInputs("go up"))
 
 

@@ -84,7 +84,7 @@ def test_it_keeps_the_contract_with_any_actor_and_refuses_what_must_be_outside()
     for actor in (ChatAgent(), ActorCritic(max_rounds=1)):
         report = check_agent(Team(actor=actor, max_edits=2))
         assert report.ok, str(report)
-    with pytest.raises(ValueError, match="put it around"):
+    with pytest.raises(ValueError, match="an agent that can be nested: wrap it around the other one"):
         Team(actor=Remembering())
 
 

@@ -43,7 +43,7 @@ def test_a_tracker_of_episodes_is_cautioned_that_they_are_made_elsewhere(tmp_pat
 def test_one_port_for_the_gateways_of_all_workers_is_refused(tmp_path: Path) -> None:
     world = {"kind": "external", "world": {"kind": "countdown"}, "command": ["true"], "port": 8123}
     path = runs.write(tmp_path, [STAGE], environment=world, agent={"kind": "external"}, **ON_RAY)
-    with pytest.raises(RecipeError, match="all listen on one port") as caught:
+    with pytest.raises(RecipeError, match="rollout workers of one machine would all listen on the same port") as caught:
         load(path)
     assert caught.value.where == "environment.port" and caught.value.hint == "remove the key"
 
@@ -61,7 +61,10 @@ def test_processes_beside_those_of_ray_are_refused(tmp_path: Path, monkeypatch: 
 def test_a_full_store_of_ray_says_what_to_free() -> None:
     from ray.exceptions import OutOfDiskError
 
-    with pytest.raises(EngineError, match="Ray has no room") as caught, remote._told():
+    with (
+        pytest.raises(EngineError, match="Ray's object store has no room for the groups in transit") as caught,
+        remote._told(),
+    ):
         raise OutOfDiskError("Local disk is full")
     assert caught.value.hint
 
@@ -159,7 +162,7 @@ def test_the_log_of_a_learner_is_shown_as_it_grows_without_lines_of_ray(tmp_path
 
 def test_stop_waits_for_the_end_of_a_run_on_ray_and_says_where_nothing_runs(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, ["stop", str(tmp_path)])
-    assert again.exit_code and "nothing trains in this folder" in again.output
+    assert again.exit_code and "no run is training in this folder" in again.output
     assert CliRunner().invoke(app, ["stop", str(tmp_path / "none")]).exit_code
     heard, may_end = threading.Event(), threading.Event()
 
@@ -218,5 +221,5 @@ def test_stop_ends_a_run_of_this_machine_by_a_signal(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
         stopping.stop(tmp_path, 30)
     assert process.returncode
-    with pytest.raises(RlhfError, match="nothing trains"):
+    with pytest.raises(RlhfError, match="no run is training"):
         stopping.stop(tmp_path, 1)

@@ -176,9 +176,9 @@ def test_a_task_that_ends_its_players_four_times_is_named() -> None:
         return Plays("a", lost(times, lambda: PlayerLostError("it has died", got="SIGKILL")), nothing)
 
     assert first_step(dying(3)).ordinals == (0, 1, 2, 3)
-    with pytest.raises(TrainingError, match="a task kills every process that plays it") as caught:
+    with pytest.raises(TrainingError, match="every process that plays this task dies") as caught:
         first_step(dying(4))
-    assert caught.value.where == "t/1" and "begun 4 times" in caught.value.got
+    assert caught.value.where == "t/1" and "started 4 times" in caught.value.got
 
 
 def test_servers_that_come_and_go_are_not_the_fault_of_a_task_and_end_the_run_by_name() -> None:
@@ -186,7 +186,7 @@ def test_servers_that_come_and_go_are_not_the_fault_of_a_task_and_end_the_run_by
         return Plays("a", lost(times, lambda: ServersLostError("no server had the weights", got="refused")), nothing)
 
     assert first_step(unserved(15)).ordinals == (0, 1, 2, 3)
-    with pytest.raises(EngineError, match="the servers are gone before a group is played") as caught:
+    with pytest.raises(EngineError, match="the servers were lost before a group was played") as caught:
         first_step(unserved(16))
     assert "t/1" in caught.value.where and "16 times" in caught.value.got
 

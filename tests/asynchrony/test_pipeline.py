@@ -209,7 +209,7 @@ def test_a_server_with_old_weights_is_found_out() -> None:
         made.sampled(1, 0, 3)
     with pytest.raises(DeliveryError, match="was not sent"):
         made.install("server", 0)
-    with pytest.raises(DeliveryError, match="joins with weights"):
+    with pytest.raises(DeliveryError, match="a server joined with weights of another step"):
         made.join("late", 0)
 
 

@@ -220,7 +220,7 @@ def test_a_run_that_is_stopped_saves_and_leaves_no_process(tmp_path: Path) -> No
     assert "pid=" not in log.read_text(), "lines of Ray"
     assert "supervised 6/6" in log.read_text(), "what the learner says"
     again = CliRunner().invoke(app, ["stop", str(out)])
-    assert again.exit_code and "nothing trains in this folder" in again.output
+    assert again.exit_code and "no run is training in this folder" in again.output
 
 
 @pytest.mark.extended

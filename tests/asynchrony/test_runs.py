@@ -294,7 +294,7 @@ def test_too_many_failures_end_a_run_that_plays_ahead(tmp_path: Path, monkeypatc
         return await generate(self, prompt, params, session)
 
     monkeypatch.setattr(CopiedEngine, "generate", broken)
-    with pytest.raises(TrainingError, match="failed for no fault of the policy"):
+    with pytest.raises(TrainingError, match="ended with infrastructure errors"):
         runs.run(recipe(tmp_path, {"staleness": 1}), tmp_path / "run")
 
 

@@ -100,7 +100,7 @@ def test_ten_kills_equal_a_whole_run_under_zero_2(tmp_path: Path) -> None:
 def test_a_process_without_a_group_is_refused(tmp_path: Path) -> None:
     loaded = load(several(tmp_path, "zero2", {"staleness": 1}))
     check_processes(loaded, 3)
-    with pytest.raises(RecipeError, match="no group to play ahead") as caught:
+    with pytest.raises(RecipeError, match="a process would have no group to generate ahead") as caught:
         check_processes(loaded, 4)
     assert caught.value.where == f"stages[{LABEL[0]}].tasks_per_step"
 
@@ -112,7 +112,7 @@ def test_another_number_of_processes_goes_on_but_not_where_each_chose(tmp_path: 
     shares = [slice(0, 2), slice(2, 4)]
     states = [Pipeline(rules).state() for _ in shares]
     both = merged(states, shares, 4)
-    with pytest.raises(CheckpointError, match="chosen by each process"):
+    with pytest.raises(CheckpointError, match="each process chose the groups to train on among its own"):
         split_state(both, slice(0, 4), 4, 1)
     assert [split_state(both, share, 4, 2)["counts"] for share in shares] == [s["counts"] for s in states]
 

@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_an_error():
         correct(samples, old[::-1], Truncated())
     with pytest.raises(DataError, match="must be finite"):
         correct(samples, [o * np.nan for o in old], Truncated())
-    with pytest.raises(DataError, match="turns a token's advantage around"):
+    with pytest.raises(DataError, match="a correction changes the sign of a token's advantage"):
         correct(samples, old, lambda given_: CorrectionOutput(-torch.ones(6)))
     rows, _ = correct(samples, old, Truncated())
     with pytest.raises(DataError, match="some rows have figures that others lack"):

@@ -118,7 +118,7 @@ def test_an_estimator_that_returns_no_credit_is_named(returned: object) -> None:
             return [returned for _ in groups]
 
     for estimator in (Own(), Joint()):
-        with pytest.raises(DataError, match="something else than the credit") as caught:
+        with pytest.raises(DataError, match="an advantage estimator did not return the credit of a group") as caught:
             credit_of(estimator, [outcome_group([1, 0])])
         assert caught.value.where == type(estimator).__name__
 

@@ -177,6 +177,6 @@ def test_hrpo_leaves_an_absolute_reward_where_there_is_nothing_to_compare():
 )
 def test_hrpo_says_which_reward_lacks_values_per_turn(parts, got):
     made = ScoredGroup("task", group([[1.0]]).trajectories, (replace(score([1.0]), parts=parts),))
-    with pytest.raises(DataError, match="'cost' says nothing of single turns") as caught:
+    with pytest.raises(DataError, match="'cost' has no values per turn") as caught:
         HRPO(reward="cost")(made)
     assert got in caught.value.got

@@ -138,7 +138,7 @@ def test_a_named_reward_is_what_the_executor_is_trained_on() -> None:
     credit = TwoLevel(high=DrGRPO(), low=DrGRPO(), low_reward="near", horizon="option")(named)
     assert credit.tokens_GNT[0][1] == (1.0,) and credit.tokens_GNT[0][4] == (0.0,)
     assert credit.tokens_GNT[0][0] == TwoLevel(high=DrGRPO(), low=None)(made).tokens_GNT[0][0]
-    with pytest.raises(DataError, match="says nothing of single turns"):
+    with pytest.raises(DataError, match="has no values per turn"):
         TwoLevel(low_reward="far")(named)
 
 

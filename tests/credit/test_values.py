@@ -323,7 +323,7 @@ def test_wrappers_hand_values_in_and_returns_out(kind, wrapper):
         (Values((((0.1, math.nan),),), (0.0,)), "values are not finite"),
         (Values((((0.1, 0.2),),), ()), "1 finite numbers"),
         (Values((((0.1, 0.2),),), (math.inf,)), "1 finite numbers"),
-        (Values((((0.1, 0.2),),), (0.3,)), "ended by itself"),
+        (Values((((0.1, 0.2),),), (0.3,)), "terminated trajectory"),
     ],
 )
 def test_values_that_do_not_belong_to_the_group_are_refused(values, says):

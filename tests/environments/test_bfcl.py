@@ -104,7 +104,9 @@ def test_there_is_a_test_split_and_no_other() -> None:
     assert isinstance(BASE, Environment) and isinstance(BASE, Oracle)
     assert BASE.properties.splits == ("test",)
     for split in ("train", "dev"):
-        with pytest.raises(EnvError, match="none to train on") as caught:
+        with pytest.raises(
+            EnvError, match="the benchmark has test tasks only, none for training or selection"
+        ) as caught:
             BASE.tasks(split)
         assert caught.value.expected == "test, the only split"
         assert caught.value.hint == "train on another environment, and evaluate on this one"

@@ -181,7 +181,7 @@ def test_a_file_that_is_not_there_is_told_with_what_is_like_it(tmp_path: Path) -
     with pytest.raises(EnvError, match=r"questions\.jsonl"):
         Dataset(path=tmp_path / "question.jsonl").tasks("train")
     (tmp_path / "a.csv").write_text("question,answer\nWhat, then?,3\n")
-    with pytest.raises(EnvError, match="another length") as refused:
+    with pytest.raises(EnvError, match="this row and the header differ in length") as refused:
         Dataset(path=tmp_path / "a.csv").tasks("train")
     assert str(refused.value.where).endswith("a.csv:2")
     (tmp_path / "twice.tsv").write_text("question\tanswer\tanswer\nWhat?\t3\t4\n")
@@ -324,7 +324,7 @@ def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path
     with pytest.raises(RecipeError, match="no reward defines when an attempt is solved"):
         load(recipe(tmp_path, {"short": short, "brief": short}))
     watched = {"short": short, "right": {"kind": "numeric", "watch": True}}
-    with pytest.raises(RecipeError, match="no other compares with the reference") as refused:
+    with pytest.raises(RecipeError, match="no other reward compares with the reference") as refused:
         load(recipe(tmp_path, watched))
     assert refused.value.where == "rewards.right" and "weight: 0" in (refused.value.hint or "")
     made = load(recipe(tmp_path, watched | {"right": {"kind": "numeric", "weight": 0}}))
@@ -364,7 +364,7 @@ def test_the_whole_reply_is_the_answer_and_there_is_one(tmp_path: Path) -> None:
 
 
 def test_wrong_uses_of_solved_at_are_refused(tmp_path: Path) -> None:
-    for wrong, says in (({"solved_at": "1"}, "a number"), ({"solved_at": 1, "watch": True}, "does not decide")):
+    for wrong, says in (({"solved_at": "1"}, "a number"), ({"solved_at": 1, "watch": True}, "does not define success")):
         with pytest.raises(RecipeError, match=says):
             load(recipe(tmp_path, {"right": {"kind": "numeric"}, "other": {"kind": "numeric", **wrong}}))
     two = {name: {"kind": "numeric", "solved_at": 1} for name in ("a", "b")}

@@ -136,7 +136,7 @@ def test_it_keeps_the_contract(tmp_path: Path) -> None:
         ({"prompt": "a", "test": {"calls": "f()"}}, {"tests": "test"}, "a.jsonl:1, calls", "holds no tests"),
         ({"prompt": "a", "test": {"calls": None}}, {"tests": "test"}, "a.jsonl:1", "no text of a program"),
         ({"prompt": "a", "s": "import math", "test": {"asserts": ["assert f() == 1"]}},
-         {"tests": "test", "test_setup": "s"}, "test_setup", "belongs to tests that are a Python text"),
+         {"tests": "test", "test_setup": "s"}, "test_setup", "test_setup needs tests that are Python source"),
         ({**humaneval(1), "entry_point": ""}, {"preset": "humaneval"}, "a.jsonl:1", "nothing names"),
     ],
 )  # fmt: skip

@@ -124,7 +124,7 @@ def test_a_file_that_changes_under_a_run_is_told(form: str, tmp_path: Path) -> N
     tasks = Dataset(train=write(tmp_path, form, ROWS), max_held_mb=0).tasks("train")
     assert tasks[0].reference == "3"
     write(tmp_path, form, ROWS[1:])
-    with pytest.raises(EnvError, match="has changed while"):
+    with pytest.raises(EnvError, match="the file changed while a run reads it"):
         tasks[0]
 
 
@@ -179,7 +179,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_name(tmp_path: Path, monkeypatch: 
     alone = Dataset(hub=str(tmp_path / "one"))
     assert alone.splits == SPLITS and sum(len(alone.tasks(split)) for split in SPLITS) == 60
     assert alone.fingerprint() and alone.fingerprint() != world.fingerprint()
-    with pytest.raises(EnvError, match=r"cannot be had") as refused:
+    with pytest.raises(EnvError, match=r"cannot be loaded") as refused:
         Dataset(hub="nobody/nothing").tasks("train")
     assert refused.value.where == "environment.hub" and "nobody/nothing" in refused.value.got
     for keys in ({"split_ratios": {"train": 0.5, "test": 0.5}}, {"split_column": "part"}):
@@ -205,7 +205,7 @@ def test_the_first_rows_of_a_hub_are_streamed_and_nothing_else_is_read(
         assert [task.reference for task in world.tasks(split)] == [row["answer"] for row in ROWS[first : first + 7]]
     same, other = (Dataset(hub=str(tmp_path / "mine"), max_rows=n) for n in (7, 8))
     assert same.fingerprint() == world.fingerprint() != other.fingerprint()
-    with pytest.raises(EnvError, match="cannot be had"):
+    with pytest.raises(EnvError, match="cannot be loaded"):
         Dataset(hub=str(tmp_path / "mine"), max_rows=100).tasks("train")  # which the second file would have to give
-    with pytest.raises(EnvError, match="cannot be had"):
+    with pytest.raises(EnvError, match="cannot be loaded"):
         Dataset(hub=str(tmp_path / "mine")).tasks("train")

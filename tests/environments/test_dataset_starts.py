@@ -69,7 +69,7 @@ def renderer_length(renderer: Renderer, text: str) -> int:
 @pytest.mark.parametrize(
     ("says", "told_of"),
     [
-        ("100.0", "the value exceeds what a correct answer is worth"),
+        ("100.0", "the value exceeds the presumed value of a correct answer; solved_at sets it"),
         ("float('nan')", "no finite number"),
         ("None", "no finite number"),
         ("1 / 0", "ZeroDivisionError"),
@@ -195,7 +195,7 @@ def test_a_verifier_that_takes_no_reference_for_right_is_refused_unless_the_limi
 ) -> None:
     path = recipe(tmp_path, {"right": {"kind": "./mine.py:judge"}})
     (tmp_path / "mine.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 0.0\n")
-    with pytest.raises(RewardError, match="takes none of the first") as refused:
+    with pytest.raises(RewardError, match="the reward accepts none of the first") as refused:
         train(load(path), tmp_path / "run")
     assert refused.value.where == "rewards.right" and refused.value.got.count("row") == 3
     said: list[str] = []

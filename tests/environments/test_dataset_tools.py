@@ -253,7 +253,7 @@ def test_what_the_recipe_leaves_out_is_for_tools(tmp_path: Path) -> None:
     assert isinstance(hermes, ToolAgent) and hermes.think == "allow" and hermes.style == "hermes"
     chat = load(path, ["agent.kind=chat"]).agent
     assert type(chat).__name__ == "ChatAgent" and chat.format == "plain"  # type: ignore[attr-defined]
-    with pytest.raises(RecipeError, match="none to call"):
+    with pytest.raises(RecipeError, match="this agent writes tool calls, and the environment has no tools"):
         load(recipe(tmp_path, {"right": {"kind": "numeric"}}), ["agent.kind=tools"])
 
 

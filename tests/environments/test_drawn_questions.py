@@ -324,7 +324,9 @@ def test_conversations_of_locomo_are_read_in_pieces(tmp_path: Path) -> None:
     plan = world.plan(tasks[0], ()) or ()
     assert plan == ("next", "answer: Bo") and play(world, tasks[0], plan)[-1].success
     path.write_text('[{"conversation": {"session_1": [{}]}, "qa": []}]')
-    with pytest.raises(EnvError, match="neither of LoCoMo's form"):
+    with pytest.raises(
+        EnvError, match="this conversation has neither the format of LoCoMo nor that of MemoryAgentBench"
+    ):
         world.tasks("train")
 
 

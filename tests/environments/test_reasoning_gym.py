@@ -179,7 +179,7 @@ def test_unknown_generators_and_settings_are_refused() -> None:
 
 
 def test_a_problem_that_is_another_one_here_is_refused() -> None:
-    with pytest.raises(EnvError, match="another problem in this process"):
+    with pytest.raises(EnvError, match="this generator makes a different problem in this process"):
         ReasoningGym().start(Task("mine", seed=0, info={"problem": "00000000"}))
 
 

@@ -213,7 +213,7 @@ def test_splits_of_a_file_that_cannot_be_are_refused(tmp_path: Path, split: str,
 def test_keys_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="corpus and questions go together"):
         SearchQA(corpus=tmp_path)
-    with pytest.raises(ValueError, match="mean nothing beside a corpus"):
+    with pytest.raises(ValueError, match="and have no effect with a corpus"):
         SearchQA(corpus=tmp_path, questions=tmp_path, hops=2)
     with pytest.raises(EnvError, match="cannot be read"):
         SearchQA(corpus=tmp_path / "a", questions=tmp_path / "b").tasks("test")

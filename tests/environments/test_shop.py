@@ -214,7 +214,7 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
     (tmp_path / "items_shuffle.json").write_text("{")
     with pytest.raises(EnvError, match="invalid JSON"):
         Shop(data=tmp_path).tasks("test")
-    with pytest.raises(ValueError, match="mean nothing beside data"):
+    with pytest.raises(ValueError, match="and have no effect with data"):
         Shop(data=tmp_path, n_products=8)
 
 

@@ -66,7 +66,7 @@ def test_an_unknown_parameter_is_refused_with_the_nearest_name() -> None:
     [
         ("cooking", {"go": 7}, "1, 6, 9, 12"),
         ("cooking", {"cook": 1}, "false, true"),
-        ("cooking", {"take": 2}, "take at most as large as recipe"),
+        ("cooking", {"take": 2}, "set take to at most recipe"),
         ("coin_collector", {"level": 160}, "1 to 150, 201 to 233"),
         ("treasure_hunter", {"level": True}, "1 to 30"),
         ("simple", {"goal": "short"}, "'detailed', 'brief', 'none'"),

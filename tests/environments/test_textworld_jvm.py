@@ -104,7 +104,7 @@ def test_a_killed_machine_fails_its_episodes_and_the_next_one_gets_a_new_machine
         pid = jvm_pid()
         os.kill(pid, signal.SIGKILL)
         for episode in episodes:
-            with pytest.raises(EnvError, match="Java virtual machine is gone") as caught:
+            with pytest.raises(EnvError, match="the Java virtual machine has exited") as caught:
                 await episode.step("look around")
             assert "gets a new machine" in caught.value.hint
             await episode.close()

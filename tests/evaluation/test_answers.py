@@ -108,7 +108,7 @@ def test_a_chain_whose_first_attempt_was_not_scored_is_whole() -> None:
     made = answered(ReflectAndRetry(n=2), group(tried(1, turn(5, 2), parent=0), unscored), 1)
     assert [s.chosen for s in made.spent] == [1] and not made.group.failures
     made = answered(ReflectAndRetry(n=3), group(tried(1, turn(5, 2), parent=0), unscored), 1)
-    assert made.group.failures == (Failure(0, Outcome.ENV_ERROR, "a part failed in a retry"),)
+    assert made.group.failures == (Failure(0, Outcome.ENV_ERROR, "a retry ended with an infrastructure error"),)
 
 
 SUITE = """
@@ -254,7 +254,7 @@ def test_what_a_strategy_needs_is_asked_before_anything_is_played(suite: Path, t
     assert blind.exit_code == 2 and "this judge reads token ids" in blind.stderr
     suite.write_text(SUITE + "rewards: {quick: {kind: turn_cost, solved_at: 0.0}}\n")
     told = run("evaluate", "random", "--suite", suite, "--strategy", "reflect_and_retry")
-    assert told.exit_code == 2 and "retries are decided before rewards are computed" in told.stderr
+    assert told.exit_code == 2 and "retries stop before rewards are computed" in told.stderr
     assert "got:      solved, which the reward quick of parts.small says" in told.stderr
     end = "{kind: reflect_and_retry, n: 2, until: end}"
     assert last_json(run("evaluate", "random", "--suite", suite, "--strategy", end, "--json"))["n_errors"] == 0

@@ -143,7 +143,7 @@ def test_what_does_not_begin_will_say_so_itself(breaks: str) -> None:
 
 def test_an_oracle_that_fails_is_told() -> None:
     world = Silent("plan")
-    with pytest.raises(EnvError, match="whose actions chance borrows") as told:
+    with pytest.raises(EnvError, match="the oracle that provides actions for the random baseline failed") as told:
         prepared(world, world.tasks("test"))
     assert "lost the way" in told.value.got and told.value.where == "silent/0"
 
@@ -151,7 +151,7 @@ def test_an_oracle_that_fails_is_told() -> None:
 def test_chance_needs_a_list_or_plans() -> None:
     world = Silent("knows nothing")
     agent = prepared(world, world.tasks("test"))
-    with pytest.raises(AgentError, match="nothing to choose from"):
+    with pytest.raises(AgentError, match="no actions to choose from"):
         drawn(agent, world.tasks("test")[0], 1)
 
 

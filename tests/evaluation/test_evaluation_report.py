@@ -128,7 +128,7 @@ def test_tasks_that_began_otherwise_are_not_compared(folder: Path, tmp_path: Pat
     first = (Attempts(folder / "trajectories"), "")
     assert paired(first, (Attempts(same / "trajectories"), ""))["n"] == 1
     problem = paired(first, (Attempts(other / "trajectories"), ""))["problem"]
-    assert "tasks of equal ids with different content" in problem and "evaluation and other" in problem
+    assert "tasks with equal ids differ in content" in problem and "evaluation and other" in problem
 
 
 def test_the_hardest_tasks_are_those_solved_least_with_types_in_turn() -> None:

@@ -61,7 +61,7 @@ def test_tasks_needed_by_hand() -> None:
     assert n_tasks_needed(0.5, 0.05) == n_tasks_needed(0.5, -0.05) == 785
     assert n_tasks_needed(0.0, 0.05) == 2
     for deviation, difference in ((0.5, 0.0), (math.nan, 0.1)):
-        with pytest.raises(DataError, match="no number of tasks"):
+        with pytest.raises(DataError, match="number of tasks is undefined"):
             n_tasks_needed(deviation, difference)
 
 
@@ -129,5 +129,5 @@ def test_all_better_is_no_more_than_all() -> None:
 
 
 def test_nothing_in_common_is_an_error() -> None:
-    with pytest.raises(DataError, match="no task was attempted by both"):
+    with pytest.raises(DataError, match="the two evaluations share no task"):
         compare({"a": [1.0]}, {"b": [1.0]})

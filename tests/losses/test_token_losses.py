@@ -76,7 +76,7 @@ def test_nft_worked_examples(loss, ratio, right, value, slope):
 
 
 def test_nft_refuses_advantages_that_are_no_shares():
-    with pytest.raises(DataError, match="right and wrong attempts") as caught:
+    with pytest.raises(DataError, match="not of binary scores") as caught:
         NFT()(inputs([-1.0, -1.0], [0.5, -1.5]))
     assert "-1.5" in caught.value.got and "dr_grpo" in caught.value.hint
 

@@ -155,5 +155,5 @@ def test_what_trl_alone_gives_needs_a_default() -> None:
 @pytest.mark.parametrize("said", [[1.0], 0.5, None])
 def test_another_number_of_rewards_is_an_error(said: Any) -> None:
     task = Task(id="game/1")
-    with pytest.raises(RewardError, match="does not judge every completion"):
+    with pytest.raises(RewardError, match="did not return one number per completion"):
         as_reward(lambda completions, **columns: said).over_group(task, [attempt(task, "a"), attempt(task, "b")])

@@ -126,8 +126,8 @@ def test_a_generation_across_a_load_goes_on_with_the_new_weights_and_says_the_ol
     ("weights", "message"),
     [
         (PolicyWeights(2, ""), "older than those in use"),
-        (PolicyWeights(4, "0123456789abcdef"), "not those that were published"),
-        (PolicyWeights(4, "", parameters=dict), "is sent none"),
+        (PolicyWeights(4, "0123456789abcdef"), "the engine's parameters differ from the published ones"),
+        (PolicyWeights(4, "", parameters=dict), "this engine shares the trainer's parameters and takes no delivery"),
     ],
 )
 def test_bad_deliveries_are_refused(weights, message):

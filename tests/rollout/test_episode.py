@@ -225,7 +225,7 @@ def test_what_was_sampled_for_a_turn_that_ran_out_of_context_is_kept():
     ("trouble", "detail"),
     [
         (raises, "ValueError: the door is stuck (trouble.py:"),
-        (lambda e: "a room", "what it gave is no StepResult"),
+        (lambda e: "a room", "the returned object is not a StepResult"),
         (lambda e: StepResult("x", reward=float("nan")), "reward is no finite number"),
         (lambda e: StepResult("x", reward=None), "reward is no finite number"),
         (lambda e: StepResult(None), "reply is no text"),

@@ -207,8 +207,11 @@ def test_only_the_assistant_says_the_control_tokens_that_replies_are_parsed_by()
     ("make", "message"),
     [
         (lambda: Renderer(tokenizer(None)), "no chat template"),
-        (lambda: Renderer(tokenizer("{{ messages[0].content }}")), "drops what the assistant says"),
-        (lambda: Renderer(tokenizer("{{ raise_exception('no') }}")), "must take user and assistant"),
+        (lambda: Renderer(tokenizer("{{ messages[0].content }}")), "the chat template drops assistant messages"),
+        (
+            lambda: Renderer(tokenizer("{{ raise_exception('no') }}")),
+            "the template must accept user and assistant messages",
+        ),
         (lambda: Renderer(tokenizer(THINKING), chat_template_kwargs={"enable_thinkin": False}), "enable_thinking"),
         (
             lambda: Renderer(tokenizer("{% for m in messages %}{{ m.content }};{% endfor %}", None)),
@@ -240,7 +243,7 @@ def test_tools_stand_where_the_template_writes_them_and_nowhere_else():
     messages = [user("Who?"), said(renderer, "search"), Message(Role.TOOL, "Mia.")]
     later = renderer.prompt(messages, [tool])
     assert Renderer.extends(generation(told, messages[1].token_ids), later)
-    with pytest.raises(DataError, match="does not know tools"):
+    with pytest.raises(DataError, match="the chat template does not support tools"):
         Renderer(tokenizer(CHATML)).prompt([user("Who?")], [tool])
 
 

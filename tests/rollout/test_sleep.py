@@ -135,5 +135,5 @@ def test_without_a_gpu_the_key_is_refused(tmp_path: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     recipe = load(str(recipe_parts.write(tmp_path)), ["engine.kind=vllm", "engine.sleep=true"])
     assert isinstance(recipe.engine, VllmSettings) and recipe.engine.sleep
-    with pytest.raises(EngineError, match="no GPU whose memory"):
+    with pytest.raises(EngineError, match="the engine has no GPU memory to release"):
         asyncio.run(start_engine(recipe, tiny.policy()))

@@ -69,7 +69,7 @@ def test_a_start_state_is_a_task_of_its_own():
     assert TASK.started_after(()) is TASK
     with pytest.raises(DataError, match="in the middle already"):
         start.started_after(walk(1))
-    with pytest.raises(DataError, match="carries generations"):
+    with pytest.raises(DataError, match="a turn of a prefix has generations, and prefixes are not trained on"):
         replace(start, prefix=turns[:1])
     with pytest.raises(DataError, match="id of its own"):
         replace(TASK, prefix=walk(1))

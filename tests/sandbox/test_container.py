@@ -105,7 +105,7 @@ def test_a_failure_of_the_engine_is_no_verdict(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_files_stay_in_their_folder() -> None:
-    with pytest.raises(RewardError, match="has to lie in its folder"):
+    with pytest.raises(RewardError, match="a file of a program must be inside its folder"):
         do("", **{"../out.txt": b""})
 
 

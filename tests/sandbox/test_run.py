@@ -110,7 +110,7 @@ print([fd for fd in range(1024) if is_open(fd)])
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a\0b"])
 def test_a_file_that_leads_out_of_the_folder_is_refused(path: str) -> None:
-    with pytest.raises(RewardError, match="has to lie in its folder"):
+    with pytest.raises(RewardError, match="a file of a program must be inside its folder"):
         run_blocking(("python", "main.py"), b"", {path: b""}, SMALL)
 
 

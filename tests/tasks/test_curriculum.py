@@ -106,8 +106,8 @@ def test_levels_come_in_order(levels: Sequence[Any], keys: dict[str, Any], order
         (tasks(1, 2, key="levels"), {}, "sampler.key", "did you mean 'levels'"),
         ([*tasks(1, 2), Task("a")], {}, "sampler.key", "some tasks have no level"),
         (tasks("easy", "hard"), {}, "sampler.levels", r"not numbers.*levels: \[easy, hard\]"),
-        (tasks(1, 2), {"levels": (1, 5)}, "sampler.levels", "no task is of this level.*5.*1, 2"),
-        (tasks(1), {}, "sampler.levels", "all tasks are of one level.*shuffled"),
+        (tasks(1, 2), {"levels": (1, 5)}, "sampler.levels", "no task has this level.*5.*1, 2"),
+        (tasks(1), {}, "sampler.levels", "all tasks have the same level.*shuffled"),
         ([], {}, "sampler.key", "have no level"),
     ],
 )

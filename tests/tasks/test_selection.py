@@ -216,7 +216,7 @@ def test_uncertain_never_leaves_out_a_group_that_differs_more_than_one_it_keeps(
         ({"rule": "top_k_abs", "value": 1.5}, "whole number"),
         ({"rule": "top_k_abs", "value": 0}, "whole number"),
         ({"rule": "top_k", "value": 8}, "top_k_abs takes a number of groups, top_k a share"),
-        ({"rule": "top_p", "value": 0}, "nothing to choose by"),
+        ({"rule": "top_p", "value": 0}, "no threshold"),
     ],
 )
 def test_a_value_that_does_not_fit_its_rule_is_refused(keys: dict[str, object], says: str) -> None:

@@ -83,5 +83,5 @@ def test_a_stage_draws_one_part_of_a_mixture() -> None:
     tasks = [Task(f"{part}/{i}") for part in ("maths", "words") for i in range(3)]
     source = Shuffled(only="words/*").start(tasks, 0)
     assert {task.id for task in source.draw(3)} == {"words/0", "words/1", "words/2"}
-    with pytest.raises(RecipeError, match="no task is of this form"):
+    with pytest.raises(RecipeError, match="no task id matches this pattern"):
         Shuffled(only="word").start(tasks, 0)

@@ -144,7 +144,7 @@ def test_a_reverse_curriculum_needs_solved_demonstrations() -> None:
     assert isinstance(sampler.shown(()), TaskSampler)
     unsolved = [replace(d, outcome=Outcome.FAILED) for d in demonstrations(tasks(2), 4)]
     for shown in ([], unsolved, demonstrations(tasks(2), 1)):
-        with pytest.raises(RecipeError, match="no demonstration has a start state"):
+        with pytest.raises(RecipeError, match="no demonstration is long enough for a later start state"):
             sampler.start(tasks(2), 0, shown)
     # A task whose demonstration failed is still drawn from its beginning.
     source = sampler.start(tasks(2), 0, [unsolved[0], demonstrations(tasks(2), 4)[1]])

@@ -167,9 +167,9 @@ def test_the_page_lists_what_is_tested() -> None:
 
 
 @pytest.mark.parametrize(("family", "more", "told"), [
-    ("bloom", {"n_head": 4, "n_layer": 2}, "does not let its attention be replaced"),
-    ("falcon", {"num_kv_heads": 2}, "does not let its attention be replaced"),
-    ("mamba", {}, "mix tokens in other ways|does not let its attention"),
+    ("bloom", {"n_head": 4, "n_layer": 2}, "the model does not allow its attention to be replaced"),
+    ("falcon", {"num_kv_heads": 2}, "the model does not allow its attention to be replaced"),
+    ("mamba", {}, "mixes tokens outside of attention|does not allow its attention"),
     ("llama4_text", {**MOE, "head_dim": 8, "intermediate_size_mlp": 48}, "chunked_attention"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_packed_is_refused_in_words(family: str, more: dict[str, Any], told: str) -> None:

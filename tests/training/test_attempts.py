@@ -142,7 +142,7 @@ def test_a_stage_that_was_stopped_goes_on_with_its_round(start: Path, tmp_path: 
 def test_attempts_of_which_none_succeeds_say_what_to_do(tmp_path: Path) -> None:
     few = {"rounds": 1, "tasks_per_round": 2, "group_size": 2}
     path = runs.write(tmp_path, [ROUNDS | {"attempts": few}], evaluation={"n_tasks": 2})
-    with pytest.raises(TrainingError, match="no attempt is worth imitating") as caught:
+    with pytest.raises(TrainingError, match="no attempt qualifies for imitation") as caught:
         runs.run(path, tmp_path / "run")
     assert caught.value.where == "round 1 of 0-supervised" and caught.value.got.startswith("0 of 4 attempts solved")
     assert "keep: best" in caught.value.hint

@@ -75,7 +75,7 @@ def test_what_could_not_be_corrected_is_refused(tmp_path: Path) -> None:
     path = runs.write(tmp_path / "without", [stage])
     without = path.with_name("words.py")
     without.write_text(without.read_text().replace("def plan(", "def planned("))
-    with pytest.raises(RecipeError, match="attempts at these tasks cannot be corrected"):
+    with pytest.raises(RecipeError, match="attempts at these tasks cannot get oracle corrections"):
         load(path)
 
 

@@ -124,8 +124,8 @@ def test_the_model_of_a_run_scores_its_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stages", "told"), [
-    ([GRADIENT], "this stage trains no such model"),
-    ([{**MODEL, "learns": "outcome"}, GRADIENT], "this stage trains no such model"),
+    ([GRADIENT], "this stage trains no reward model of that kind"),
+    ([{**MODEL, "learns": "outcome"}, GRADIENT], "this stage trains no reward model of that kind"),
     ([{**MODEL, "rewards": {"learned": 1.0}}, GRADIENT], "not trained yet"),
     ([MODEL, {**GRADIENT, "rewards": {"lerned": 1.0}}], "did you mean 'learned'?"),
 ])  # fmt: skip
@@ -159,7 +159,7 @@ def test_pairs_are_read_from_tables_and_from_conversations(tmp_path: Path) -> No
 @pytest.mark.parametrize(("row", "told"), [
     ("prompt,chosen,rejcted\na,b,c", "did you mean 'rejected'?"),
     ("prompt,chosen,rejected\na,b,b", "the same"),
-    ("prompt,chosen\na,b,c", "another length"),
+    ("prompt,chosen\na,b,c", "this row and the header differ in length"),
 ])  # fmt: skip
 def test_a_row_of_a_table_that_is_no_pair_is_named(row: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text(row + "\n")

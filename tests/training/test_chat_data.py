@@ -204,7 +204,7 @@ BAD: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
         ("line 2", "lacks a column", "did you mean 'complation'?"),
     ),
     "a role": ([{"messages": [{"role": "usr", "content": "a"}]}], {}, ("nobody has this role", "did you mean 'user'?")),
-    "no answer": ([{"messages": pair("a")}], {}, ("line 1", "nothing to learn", "user")),
+    "no answer": ([{"messages": pair("a")}], {}, ("line 1", "no tokens to train on", "user")),
     "no question": ([{"messages": pair("", "b")[1:]}], {}, ("no question",)),
     "an empty answer": ([{"messages": pair("a", " ")}], {}, ("the assistant says nothing",)),
     "an image": (
@@ -393,7 +393,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     written(tmp_path, *chats())
     runs.stop(path, tmp_path / "run", "1-policy_gradient-000001")
     written(tmp_path, *chats(28))
-    with pytest.raises(CheckpointError, match="the data is not what this run began with"):
+    with pytest.raises(CheckpointError, match="the data differs from what this run began with"):
         runs.run(path, tmp_path / "run", resume=True)
     written(tmp_path, *chats())
     assert runs.run(path, tmp_path / "run", resume=True).result["n_episodes"] > 0
@@ -424,8 +424,8 @@ def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("data", "stage", "told"), [
     ({}, {}, "path of a file, or from_run"),
     ({"path": "a.jsonl", "from_run": "runs/a"}, {}, "path of a file, or from_run"),
-    ({"path": "a.jsonl", "messages": "m", "prompt": "p"}, {}, "name one of the two"),
-    ({"path": "a.jsonl", "text": "t", "prompt": "p"}, {}, "text is learnt as it is"),
+    ({"path": "a.jsonl", "messages": "m", "prompt": "p"}, {}, "give either messages"),
+    ({"path": "a.jsonl", "text": "t", "prompt": "p"}, {}, "text excludes messages"),
     ({"path": "a.jsonl", "min_score": 1.0}, {}, "data.min_score"),
     ({"from_run": "runs/a", "prompt": "p"}, {}, "data.prompt"),
     ({"path": "a.jsonl", "unsolved_system": "Fail."}, {}, "data.unsolved_system"),
@@ -449,6 +449,6 @@ def test_attempts_are_held_out_by_task() -> None:
     out = {sample.sequence // 4 for sample in made.held_out}
     assert len(made.held_out) == 4 and len(out) == 1
     assert len(made.learnt) == 8 and not out & {group[0].sequence // 4 for group in made.learnt}
-    with pytest.raises(RecipeError, match="nothing to learn") as caught:
+    with pytest.raises(RecipeError, match="no tokens to train on") as caught:
         split_rows(rows, Chats(from_run=Path("x"), held_out=0.3), "seed", "data", 0, ["t"] * 12)
     assert "12 rows of 1 tasks" in caught.value.got

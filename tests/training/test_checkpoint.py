@@ -270,7 +270,7 @@ def test_content_that_is_spoilt_at_its_full_length_is_refused(folder: Path) -> N
     path = folder / "run" / "checkpoints" / NEWEST / "trainer.pt"
     path.write_bytes(b"x" * path.stat().st_size)
     message = refused(folder)
-    assert f"{path}: this file is not what was written" in message and "other content" in message
+    assert f"{path}: this file has changed since it was written" in message and "other content" in message
 
 
 def put_in_place(folder: Path, other: Policy, optimizer: torch.optim.Optimizer | None = None) -> None:

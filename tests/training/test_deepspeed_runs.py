@@ -296,7 +296,7 @@ def losses(folder: Path) -> list[Values]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (["stages.0.trainer={kind: torch}"], "stages[0].trainer.kind: this trainer works in one process"),
+        (["stages.0.trainer={kind: torch}"], "stages[0].trainer.kind: this trainer runs in one process"),
         (["stages.1.trainer.zero=4"], "stages[1].trainer.zero"),
         (["stages.1.trainer.offload_parameters=true"], "offload_parameters needs zero: 3"),
         (["stages.1.trainer.zreo=1"], "did you mean 'zero'?"),

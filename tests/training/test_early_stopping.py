@@ -101,6 +101,6 @@ def test_a_resumed_run_ends_where_one_that_ran_on_does(tmp_path: Path) -> None:
 def test_a_patience_that_never_ends_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     evaluation = {"n_tasks": 6} if changes.get("evaluate_every") == 0 else {"n_tasks": 6, "watch_n_tasks": 8}
     path = runs.write(tmp_path, [SUPERVISED, STILL | changes], evaluation=evaluation)
-    with pytest.raises(RecipeError, match="would never end early") as caught:
+    with pytest.raises(RecipeError, match="patience has no effect: there are too few evaluations") as caught:
         load(str(path))
     assert caught.value.where == "stages[1].patience"

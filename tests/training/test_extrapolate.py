@@ -242,7 +242,7 @@ def test_of_a_run_all_checkpoints_are_taken(trained: Path, weak: Path, tmp_path:
         (["{run}x", "--out", "new"], "did you mean '.*/run'"),
         (["{c}-000002", "{c}-000004", "--out", "new"], "--target"),
         (["{c}-000002", "{c}-000004", "--target", "1", "--success", ".5", "--out", "new"], "1 for 2 checkpoints"),
-        (["{c}-000002", "--target", "1", "--out", "new"], "there is no line"),
+        (["{c}-000002", "--target", "1", "--out", "new"], "define no line"),
         (["{c}-000002", "--success", ".5", "--out", "new"], "error --success"),
         (["{run}", "--start", "nowhere", "--out", "new"], "no start checkpoint to extrapolate from"),
         (["{c}-000000", "--out", "new"], "no weight has changed"),

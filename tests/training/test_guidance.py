@@ -270,10 +270,15 @@ def test_a_stopped_run_equals_an_uninterrupted_one(
 @pytest.mark.parametrize(
     ("stage", "changes", "where", "message"),
     [
-        (LUFFY | {"loss": {"kind": "ppo_clip"}}, {}, "expert", "loss ppo_clip takes every token"),
+        (LUFFY | {"loss": {"kind": "ppo_clip"}}, {}, "expert", "loss ppo_clip treats every token"),
         (LUFFY, {"rewards": {"vote": {"kind": "majority"}}}, "expert", "rewards.vote compares"),
         (LUFFY | {"advantage": {"kind": "gae"}, "critic": {}}, {}, "expert", "a critic would learn"),
-        ({"advantage": {"kind": "guided", "baseline": "own"}}, {}, "advantage.baseline", "brings no demonstrations"),
+        (
+            {"advantage": {"kind": "guided", "baseline": "own"}},
+            {},
+            "advantage.baseline",
+            "the stage adds no demonstrations",
+        ),
         (RELIFT, {"environment": {"kind": "./mute.py:Mute"}}, "imitate_failed", "cannot demonstrate"),
         (LUFFY, {"environment": {"kind": "./mute.py:Mute"}}, "expert", "cannot demonstrate"),
         (RELIFT, {"agent": {"kind": "./mute.py:Silent"}}, "imitate_failed", "lacks write"),
@@ -301,5 +306,7 @@ def test_a_loss_for_demonstrations_is_refused_where_there_are_none(tmp_path: Pat
         runs.write(tmp_path / str(i), [STAGE | s]) for i, s in enumerate((LUFFY, {"loss": LUFFY["loss"]}))
     )
     assert not any("demonstrations" in text for text in cautions(load(with_some)))
-    with pytest.raises(RecipeError, match="the stage brings none"):
+    with pytest.raises(
+        RecipeError, match="this loss is for demonstrations among the attempts, and the stage adds none"
+    ):
         load(without)

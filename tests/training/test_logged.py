@@ -80,10 +80,10 @@ def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Pa
         ({"loss": {"kind": "reinforce", "max_weight": None}}, "this loss has no ratio"),
         (
             {"loss": {"kind": "rover"}, "minibatches": 2, "logged": {"runs": ["x"], "sample": True}},
-            "this loss reads figures",
+            "this loss needs statistics that are not computed for attempts of other runs",
         ),
         ({"advantage": {"kind": "gae"}, "critic": {}}, "a critic cannot value"),
-        ({"filters": {"high_entropy_share": 0.2}}, "nobody computes entropies"),
+        ({"filters": {"high_entropy_share": 0.2}}, "entropies are not computed for attempts of other runs"),
     ],
 )
 def test_what_cannot_learn_from_logs_is_refused(tmp_path: Path, stage: dict[str, Any], says: str) -> None:

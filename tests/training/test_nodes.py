@@ -196,7 +196,7 @@ def test_a_model_that_knows_no_mark_is_asked_where_nodes_end(tmp_path: Path) -> 
 
 def test_longer_nodes_than_were_learnt_are_refused(tmp_path: Path) -> None:
     model_of(tmp_path / "m", longest=2)
-    with pytest.raises(ModelError, match="nodes of so many turns") as refused:
+    with pytest.raises(ModelError, match="not trained on nodes") as refused:
         ProcessModelScore(path=str(tmp_path / "m"), node=3).check_policy(tiny.policy().tokenizer)
     assert refused.value.expected.startswith("at most 2")
 

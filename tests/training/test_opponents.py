@@ -347,7 +347,7 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, lora: Any) -> Non
         ({"opponents": {"every": 5}}, {}, ["stages[0].opponents.every", "less than 5"]),
         ({}, {"engine": {"kind": "vllm"}}, ["stages[0].opponents", "engine: vllm", "transformers"]),
         ({}, {"environment": {"kind": "./words.py:Words"}, "agent": {"kind": "chat"}}, ["no seats", "opponent: self"]),
-        ({"advantage": {"kind": "gae"}, "critic": {}}, {}, ["a critic learns from all generations"]),
+        ({"advantage": {"kind": "gae"}, "critic": {}}, {}, ["a critic would also learn"]),
         ({"rollout": {"kind": "tree"}, "group_size": 9}, {}, ["rollout: tree"]),
         ({"trainer": {"kind": "deepspeed", "zero": 3}}, {}, ["trainer.zero: 3"]),
     ],
@@ -362,7 +362,7 @@ def test_what_was_trained_so_can_be_measured_against_others_and_not_trained_agai
     path = self_play.write(tmp_path, [STAGE])
     made = load(path, ["environment.opponent=chance"])
     [said] = [text for text in cautions(made) if "opponents" in text]
-    assert "measured and not trained" in said and not any("opponents" in text for text in cautions(load(path)))
+    assert "evaluated but not trained" in said and not any("opponents" in text for text in cautions(load(path)))
     with pytest.raises(RecipeError, match="no other seat"):
         train(made, tmp_path / "run")
     refused = run("train", path, "environment.opponent=chance", "--out", tmp_path / "run")

@@ -327,11 +327,11 @@ def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
     gradient = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 2, "group_size": 2}
     small = runs.BASE["policy"] | {"vocab_size": 300}
     done = learn(start, tmp_path / "b", [other, gradient], policy=small, evaluation={"n_tasks": 2})
-    with pytest.raises(RecipeError, match="of other tokens"):
+    with pytest.raises(RecipeError, match="not of the policy's tokenizer"):
         learn(start, tmp_path / "c", [STAGE | {"pairs": {"from_run": str(done.folder)}}], evaluation={"n_tasks": 2})
     own = learn(start, tmp_path / "d", [gradient], evaluation={"n_tasks": 2})
     opposed = {"from_run": str(own.folder), "rejected_from": str(done.folder)}
-    with pytest.raises(RecipeError, match="of other tokens") as caught:
+    with pytest.raises(RecipeError, match="not of the policy's tokenizer") as caught:
         learn(start, tmp_path / "e", [STAGE | {"pairs": opposed}], evaluation={"n_tasks": 2})
     assert caught.value.where == "stages[0].pairs.rejected_from"
 
@@ -353,7 +353,7 @@ def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
         ({"pairs": {"gamma": 0.9}}, {}, ["stages[0].pairs.gamma", "no effect"]),
         ({"pairs": {"file": "a", "margin": 0.1}}, {}, ["stages[0].pairs.margin", "no effect"]),
         ({"pairs": {"from_run": "a", "tasks": 3}}, {}, ["stages[0].pairs.tasks", "no effect"]),
-        ({"pairs": {"file": "a", "from_run": "b"}}, {}, ["stages[0].pairs", "one place"]),
+        ({"pairs": {"file": "a", "from_run": "b"}}, {}, ["stages[0].pairs", "one source"]),
         ({"batch_size": 16, "pairs_per_microbatch": 6}, {}, ["pairs_per_microbatch must divide"]),
         ({"reference": "base"}, {}, ["stages[0].reference", "policy.lora is null"]),
         ({"split": "trains"}, {}, ["stages[0].split", "no such split"]),
@@ -376,7 +376,7 @@ def test_a_recipe_that_cannot_work_is_refused(
 
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="works in one process") as caught:
+    with pytest.raises(RecipeError, match="runs in one process") as caught:
         check_processes(load(runs.write(tmp_path, [STAGE])), 2)
     assert caught.value.where == "stages[0].kind"
 

@@ -159,7 +159,7 @@ def test_more_steps_than_are_left_are_an_error_and_leave_nothing(tmp_path: Path)
     for part in (
         "--profile 6: ",
         "got:      6 steps",
-        "expected: 1 to 5, the steps that are left of stages.1",
+        "expected: 1 to 5, the remaining steps of stages.1",
         "--profile 5",
     ):
         assert part in result.output

@@ -207,7 +207,7 @@ def test_a_model_without_experts_is_refused_before_a_step(tmp_path: Path) -> Non
     ("changes", "told"),
     [
         ({"minibatches": 1}, "has no effect|one update per step"),
-        ({"trainer": {"kind": "torch", "compile": True}}, "are not compiled"),
+        ({"trainer": {"kind": "torch", "compile": True}}, "does not support compilation"),
         ({"trainer": {"kind": "fsdp", "sequence_parallel": 2}}, "whole rows"),
     ],
 )

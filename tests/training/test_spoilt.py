@@ -139,7 +139,7 @@ def test_who_reads_a_checkpoint_refuses_a_changed_file(stopped: Path, tmp_path: 
     ):
         ended = command(*words_of)
         assert ended.exit_code == 2 and path.name in ended.stderr, (words_of, ended.stderr)
-        assert "not what was written" in ended.stderr
+        assert "has changed since it was written" in ended.stderr
     assert not (tmp_path / "model").exists()
 
 
@@ -149,7 +149,9 @@ def test_who_reads_a_run_refuses_a_changed_recipe(stopped: Path, tmp_path: Path)
     path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
     for words_of in (["show"], ["train", "--resume"], ["evaluate", "--n", "2"], ["report"]):
         ended = command(*words_of, tmp_path / "run")
-        assert ended.exit_code == 2 and "recipe.yaml: this file is not what was written" in ended.stderr, ended.stderr
+        assert ended.exit_code == 2 and "recipe.yaml: this file has changed since it was written" in ended.stderr, (
+            ended.stderr
+        )
 
 
 def test_a_changed_store_is_refused_where_it_is_read(tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ def test_a_run_of_before_there_were_digests_goes_on_with_a_word(stopped: Path, t
     assert digests.has_digests(runs.newest(done.folder)), "from now on it has them"
     path = done.folder / "recipe.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
-    assert "not what was written" in command("train", "--resume", done.folder).stderr
+    assert "has changed since it was written" in command("train", "--resume", done.folder).stderr
 
 
 def test_an_older_checkpoint_is_evaluated_and_exported_with_a_word(stopped: Path, tmp_path: Path) -> None:

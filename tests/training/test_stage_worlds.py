@@ -100,7 +100,7 @@ def test_a_run_does_not_go_on_with_other_data_of_a_stage(tmp_path: Path) -> None
     ({"rewards": {"said": {"kind": "exact_mach"}}}, "stages[0].rewards.said.kind", "'exact_match'?"),
     ({"rewards": {"wrds": 1.0, "said": {"kind": "exact_match"}}}, "stages[0].rewards.wrds", "'words'?"),
     ({"rewards": {"a": {"kind": "turn_cost"}, "b": {"kind": "invalid_action"}}}, "stages[0].rewards", "solved"),
-    ({"limits": {"max_context": 100, "max_tokens": 5}}, "stages[0].limits.max_context", "one engine samples"),
+    ({"limits": {"max_context": 100, "max_tokens": 5}}, "stages[0].limits.max_context", "all stages share one engine"),
     ({"limits": {"max_turn": 2}}, "stages[0].limits.max_turn", "did you mean 'max_turns'?"),
     ({"limits": {"max_tokens": 128}}, "stages[0].limits.max_tokens", "fill the context"),
     ({"split": "tain"}, "stages[0].split", "did you mean 'train'?"),

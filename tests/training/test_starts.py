@@ -90,7 +90,7 @@ def test_evaluations_begin_at_the_beginning_and_training_does_not(tmp_path: Path
 
 def test_demonstrations_without_a_middle_are_noticed_before_anything_is_trained(tmp_path: Path) -> None:
     path = recipe(tmp_path, STAGE | REVERSE, environment={"kind": "./words.py:Words", "n_turns": 1})
-    with pytest.raises(RecipeError, match="no demonstration has a start state but its beginning"):
+    with pytest.raises(RecipeError, match="no demonstration is long enough for a later start state"):
         runs.run(path, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
 

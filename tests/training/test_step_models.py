@@ -177,7 +177,7 @@ def test_each_turn_earns_what_it_did_to_the_probability(asked: tuple[Path, Any, 
 def test_a_model_of_something_else_is_refused(asked: tuple[Path, Any, ScoredGroup]) -> None:
     folder, tokenizer = str(asked[0]), tiny.policy().tokenizer
     for wrong in (RewardModelScore(path=folder), OutcomeModelScore(path=folder)):
-        with pytest.raises(ModelError, match="learnt something else") as caught:
+        with pytest.raises(ModelError, match="trained with another objective") as caught:
             wrong.check_policy(tokenizer)
         assert "learns: steps" in caught.value.got and "process_model" in caught.value.hint
 
@@ -185,7 +185,7 @@ def test_a_model_of_something_else_is_refused(asked: tuple[Path, Any, ScoredGrou
 def test_what_cannot_be_read_is_an_error(asked: tuple[Path, Any, ScoredGroup]) -> None:
     silent = Trajectory("t", 3, "", (Turn(Action("x"), ""),), Outcome.FAILED)
     for reward in (ProcessModelScore(path=str(asked[0])), OutcomeModelScore(path=str(asked[0]))):
-        with pytest.raises(RewardError, match="nothing to read") as caught:
+        with pytest.raises(RewardError, match="no sampled tokens") as caught:
             reward.over_group(Task("t"), [*asked[2].trajectories, silent])
         assert "attempt 3" in caught.value.where
 

@@ -159,7 +159,7 @@ def test_an_evaluation_reads_the_store_of_its_checkpoint_and_refuses_tasks_that_
     bound = agent_of(of("test"), tmp_path)
     assert bound.store.split is None and content_hash(bound.store) == saved
     bound.store.close()
-    with pytest.raises(StoreLeak, match=r"(?s)tasks that judge the policy have left something.*words/1"):
+    with pytest.raises(StoreLeak, match=r"(?s)the store holds entries of evaluation tasks.*words/1"):
         agent_of(of("train"), tmp_path)
     assert agent_of(of("test"), None) is made.agent
     # A model that was exported has its store beside it; another model has none.
@@ -172,7 +172,11 @@ def test_an_evaluation_reads_the_store_of_its_checkpoint_and_refuses_tasks_that_
 @pytest.mark.parametrize(
     ("changes", "where", "says"),
     [
-        ({"stages": [resume.SUPERVISED]}, "agent.store", "nothing is ever stored"),
+        (
+            {"stages": [resume.SUPERVISED]},
+            "agent.store",
+            "nothing would be stored: only policy_gradient stages write to the store",
+        ),
         ({"agent": {**AGENT, "inner": AGENT}}, "agent.inner.kind", "one store"),
         (
             {"stages": [resume.POLICY_GRADIENT, {**resume.POLICY_GRADIENT, "split": "dev"}]},

@@ -125,7 +125,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     other.tokenizer.add_tokens(["unheard"])
     other.model.resize_token_embeddings(len(other.tokenizer))
     other.save(tmp_path)
-    with pytest.raises(ModelError, match="tokenizer is not the policy's") as caught:
+    with pytest.raises(ModelError, match="tokenizer differs from the policy's") as caught:
         Teacher.load(str(tmp_path), policy())
     assert caught.value.where == f"loss.teacher {tmp_path}" and "unheard" in str(caught.value)
 
@@ -133,7 +133,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_run_refuses_another_tokenizer_before_the_first_attempt(tmp_path: Path) -> None:
     policy(vocab_size=301).save(tmp_path / "teacher")
     loss = {"kind": "kdrl", "teacher": str(tmp_path / "teacher")}
-    with pytest.raises(ModelError, match="tokenizer is not the policy's"):
+    with pytest.raises(ModelError, match="tokenizer differs from the policy's"):
         runs.run(runs.write(tmp_path, [{"kind": "policy_gradient", "loss": loss}]), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists() and not (tmp_path / "run" / "trajectories").exists()
 
@@ -141,7 +141,7 @@ def test_a_run_refuses_another_tokenizer_before_the_first_attempt(tmp_path: Path
 def test_a_row_beyond_its_context_is_refused(tmp_path: Path, groups: list[ScoredGroup]) -> None:
     policy(max_context=16).save(tmp_path)
     stage, rows = stage_of(tmp_path), rows_of(groups)
-    with pytest.raises(ModelError, match="longer than what the teacher") as caught:
+    with pytest.raises(ModelError, match="a row is longer than the teacher's context") as caught:
         with_teacher_logprobs(loaded(stage, policy()), stage, TorchTrainer(policy(), AdamW(), 1), rows, groups)
     assert "at most 16" in str(caught.value)
 

@@ -188,7 +188,7 @@ def test_what_a_loss_returns_and_cannot_be_learnt_from_is_refused(returned: Any,
             return returned(super().__call__(inputs))
 
     made = policy()
-    with pytest.raises(TrainingError, match="cannot be differentiated") as caught:
+    with pytest.raises(TrainingError, match="a loss returned a value without a gradient") as caught:
         TorchTrainer(made, SMOOTH, 1).update(packed(samples_of(made)), Own())
     assert caught.value.where == "Own" and caught.value.got == got
 

@@ -296,7 +296,7 @@ EXACT = {"kind": "exact_match"}
         (
             HACKABLE | {"a": {**EXACT, "watch": True}, "b": {**EXACT, "watch": {"window": 9}}},
             "rewards.b",
-            "this is watched already",
+            "this reward is watched already",
         ),
         (
             {
@@ -328,5 +328,5 @@ def test_nothing_may_be_chosen_by_a_watched_reward(tmp_path: Path) -> None:
 def test_stages_that_compare_nothing_are_refused(tmp_path: Path) -> None:
     path = runs.write(tmp_path, [SUPERVISED], rewards=HACKABLE | WATCHED, environment={"kind": "./guess.py:Guess"})
     (tmp_path / "guess.py").write_text(GUESS)
-    with pytest.raises(RecipeError, match="nothing is watched: rewards are compared in stages of policy gradients"):
+    with pytest.raises(RecipeError, match="watch has no effect: only policy_gradient stages compare rewards"):
         load(path)

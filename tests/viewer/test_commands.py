@@ -39,7 +39,7 @@ def test_a_port_in_use_is_passed_over() -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot listen there"):
+    with pytest.raises(UsageError, match="the viewer cannot listen at this address"):
         bound("192.0.2.1", 0)
 
 

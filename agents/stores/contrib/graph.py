@@ -53,7 +53,7 @@ class _World:
 
 @plain_dataclass(frozen=True)
 class _Stored:
-    """All that a store holds of the world, whoever left it, oldest first.
+    """All facts of a store, from all tasks, oldest first.
 
     Attributes:
         facts: by their ids, each with the tasks that had a part in it.
@@ -125,11 +125,13 @@ class Graph:
     def __post_init__(self) -> None:
         """Refuse teaching without rules."""
         if self.teach and self.extractor is None:
-            raise ValueError("teach is true without an extractor, expected rules: they say what demonstrations answer")
+            raise ValueError(
+                "teach is true without an extractor, expected rules: demonstrations take their answers from them"
+            )
 
     @property
     def asks_in_turns(self) -> bool:
-        """True if the policy is asked for facts."""
+        """True if the policy extracts facts."""
         return self.extractor is None or self.teach
 
     def recollect(self, store: Store, history: History) -> Recollection:

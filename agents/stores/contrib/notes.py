@@ -108,7 +108,7 @@ class Notes:
         return Recollection("\n".join(["Notes:", *lines]) if lines else "", tuple(by_id))
 
     def learn(self, store: Store, groups: Sequence[ScoredGroup], split: str) -> Mapping[str, float]:
-        """Store plain notes: for where nobody can be asked."""
+        """Store plain notes, without calling the policy."""
         counts = _Counts()
         for chosen in self._chosen(store, groups):
             self._write(store, chosen, _plain(chosen, self.max_chars), split)
@@ -182,7 +182,7 @@ class Notes:
 
 
 def _plain(of: Trajectory, max_chars: int) -> _Note:
-    """The note of an attempt that nobody has written one of."""
+    """Default note of an attempt without a written one."""
     return _Note(short(f"{of.opening} {how_it_ended(of)}", max_chars), solved=of.solved, plain=True)
 
 

@@ -94,9 +94,11 @@ class Reflection:
     """Said behind the summaries where `used` is `cited`; empty for a policy that was trained to cite."""
 
     def __post_init__(self) -> None:
-        """Refuse learning from a draw that leaves nothing to chance."""
+        """Refuse learning from a deterministic ranking."""
         if self.tau == 0 and self.lr > 0:
-            raise ValueError(f"tau is 0 and lr is {self.lr}, expected tau above 0, or lr: 0: a fixed order has no odds")
+            raise ValueError(
+                f"tau is 0 and lr is {self.lr}, expected tau above 0, or lr: 0: a fixed order cannot be learnt"
+            )
 
     @property
     def asks_policy(self) -> bool:

@@ -123,16 +123,14 @@ class Typed:
     """Characters of an attempt that the policy is asked about: its end, where it is longer."""
 
     def __post_init__(self) -> None:
-        """Refuse kinds that nobody would ever write to."""
+        """Refuse kinds of memory that would stay empty."""
         if not any((self.core, self.episodic, self.semantic, self.procedural)):
             raise ValueError("core, episodic, semantic and procedural are all null, expected at least one")
         if not self.ask_policy and self.semantic is not None and self.semantic.extractor is None:
-            raise ValueError(
-                "ask_policy is false and semantic has no extractor, expected one of them: nobody says a fact"
-            )
+            raise ValueError("ask_policy is false and semantic has no extractor, expected one of them to write facts")
         if not self.ask_policy and self.core is not None and not self.core.begin:
             raise ValueError(
-                "ask_policy is false and core.begin is empty, expected lines, or core: null: it stays as it is"
+                "ask_policy is false and core.begin is empty, expected lines, or core: null: only the policy changes it"
             )
 
     @property

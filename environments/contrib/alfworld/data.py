@@ -54,11 +54,11 @@ def games(split: str) -> Sequence[Found]:
     found = _games(folder)
     if not found:
         raise EnvError(
-            "no games of ALFWorld are there",
+            "there are no ALFWorld games in this folder",
             where=f"${VARIABLE}",
             got=str(folder),
             expected="folders with game.tw-pddl and traj_data.json",
-            hint="alfworld-download fetches them, or take `games: generated`, which are others",
+            hint="alfworld-download fetches them, or use `games: generated`, which are different games",
         )
     return found
 
@@ -74,7 +74,7 @@ def read(split: str, path: str, digest: str) -> tuple[Mapping[str, Any], Mapping
         return json.loads(text), trajectory
     except (OSError, ValueError) as error:
         raise DataError(
-            "the game is not what it was when it was listed", where=str(folder), got=str(error), expected=digest
+            "the game file has changed since it was listed", where=str(folder), got=str(error), expected=digest
         ) from error
 
 
@@ -96,7 +96,7 @@ def _folder(split: str) -> Path:
     root = os.environ.get(VARIABLE)
     if not root:
         raise EnvError(
-            "the games of ALFWorld are a download",
+            "the ALFWorld games are not downloaded",
             where="games",
             got=f"official, and {VARIABLE} is not set",
             hint=f"alfworld-download fetches them; set {VARIABLE} to their folder, or take `games: generated`",

@@ -112,7 +112,7 @@ POOL: InstancePool[str, Play] = InstancePool(lambda _: Play(), lambda play: play
 
 
 def loaded(game: Mapping[str, Any]) -> Play:
-    """Give an engine with this game in it, which nobody uses. Raises MissingPackageError, EnvError."""
+    """Return an idle engine with this game loaded. Raises MissingPackageError, EnvError."""
     with POOL.kept(fingerprint(game)) as play:
         play.load(game)
         return play

@@ -57,7 +57,7 @@ class Apis:
             self._methods.update((method, bound) for method, bound in public if not method.startswith("_"))
 
     def run(self, call: BfclCall) -> str:
-        """Make a call; what goes wrong in it is told in the answer, in the benchmark's words."""
+        """Make a call; errors are part of the answer, in the benchmark's words."""
         try:
             result = self._result(call)
         except Exception as error:

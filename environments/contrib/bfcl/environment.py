@@ -91,7 +91,7 @@ class BFCL:
         """
         if split != "test":
             raise EnvError(
-                "the benchmark has tasks to test on, and none to train on or to choose by",
+                "the benchmark has test tasks only, none for training or selection",
                 where="BFCL.tasks",
                 got=repr(split),
                 expected="test, the only split",

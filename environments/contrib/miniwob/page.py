@@ -41,7 +41,7 @@ for (const s of document.querySelectorAll('select')) {
 
 @dataclass(frozen=True)
 class Element:
-    """Element of a page that is told.
+    """Element of a page, as described to the policy.
 
     Attributes:
         ref: the package's number, which counts on from page to page; negative for bare text.

@@ -162,11 +162,11 @@ def _of_row(row: Mapping[str, Any], number: int, words: int) -> Conversation:
             lines = [line for line in str(row["context"]).splitlines() if line.strip()]
             found = Conversation(str(number), cut(lines, words), tuple(zip(row["questions"], answers, strict=True)))
         if not found.pieces or not all(answers for _, answers in found.questions):
-            raise ValueError("nothing is said in it, or a question has no answer")
+            raise ValueError("the conversation is empty, or a question has no answer")
         return found
     except (KeyError, TypeError, ValueError) as error:
         raise EnvError(
-            "this conversation is neither of LoCoMo's form nor of MemoryAgentBench's",
+            "this conversation has neither the format of LoCoMo nor that of MemoryAgentBench",
             where=f"environment.path, number {number}",
             got=f"{type(error).__name__}: {error}",
             expected="conversation and qa; or context, questions and answers",
@@ -187,7 +187,7 @@ def _asked(questions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, tuple[
 
 
 def cut(lines: Iterator[str] | Sequence[str], words: int) -> tuple[str, ...]:
-    """Gather lines into pieces of so many words at most; a longer line is cut."""
+    """Join lines into pieces of at most this many words; a longer line is cut."""
     pieces: list[list[str]] = [[]]
     n = 0
     for line in lines:

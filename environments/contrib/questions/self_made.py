@@ -73,7 +73,7 @@ class SelfMade:
         own = [problem for problem in known if split_of(f"self_made/{problem}") == split]
         if len(own) < self.shown:
             raise EnvError(
-                "there are too few problems to show",
+                "there are too few problems for the prompt's examples",
                 where=f"environment.path, split {split}",
                 got=f"{len(own)} of {len(known)} different ones",
                 expected=f"at least {self.shown}",

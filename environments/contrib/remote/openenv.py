@@ -135,7 +135,7 @@ class OpenEnvEpisode:
 
 
 class _Refused(Exception):
-    """The server says no to an action; the connection goes on."""
+    """The server rejected an action; the connection stays open."""
 
 
 class _Connection:

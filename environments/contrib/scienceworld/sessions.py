@@ -73,7 +73,7 @@ class State:
 
 
 class Session:
-    """Plays one game after another in a machine of its own. Used by one thread at a time.
+    """Plays one game after another in its own Java virtual machine. Used by one thread at a time.
 
     Raises:
         MissingPackageError: scienceworld or Java is missing.

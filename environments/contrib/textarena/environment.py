@@ -124,7 +124,7 @@ class TextArena(Drawn):
                 return replace(start, begins=_Play(self, start).begins)
             except EnvError as error:  # of some seeds the package makes nothing
                 failed = error
-        raise failed or EnvError("no seed begins this game", where=self.game)
+        raise failed or EnvError("no seed starts this game", where=self.game)
 
     def content(self, instance: Start) -> str:
         """Beginning of the game, where that is all there is to draw; else the seeds."""
@@ -280,6 +280,6 @@ class _Play:
         return not (state.error_count or state.game_info[mover].get("invalid_move"))
 
     def _others(self) -> None:
-        """Play the opponent's moves until the played seat is asked, or the game is over."""
+        """Play the opponent's moves until it is the played seat's turn, or the game is over."""
         while self._own is not None and not self.done and self.seat != self._own:
             self._move(self._luck.choice(self.actions() or ("[pass]",)))

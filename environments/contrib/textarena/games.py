@@ -207,7 +207,7 @@ def new_game(name: str, seed: int, chance: Chance) -> Any:
     except MissingPackageError:
         raise
     except Exception as error:
-        raise EnvError("TextArena could not begin this game", where=name, got=f"seed {seed}: {error!r}") from error
+        raise EnvError("TextArena could not start this game", where=name, got=f"seed {seed}: {error!r}") from error
     return game
 
 

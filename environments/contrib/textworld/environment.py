@@ -89,10 +89,10 @@ class TextWorld(Seeded):
                 )
         if self.game == "cooking" and self._values["take"] > self._values["recipe"]:
             raise RecipeError(
-                "no more ingredients can be found than the recipe has",
+                "the game cannot have more ingredients to find than the recipe uses",
                 where="params.take",
                 got=f"take {self._values['take']}, recipe {self._values['recipe']}",
-                expected="take at most as large as recipe",
+                expected="set take to at most recipe",
             )
 
     @property

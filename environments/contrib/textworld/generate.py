@@ -76,7 +76,7 @@ def game(challenge: str, settings: Mapping[str, Any], grammar: Mapping[str, bool
             "a game that was just made cannot be read",
             where="TextWorld",
             got=str(target),
-            hint="is the disk full, or does something else write there?",
+            hint="check whether the disk is full, or another program writes there",
         )
     return found
 

@@ -281,7 +281,7 @@ class _Player:
         return min(ready, key=lambda i: (len(self.route(todo[i]) or ()), todo[i].action))
 
     def accomplish(self, deed: Deed) -> bool:
-        """Do `deed` here, if that is possible, else go where it is to be done."""
+        """Do `deed` here if possible, else go to its place."""
         if deed.action not in self.state.actions:
             for direction in self.route(deed) or ():
                 self.walk(direction)

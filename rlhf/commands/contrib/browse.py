@@ -70,7 +70,7 @@ def _matching(words: Sequence[str], noun: str) -> list[dict[str, str]]:
             f"no match among the {noun}",
             where="rlhf recipes",
             got=", ".join(f"{word}: {n} of {len(rows)}" for word, n in n_saying.items()),
-            expected="words that one of them contains, all of them",
+            expected="words that all occur in one of them",
             hint="; ".join(filter(None, hints)) or f"`rlhf recipes{_option(noun)}` lists all",
         )
     return found
@@ -330,7 +330,7 @@ def _refuse_unknown(index: Index, query: Query) -> None:
         expected = f"the number of an attempt at a task, from 0 to {last}"
     else:
         return
-    raise RecipeError(f"nothing is stored of this {noun}", where=f"--{noun}", got=got, expected=expected, hint=hint)
+    raise RecipeError(f"nothing is stored for this {noun}", where=f"--{noun}", got=got, expected=expected, hint=hint)
 
 
 def _outcome(name: str) -> Any:

@@ -63,7 +63,7 @@ def extrapolate(
     checkpoints = _checkpoints(targets, several=target is not None)
     if target is None and len(checkpoints) > 1:
         raise RecipeError(
-            "several checkpoints define a line, which needs a target success rate",
+            "several checkpoints need a target success rate",
             where="--target",
             got="nothing",
             expected="a success between 0 and 1",
@@ -203,7 +203,7 @@ def _policy(folder: Path, checkpoint: Path) -> Policy:
             "no start checkpoint to extrapolate from",
             where=str(folder),
             got="no such folder",
-            expected="the begin of the stage, or a model folder",
+            expected="the stage's first policy, or a model folder",
             hint="give --start FOLDER",
         )
     run = checkpoint.parent.parent

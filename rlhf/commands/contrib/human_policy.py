@@ -105,7 +105,9 @@ class Seat:
                 self._chosen = action
                 return action.steps
             if not n_said:
-                raise AgentError("takes no action, and asks for none", where="--agent", got=action.error, hint=_CHECK)
+                raise AgentError(
+                    "has no action that a person could choose", where="--agent", got=action.error, hint=_CHECK
+                )
             self._went_by(game.now)
             game.turns.append(Turn(action, action.error, state_key=game.now.state_key, valid=False))
 

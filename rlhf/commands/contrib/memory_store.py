@@ -97,10 +97,10 @@ def _refuse_unknown_task(task: str | None, known: set[str]) -> None:
     if task is None or task in known or not known:
         return
     raise RecipeError(
-        "no entry is of this task",
+        "the store has no entry of this task",
         where="--task",
         got=task,
-        expected="the id of a task that had a part in an entry",
+        expected="the id of a task that contributed to an entry",
         hint=nearest(task, sorted(known)) or "the entries of `--json` have ids",
     )
 
@@ -110,7 +110,7 @@ def _chosen(store: Store, every: list[Entry], kind: str | None, search: str | No
     kinds = sorted({entry.kind for entry in every})
     if kind is not None and kinds and kind not in kinds:
         raise RecipeError(
-            "no entry is of this kind",
+            "the store has no entry of this kind",
             where="--kind",
             got=kind,
             expected=", ".join(kinds),

@@ -155,7 +155,7 @@ def _from(run: Path, origin: str, turns: int | None) -> tuple[Any, str, str, tup
         where=f"--from {origin}",
         got=str(record["task_id"]),
         expected="a task of one of its splits",
-        hint="an attempt that began in a stored state cannot be played on",
+        hint="an attempt that began in a stored state cannot be continued",
     )
 
 
@@ -405,7 +405,7 @@ def _answer(result: Any, what: str) -> StepResult:
     from environments.base import StepResult
 
     if not isinstance(result, StepResult):
-        raise EnvError(f"the {what} is no StepResult", where=what, got=type(result).__name__, hint=_CHECK)
+        raise EnvError(f"the {what} is not a StepResult", where=what, got=type(result).__name__, hint=_CHECK)
     return result
 
 

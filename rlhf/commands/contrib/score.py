@@ -118,7 +118,7 @@ def _refuse_out(out: Path | None, run: Path) -> None:
         raise RecipeError(
             "stored trajectories are read-only" if inside else "this file exists",
             where=f"--out {out}",
-            got="a file within the run" if inside else "a file or folder that is there",
+            got="a file within the run" if inside else "an existing file or folder",
             expected="a new file elsewhere",
             hint="give another --out",
         )
@@ -146,11 +146,11 @@ def _judged(stored: Stored, reward: Any, against: str, timeout_s: float, target:
     message, n_failed = failure_summary(judged)
     if judged and n_failed == len(judged):
         raise RewardError(
-            "this reward could judge no attempt",
+            "this reward failed on every attempt",
             where=f"--reward {target}",
             got=message,
             expected="a verdict",
-            hint=f"the tasks cannot be made again: {stored.problem}" if stored.problem else "fix the reward",
+            hint=f"the tasks cannot be recreated: {stored.problem}" if stored.problem else "fix the reward",
         )
     if n_failed:
         told = f"{target} could not judge {n_failed} of {len(judged)} attempts, which are left out: {message}"

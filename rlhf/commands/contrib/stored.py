@@ -63,7 +63,7 @@ class Stored:
                 "no stored attempt matches the filters",
                 where=str(run),
                 got=f"{len(stored)} files of attempts",
-                expected="at least one attempt that no part failed in",
+                expected="at least one attempt without an infrastructure error",
                 hint="leave out --phase and --step",
             )
         return cls(folder, records)
@@ -93,7 +93,7 @@ class Stored:
         return replace(origin, id=task_id) if origin else None
 
     def refuse_without_references(self, reward: Any, where: str) -> None:
-        """Raise RecipeError where a verifier would have nothing to compare with."""
+        """Raise RecipeError if tasks lack the references that a verifier needs."""
         from rewards.verified import Verified
 
         if not isinstance(reward, Verified) or any(self.task(r.task_id).reference is not None for r in self.records):
@@ -101,7 +101,7 @@ class Stored:
         raise RecipeError(
             "this reward needs references, and the tasks have none",
             where=where,
-            got=f"the tasks cannot be made again: {self.problem}" if self.problem else "tasks whose reference is null",
+            got=f"the tasks cannot be recreated: {self.problem}" if self.problem else "tasks whose reference is null",
             expected="tasks with Task.reference",
             hint="run this where the environment of the run is installed, or use a reward of (task, trajectory)",
         )

@@ -23,7 +23,7 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Reviews(Wrapper):
-    """The critic's tokens get whether it was right, compared within the group; all others what `inner` gives.
+    """Advantages of critic tokens from whether the review was right, compared within the group; `inner` for the others.
 
     A review is right if it accepts a proposal of an attempt that succeeds, or sends one back in an attempt that fails;
     one that could not be read is wrong. With x = 1 for right and 0 for wrong over all n reviews of a group,
@@ -56,11 +56,11 @@ class Reviews(Wrapper):
             yield missing_part(self, context, why, "use agent: {kind: critic}, or its inner estimator alone")
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
-        """Caution about a critic that is trained alone, and only for foreseeing how attempts end."""
+        """Caution about a critic that is trained alone, and only to predict outcomes."""
         if context.stage is not None and context.stage.train_roles == (CRITIC,) and not self.outcome:
             yield (
-                f"{context.at('outcome')} is 0 and {context.stage_path}.train_roles is the critic alone: it is paid "
-                "for foreseeing how attempts end and not for mending them, and may end by always accepting, or never; "
+                f"{context.at('outcome')} is 0 and {context.stage_path}.train_roles is the critic alone: its reward "
+                "is for predicting outcomes, not for improving them, and it may end up always or never accepting; "
                 "watch credit/accepted_reviews_share, and set outcome: 1.0, or train the actor too"
             )
 

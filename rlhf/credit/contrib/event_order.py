@@ -57,10 +57,10 @@ class EventOrder:
         is_shuffled = context.kind_of("rollout", rollout) == "shuffled_events"
         if not is_shuffled and not context.is_trained:
             do = "set rollout: {kind: shuffled_events}, or use another estimator"
-            yield missing_part(self, context, "no attempt reads its events shuffled", do)
+            yield missing_part(self, context, "no attempt has shuffled events", do)
         if is_shuffled and rollout.every != self.every:
             yield Problem(
-                "other attempts are shuffled than are compared",
+                "the shuffled attempts are not the compared ones",
                 where=context.at("every"),
                 got=f"{self.every}, and {context.stage_path}.rollout.every {rollout.every}",
                 expected="the same number",
@@ -68,7 +68,7 @@ class EventOrder:
             )
         if self.inner.needs_values:
             yield Problem(
-                "a critic would value attempts that nothing is learnt from",
+                "a critic would value attempts that are not trained on",
                 where=context.at("inner"),
                 got=context.kind_of("advantage", self.inner),
                 expected="an estimator without a critic",
@@ -112,6 +112,6 @@ class EventOrder:
 
 
 def _raised(score: Score, by: float) -> Score:
-    """The score with so much more on its last turn; an attempt without a turn has nothing to credit."""
+    """The score with a bonus added to its last turn; unchanged without turns."""
     turns = (*score.turns[:-1], score.turns[-1] + by) if score.turns else ()
     return replace(score, turns=turns, total=score.total + by)

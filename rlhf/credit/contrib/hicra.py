@@ -60,7 +60,7 @@ class HICRA(Wrapper):
             strange = [i for i in ids if not 0 <= i < n_vocab]
             if strange:
                 raise RecipeError(
-                    "the policy has no such token, so that this key has no effect",
+                    "the policy has no such token, so this key has no effect",
                     where=f"advantage hicra, {name}",
                     got=str(strange[0]),
                     expected=f"ids from 0 to {n_vocab - 1}",
@@ -107,7 +107,7 @@ class HICRA(Wrapper):
 
 
 def _places(ids: Sequence[int], wanted: Ids, first: int = 0) -> Iterator[int]:
-    """Give every position from `first` on at which `ids` goes on with `wanted`."""
+    """Yield every position from `first` on where `wanted` occurs in `ids`."""
     ids = tuple(ids)
     position = first - 1
     # `index` finds candidates at the speed of C: most ids begin nothing.

@@ -71,14 +71,14 @@ class Seats:
         if self.inner.needs_values:
             raise ValueError(
                 f"inner is {type(self.inner).__name__}, which needs a critic; expected one that compares attempts, "
-                "such as grpo: a critic's values are not cut into seats"
+                "such as grpo: a critic's values are not split by seat"
             )
         for part in with_nested(self.inner):
             key = next((k for k in ("correct_above", "above") if getattr(part, k, 0.0) is None), "")
             if key:
                 raise ValueError(
                     f"{key} of {type(part).__name__} is null, and the success of a game is that of its first seat; "
-                    f"expected the score above which a seat has won, such as {key}: 0"
+                    f"expected the score from which on a seat has won, such as {key}: 0"
                 )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
@@ -98,7 +98,7 @@ class Seats:
                 where=context.at("kind"),
                 got="seats",
                 expected="an environment whose `properties` name two seats or more",
-                do="use its inner estimator alone, or a game whose seats are played",
+                do="use its inner estimator alone, or a game with several seats",
             )
 
     @property

@@ -68,8 +68,8 @@ def _effective(run: RunData) -> Iterator[Finding]:
         "Effective sample size",
         percent_text(worst),
         "problem" if worst <= 0.3 else "look",
-        "What the tokens are worth after the correction for the difference of trainer and engine, in the worst step, "
-        f"as a share of their number; up to {percent_text(left_out)} of the tokens of a step were rejected.",
+        "Effective share of the tokens after the correction for the difference of trainer and engine, in the worst "
+        f"step; up to {percent_text(left_out)} of the tokens of a step were rejected.",
         "bring engine and trainer nearer (precision, fresher weights), or choose a milder `correction`",
     )
 
@@ -141,7 +141,7 @@ def _collapse(run: RunData) -> Iterator[Finding]:
             "Echo trap",
             f"{sum(trapped):.0f} of {len(trapped)} steps",
             "problem",
-            "Attempts at one task scored alike, the policy grew certain, and the return fell, all at once.",
+            "Scores within groups became equal, entropy fell, and the return fell, all in the same steps.",
             "go back to an earlier checkpoint with a lower optimizer.lr, a wider loss.clip_high, or a KL term",
         )
 
@@ -165,9 +165,11 @@ def _watched(run: RunData) -> Iterator[Finding]:
             f"from {number_text(trained_first)} to {number_text(trained_last)}, and {name}, which is not trained on, "
             f"from {number_text(first)} to {number_text(last)}."
             + (
-                f" The one rose while the other fell, first at step {alarms[0][1]} of {alarms[0][0]}." if alarms else ""
+                f" The first rose while the second fell, first at step {alarms[0][1]} of {alarms[0][0]}."
+                if alarms
+                else ""
             ),
-            "read attempts that the trained reward likes and this one does not; take a policy from before that step"
+            "read attempts that the trained reward likes and this one does not; use a checkpoint from before that step"
             if alarms
             else "",
         )
@@ -200,7 +202,7 @@ def _renewed(run: RunData) -> Iterator[Finding]:
         f"Audited pairs of which a judge prefers the right attempt: {percent_text(accuracies[0])} of the first and "
         f"{percent_text(accuracies[-1])} of the last of {len(accuracies)} that were audited."
         + (" That one failed, so the judge before it stayed." if is_over else ""),
-        "read what it prefers, use a judge of another make, and compare with the watched reward" if is_over else "",
+        "read what it prefers, use another judge model, and compare with the watched reward" if is_over else "",
     )
 
 

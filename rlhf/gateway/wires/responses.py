@@ -104,7 +104,7 @@ def _response(answered: ChatReply, asked: ChatRequest, output: list[Any], status
 
 
 def id_of(answered: ChatReply) -> str:
-    """Name by which a later request goes on from this reply."""
+    """Id with which a later request continues from this reply."""
     return f"resp_{answered.id}"
 
 

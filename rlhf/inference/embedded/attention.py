@@ -239,15 +239,15 @@ def use_packed_attention(model: nn.Module) -> None:
     kinds = set(config.layer_types or ["full_attention"]) - _KINDS
     if kinds:
         raise ModelError(
-            "layers of this model mix tokens in other ways than attention, so packed rows would see each other",
+            "this model mixes tokens outside of attention layers, so packed rows would not be independent",
             where=name,
             got=", ".join(sorted(kinds)),
             expected=" or ".join(sorted(_KINDS)),
-            hint="use a model of attention layers alone; docs/models.md lists those that are tested",
+            hint="use a model with attention layers only; docs/models.md lists the tested ones",
         )
     if not ModelWrapper(base).takes_attention:
         raise ModelError(
-            "the model does not let its attention be replaced",
+            "the model does not allow its attention to be replaced",
             where=name,
             expected="a model class of transformers 5 with _supports_attention_backend, such as Qwen3, Qwen2 or Llama",
         )
@@ -264,7 +264,7 @@ def check_context(config: Any, max_context: int) -> None:
     positions, short = found.max_position_embeddings, found.max_short_positions
     if positions is not None and max_context > positions:
         raise ModelError(
-            "the model was made for shorter contexts",
+            "the context is longer than the model supports",
             where="max_context",
             got=str(max_context),
             expected=f"at most {positions}",
@@ -318,7 +318,7 @@ def planned_forward(
     )
     if not plan.is_used:
         raise ModelError(
-            "the model does not hand keyword arguments on to its attention layers, so rows would see each other",
+            "the model does not pass keyword arguments to its attention layers, so packed rows would interact",
             where=type(model).__name__,
             expected="a model class of transformers 5 that passes **kwargs through, such as Qwen3, Qwen2 or Llama",
         )

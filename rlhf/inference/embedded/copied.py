@@ -43,7 +43,7 @@ class CopiedEngine(TransformersEngine):
         where = f"{type(self).__name__}.load, version {weights.version}"
         if weights.parameters is None or weights.form != "full":
             raise DeliveryError(
-                "this engine has weights of its own",
+                "this engine has its own copy of the weights",
                 where=where,
                 got=f"{weights.form} weights",
                 expected="full weights",

@@ -176,7 +176,7 @@ class TransformersEngine:
         self.drop_cache()
 
     async def sleep(self) -> None:
-        """Free keys and values; a session that goes on computes them again."""
+        """Free the KV cache; a continuing session computes it again."""
         self.drop_cache()
 
     def drop_cache(self) -> None:
@@ -208,7 +208,7 @@ class TransformersEngine:
         where = f"TransformersEngine.load, version {weights.version}"
         if weights.form != "shared":
             raise DeliveryError(
-                "this engine shares the trainer's parameters and is sent none",
+                "this engine shares the trainer's parameters and takes no delivery",
                 where=where,
                 got=f"{weights.form} weights",
                 expected="shared weights",
@@ -217,7 +217,7 @@ class TransformersEngine:
         found = fingerprint(self._model)
         if weights.fingerprint and weights.fingerprint != found:
             raise DeliveryError(
-                "the engine's parameters are not those that were published",
+                "the engine's parameters differ from the published ones",
                 where=where,
                 got=found,
                 expected=weights.fingerprint,
@@ -225,11 +225,11 @@ class TransformersEngine:
             )
         if weights.version == self._version and self._fingerprint not in ("", found):
             raise DeliveryError(
-                "this version was delivered before, with other parameters",
+                "this version was delivered before with different parameters",
                 where=where,
                 got=found,
                 expected=self._fingerprint,
-                hint="count the version up with every publication",
+                hint="increase the version with every publication",
             )
         return found
 

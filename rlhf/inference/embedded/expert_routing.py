@@ -60,7 +60,7 @@ class ExpertRouting:
                 "the routing of this model cannot be replayed",
                 where=type(masked[0]).__name__,
                 got="a router that sets the scores of other groups of experts to 0",
-                expected="one that weighs experts by scores that are not masked, as deepseek_v3 does",
+                expected="one that weighs experts by unmasked scores, as deepseek_v3 does",
                 hint="remove routing_replay",
             )
         self._given: Tensor | None = None  # [T, L, K], of all places of the rows

@@ -63,7 +63,7 @@ class GuidedEngine(TransformersEngine):
 
 
 class _Guide(TransformersEngine):
-    """Computes the passes of another engine with a model of its own."""
+    """Computes the forward passes of another engine with a separate model."""
 
     def follow(self, engine: GuidedEngine, segments: Segments) -> Tensor:
         """Logits in float32 after the segments of `engine` that sample, `[n, V]`."""

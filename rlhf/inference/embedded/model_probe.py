@@ -70,6 +70,6 @@ def _unfit(name: str, got: str) -> ModelError:
         "packed rows of this model differ from single rows",
         where=f"a model of type {name}",
         got=got,
-        expected="the same log-probs: attention that only looks back, and positions as they are given",
+        expected="the same log-probs: causal attention, and position ids as given",
         hint=f"use a model of a tested family: {', '.join(sorted(TESTED))}",
     )

@@ -76,7 +76,7 @@ class PausableEngine(TransformersEngine):
         await self._steps.wait()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Sample nothing more: once what runs has finished, at once and go on later, or end it with what it has."""
+        """Stop sampling: `wait` for running requests, `keep` them for later, or `abort` them with the tokens so far."""
         self._admits.clear()
         if mode == "keep":
             self._steps.clear()

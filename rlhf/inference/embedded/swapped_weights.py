@@ -59,10 +59,10 @@ class SwappedWeightsEngine(TransformersEngine):
     async def load(self, weights: PolicyWeights) -> None:
         """Raise DeliveryError: its weights stay."""
         raise DeliveryError(
-            "this engine holds the weights of an older version and is sent none",
+            "this engine holds the weights of an older version and takes no delivery",
             where=f"{type(self).__name__}.load",
             got=f"version {weights.version}",
-            expected=f"version {self.policy_version} for good",
+            expected=f"version {self.policy_version} only",
         )
 
     def _step(self) -> None:

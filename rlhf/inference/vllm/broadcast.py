@@ -117,7 +117,7 @@ def _has_failed(task: asyncio.Future[Any]) -> bool:
 
 
 async def _in_thread(do: Callable[[], None]) -> None:
-    """Wait for a call that may hang for ever where another process has ended: nobody waits for its thread then."""
+    """Wait for a call that may hang for ever if another process has ended; its thread is then abandoned."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

@@ -29,7 +29,7 @@ class GenerationRequest:
     task: asyncio.Task[Generation] | None = None
 
     def rest(self) -> SamplingParams:
-        """Parameters for what is left to sample; after an interruption with random numbers of its own."""
+        """Parameters for the remaining tokens; after an interruption with a different seed."""
         if not self.token_ids:
             return self.params
         n = len(self.token_ids)

@@ -45,7 +45,7 @@ async def describe(instance: Instance, timeout_s: float, token: str = "") -> dic
     found = answer[0] if answer else None
     if not isinstance(found, dict) or any(type(found.get(key)) is not kind for key, kind in _DESCRIBED.items()):
         raise EngineError(
-            "the server does not describe itself",
+            "the server does not report its model and version",
             where=instance.name,
             got=repr(answer)[:200],
             hint=f"{serve}, of the same version as this program",
@@ -75,7 +75,7 @@ def check_fit(name: str, found: Mapping[str, Any], shapes: Mapping[str, Any], n_
         )
     if found["logprobs_mode"] != "processed_logprobs":
         raise EngineError(
-            "the server's log-probs are not those of the distribution it samples from",
+            "the server's log-probs do not belong to its sampling distribution",
             where=name,
             got=f"--logprobs-mode {found['logprobs_mode']}",
             expected="--logprobs-mode processed_logprobs",

@@ -149,7 +149,7 @@ class Deliverer:
         sent = _as_announced(weights, digest.hexdigest(), where)
         await _verify_fingerprints(to, self.name_of(weights.version), sent, where, lambda i: i.call("rlhf_fingerprint"))
         if not all(await to.each(lambda i: i.drop_cache())):
-            raise DeliveryError("vLLM kept keys and values of older weights", where=where)
+            raise DeliveryError("vLLM kept a KV cache of older weights", where=where)
         return sent
 
     async def _connected(self, to: Receivers) -> BucketedSender:
@@ -256,7 +256,7 @@ class Deliverer:
                 )
 
     async def remove(self, to: Receivers, adapter: Adapter) -> None:
-        """Free an adapter that nobody uses."""
+        """Free an unused adapter."""
 
         async def remove(instance: Instance) -> None:
             await instance.remove_adapter(adapter)
@@ -326,7 +326,7 @@ async def _retry_on_disconnect(instance: Instance, do: Callable[[], Awaitable[An
 def _as_announced(weights: PolicyWeights, sent: str, where: str) -> str:
     if weights.fingerprint and weights.fingerprint != sent:
         raise DeliveryError(
-            "the parameters sent are not those that were announced: the trainer's copy is stale, or changed meanwhile",
+            "the sent parameters differ from the announced ones: the trainer's copy is stale, or changed meanwhile",
             where=where,
             got=sent,
             expected=weights.fingerprint,
@@ -353,7 +353,7 @@ async def _verify_fingerprints(
     for instance, found in zip(to.instances, received, strict=True):
         if not found or any(worker != sent for worker in found):
             raise DeliveryError(
-                "the engine holds other parameters than those that were sent: the engine is stale",
+                "the engine's parameters differ from the sent ones: the engine is stale",
                 where=f"{where}, {instance.name}",
                 got=", ".join(map(str, found)),
                 expected=sent,
@@ -363,7 +363,7 @@ async def _verify_fingerprints(
     for instance, their_name in zip(to.instances, names, strict=True):
         if their_name != name:
             raise DeliveryError(
-                "the engine calls its weights another version: the engine is stale",
+                "the engine reports another version of its weights: the engine is stale",
                 where=f"{where}, {instance.name}",
                 got=their_name,
                 expected=name,

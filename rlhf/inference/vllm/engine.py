@@ -189,7 +189,7 @@ class VllmEngine:
         if self._max_context < max_context:
             warnings.warn(
                 f"a server has a context of {found} tokens: episodes are cut there, not at {max_context} as the recipe "
-                f"and the model have it; start it with more, or set limits.max_context={found}",
+                f"and the model have it; start it with a longer context, or set limits.max_context={found}",
                 stacklevel=2,
             )
 
@@ -345,9 +345,7 @@ class VllmEngine:
             except InstanceDownError as error:  # `of` finds another, or says that there is none
                 n_breaks += not replica.fault
                 if n_breaks > _MAX_BREAKS:
-                    raise EngineError(
-                        "the connection broke again and again", where=error.where, got=error.got
-                    ) from error
+                    raise EngineError("the connection broke repeatedly", where=error.where, got=error.got) from error
                 await asyncio.sleep(_RETRY_S)
                 continue
             if sampled.finish is not Finish.ABORT or call.withdrawn:
@@ -356,7 +354,7 @@ class VllmEngine:
             # While weights arrive, and where they arrived meanwhile, it was the update that ended it.
             n_aborts += self._open.is_set() and self._n_updates == n_updates
             if n_aborts > self._max_aborts:
-                raise EngineError("vLLM gave the call up", where="VllmEngine.generate", got=f"{n_aborts} times")
+                raise EngineError("vLLM aborted the call", where="VllmEngine.generate", got=f"{n_aborts} times")
 
     async def _ask(self, replica: Replica, call: GenerationRequest) -> Sampled:
         call.request_id = f"{self._name}-{next(self._numbers)}"
@@ -370,7 +368,9 @@ class VllmEngine:
             versions = [self._deliverer.version_of(name) for name, _ in sampled.spans]
             if is_delivered and None in versions:
                 got = ", ".join(name for name, _ in sampled.spans)
-                raise InstanceStaleError("the server has other weights by now", where=replica.instance.name, got=got)
+                raise InstanceStaleError(
+                    "the server has different weights by now", where=replica.instance.name, got=got
+                )
         except InstanceDownError as error:
             await self._replicas.lose(replica, error)
             raise

@@ -156,7 +156,7 @@ class Instance(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go; an instance that this process started stops."""
+        """Close the connection; an instance that this process started is stopped."""
         ...
 
 

@@ -103,7 +103,7 @@ class ReplicaSet:
                 "no vLLM instance is left",
                 where="VllmEngine.generate",
                 got=self.faults,
-                hint="start servers again, a delivery takes them back; of an engine of one's own see engine.log",
+                hint="restart the servers: the next delivery uses them again; a local engine logs to engine.log",
             )
         replica = min(self.in_use, key=lambda s: len(s.running))
         if session:
@@ -115,7 +115,7 @@ class ReplicaSet:
         self._home.pop(session, None)
 
     async def reconcile(self, urls: Sequence[str], max_context: int) -> None:
-        """Have these servers take part beside those given first, and none that joined earlier and is not among them.
+        """Set the joined servers, besides those given first; earlier ones that are not listed leave.
 
         A new one is out of use until weights are delivered to it; one that does not answer or fit is named, and tried
         again with the next call. One that leaves finishes what it runs.
@@ -167,7 +167,7 @@ class ReplicaSet:
             replica = next(replica for replica in self.all if replica.instance is instance)
             replica.fault = f"{error.what}: {error.got}"
             warnings.warn(
-                f"{instance.name} vanished while weights were delivered to it ({replica.fault}); the run goes on "
+                f"{instance.name} was lost during a delivery of weights ({replica.fault}); the run goes on "
                 "without it, and a later delivery takes it back if it is there again",
                 stacklevel=2,
             )
@@ -184,7 +184,7 @@ class ReplicaSet:
         wait_s: float = 0.0,
         least: int = 0,
     ) -> None:
-        """Take back who answers again and still fits, leave out who is gone; where nobody is left, wait for one.
+        """Use returned compatible servers again, drop lost ones; if none is left, wait for one.
 
         Args:
             max_context: tokens that an instance must have room for.

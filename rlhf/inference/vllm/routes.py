@@ -68,7 +68,7 @@ def route(way: Way, placement: Placement) -> Route:
         )
     if way == "broadcast" and not placement.is_apart:
         raise EngineError(
-            "trainer and engine cannot be in one process group",
+            "trainer and engine cannot join one process group",
             where=where,
             got=f"the engine on {theirs}, this process on {placement.here or 'a CPU'}",
             expected="GPUs that differ, or no GPU on either side",

@@ -193,7 +193,7 @@ class ServerInstance:
         return True
 
     async def close(self) -> None:
-        """Close the connections; the server goes on."""
+        """Close the connections; the server keeps running."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -245,7 +245,9 @@ class ServerInstance:
 
     def _refused(self, path: str, status: int, text: str) -> EngineError:
         if status in (401, 403):
-            return EngineError("the server wants a key", where=self.name, hint="set VLLM_API_KEY to the server's key")
+            return EngineError(
+                "the server requires a key", where=self.name, hint="set VLLM_API_KEY to the server's key"
+            )
         if status == 404:
             return _NotFoundError(
                 "the server lacks a route",
@@ -263,7 +265,7 @@ class ServerInstance:
             "the server's answer cannot be understood",
             where=self.name + path,
             got=repr(answer)[:200],
-            hint="is it vLLM, of the version this was made for?",
+            hint="check that the server is vLLM, of a supported version",
         )
 
 

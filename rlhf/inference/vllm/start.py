@@ -188,7 +188,7 @@ def start_error(text: str, options: StartOptions, log: Path | None) -> EngineErr
     if "KV cache" in got or "cache blocks" in got:
         key = "engine.gpu_memory_share" if torch.cuda.is_available() else "engine.kv_cache_gb"
         return EngineError(
-            "there is too little memory for keys and values", where=where, got=got, hint=f"raise {key}{see}"
+            "there is too little memory for the KV cache", where=where, got=got, hint=f"raise {key}{see}"
         )
     if "head_dim" in got or "head size" in got.lower():
         return ModelError(

@@ -173,7 +173,7 @@ class MemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             info.reset()
 
     def shutdown(self) -> None:
-        """Let go of the sender's buffer."""
+        """Release the sender's buffer."""
         if self.receiver is not None:
             self.receiver.close()
             self.receiver = None

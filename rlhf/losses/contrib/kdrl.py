@@ -55,7 +55,7 @@ class KDRL(PPOClip):
         yield from no_model(self.teacher, context.at("teacher"), "a run keeps its policy in checkpoints/NAME/policy")
         if self.teach == "silent_groups" and context.stage.filters.drop_zero_advantage:
             yield Problem(
-                "the teacher is for groups whose attempts all score the same, and those are left out",
+                "the teacher applies to groups with equal scores, and these are left out",
                 where=f"{context.stage_path}.filters.drop_zero_advantage",
                 got="true",
                 expected="false with loss.teach: silent_groups",

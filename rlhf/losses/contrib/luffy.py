@@ -42,10 +42,10 @@ class LUFFY(Regularized):
         """Refuse stages without demonstrations."""
         if context.stage.expert is None and not context.is_trained:
             yield Problem(
-                "this loss is for demonstrations among the attempts, and the stage brings none",
+                "this loss is for demonstrations among the attempts, and the stage adds none",
                 where=context.at("kind"),
                 got="luffy without expert",
-                expected="demonstrations to weigh: without them it is -A ratio",
+                expected="demonstrations: without them the loss is -A ratio",
                 do="set expert: {per_group: 1}, or use loss: {kind: ppo_clip}",
             )
 

@@ -60,7 +60,7 @@ class NFT(Regularized):
         estimator = context.stage.advantage
         if context.recipe.is_listed("advantage", estimator) and scale_of(estimator) != "group_mean":
             yield Problem(
-                "this loss reads the share of right attempts off the advantages, and these do not tell it",
+                "this loss derives the success rate from the advantages, and these do not contain it",
                 where=f"{context.stage_path}.advantage.kind",
                 got=context.kind_of("advantage", estimator),
                 expected="dr_grpo: score minus group mean",
@@ -71,7 +71,7 @@ class NFT(Regularized):
         """Caution about scores that are not those of one reward that is 0 or 1."""
         weights = [weighted.weight for weighted in context.recipe.rewards.values() if weighted.weight]
         if weights != [1]:
-            yield f"{context.path} takes every score for 0 or 1, and the recipe adds up rewards of weights {weights}"
+            yield f"{context.path} needs scores of 0 or 1, and the recipe adds up rewards of weights {weights}"
         yield from super().cautions(context)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
@@ -79,7 +79,7 @@ class NFT(Regularized):
         advantages = inputs.advantages
         if (advantages.abs() > 1 + 1e-4).any():
             raise DataError(
-                "these advantages are not those of right and wrong attempts",
+                "these advantages are not of binary scores",
                 where="nft",
                 got=f"an advantage of {float(advantages[advantages.abs().argmax()]):g}",
                 expected="1 − q or −q, with q the share of right attempts in the group",

@@ -49,10 +49,10 @@ class ShuffledEvents(Independent):
         kind = context.kind_of("advantage", context.stage.advantage)
         if kind != "event_order" and context.recipe.is_listed("advantage", context.stage.advantage):
             yield Problem(
-                "attempts with shuffled events would be trained on like the others",
+                "the estimator would not tell attempts with shuffled events apart",
                 where=context.at("kind"),
                 got=f"shuffled_events with advantage {kind}",
-                expected="an estimator that tells them apart",
+                expected="an estimator that handles them",
                 do="use advantage: {kind: event_order}",
             )
 

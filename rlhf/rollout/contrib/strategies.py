@@ -132,7 +132,7 @@ class BestOfN:
             where="judge",
             got=f"{name_of(self.judge)}, {why}",
             expected=expected,
-            hint="remove the key to go by log-probs, or ask a model: judge: {kind: grade, path: FOLDER}",
+            hint="remove the key to choose by log-probs, or use a model: judge: {kind: grade, path: FOLDER}",
         )
 
     @property

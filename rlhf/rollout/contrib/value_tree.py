@@ -89,7 +89,7 @@ class ValueTree(Tree):
         ]
 
     async def _values(self, task: Task, group: Sequence[Trajectory], timeout_s: float) -> dict[int, float]:
-        """Judge's value of each attempt, by its number, without those that failed for no fault of the policy."""
+        """Judge's value of each attempt, by its number, without those that ended with infrastructure errors."""
         alive = [t for t in group if not t.outcome.is_infrastructure_error]
         if self.judge is None or not alive:
             return {}

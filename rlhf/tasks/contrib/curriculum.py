@@ -105,7 +105,7 @@ class Curriculum:
         missing = [level for level in levels if level not in found]
         if missing or len(levels) < 2:
             raise RecipeError(
-                "no task is of this level" if missing else "all tasks are of one level",
+                "no task has this level" if missing else "all tasks have the same level",
                 where="sampler.levels",
                 got=", ".join(map(repr, missing or levels)),
                 expected="levels among " + ", ".join(map(repr, found)) if missing else "at least two levels",

@@ -72,7 +72,7 @@ class Uncertain:
         if self.rule != "top_k_abs" and value > 1:
             raise ValueError(f"value: {value} is above 1; top_k_abs takes a number of groups, {self.rule} a share")
         if self.rule != "top_k_abs" and value == 0:
-            raise ValueError(f"value: 0 leaves {self.rule} nothing to choose by")
+            raise ValueError(f"value: 0 leaves {self.rule} no threshold")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a metric that the rewards do not have, groups of one, and a loss that takes no factors."""
@@ -92,7 +92,7 @@ class Uncertain:
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about groups that a critic could have learnt from."""
         if context.stage.critic is not None and self.drop_equal:
-            yield f"{context.path} drops groups whose attempts are equal, in which a critic still finds an advantage"
+            yield f"{context.path} drops groups whose attempts are equal, where a critic still gives an advantage"
 
     def __call__(self, groups: Sequence[ScoredGroup], n_tasks: int, n_rounds: int) -> Selection:
         """Keep the groups that the rule chooses."""

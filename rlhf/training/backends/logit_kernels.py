@@ -110,7 +110,7 @@ def _launch(
     if not len(logits):
         return
     if logits.stride(1) != 1 or not targets.is_contiguous() or not found.is_contiguous():
-        raise ValueError("rows of logits, targets and statistics must lie without gaps")
+        raise ValueError("logits, targets and statistics must be contiguous")
     sizes = (logits.shape[1], logits.stride(0), 1.0 / temperature)
     with torch.cuda.device(logits.device) if logits.is_cuda else torch.no_grad():
         kernel[grid](logits, targets, found, *more, *sizes, **flags, BLOCK=_BLOCK, num_warps=8)

@@ -68,7 +68,7 @@ class Torch:
         """Refuse several processes."""
         key = context.path.replace("[", ".").replace("]", "")
         yield Problem(
-            "this trainer works in one process",
+            "this trainer runs in one process",
             where=context.at("kind"),
             got=f"torch, and {n} processes were started",
             expected="a trainer for several processes, such as deepspeed, in every stage",
@@ -83,7 +83,7 @@ class Torch:
 
         if current().n > 1:
             raise TrainingError(
-                "this trainer works in one process",
+                "this trainer runs in one process",
                 where="trainer.kind",
                 got=f"torch in {current().n} processes",
                 expected="a trainer for several processes, such as deepspeed",
@@ -171,7 +171,7 @@ class DeepSpeed:
         lora, decay = context.recipe.policy.lora, context.stage.optimizer.weight_decay
         if lora is not None and lora.roles and decay:
             yield Problem(
-                "weight decay would move adapters that read nothing in an update",
+                "weight decay would change adapters that an update does not train",
                 where=f"{context.stage_path}.optimizer.weight_decay",
                 got=f"{decay:g}, with policy.lora.roles and {key_that_shards(self, 'deepspeed')}",
                 expected="0",

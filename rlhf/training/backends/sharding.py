@@ -61,7 +61,7 @@ def n_per_row_of(kind: object) -> int:
 
 
 def compiles(kind: object) -> bool:
-    """True if a trainer is told to compile layers; False where it is left to it."""
+    """True if a trainer is set to compile layers; False if it decides itself."""
     return _TrainerCapabilities(kind).compile is True
 
 
@@ -110,7 +110,7 @@ def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
         yield Problem(
             "sharded adapters cannot be swapped for an older one",
             where=f"{path}.reference_reset",
-            got=f"a reference that is renewed, with policy.lora and {said}",
+            got=f"a reference that is reset, with policy.lora and {said}",
             expected=KEEPS_WHOLE,
             do="use such a trainer, or remove reference_reset",
         )
@@ -130,7 +130,7 @@ def format_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
             f"this trainer computes in {' and '.join(sharding.formats)} only",
             where=context.at(sharding.key),
             got=f"{key_that_shards(trainer, context.kind_of('trainer', trainer))}, with policy.dtype: {own}",
-            expected="a number format that it has, in policy.dtype or trainer.precision",
+            expected="a supported number format in policy.dtype or trainer.precision",
             do="deepspeed with zero: 1, 2 or 3 has all of them",
         )
 
@@ -167,7 +167,7 @@ def _critic_problems(trainer: Any, critic: Any, context: CheckContext) -> Iterat
     path, is_apart, kind = context.stage_path, trainer.sharding.parameters, context.kind_of("trainer", trainer)
     if not _CriticCapabilities(critic).spans_processes:
         yield Problem(
-            "this critic learns beside the plain trainer only",
+            "this critic works with the torch trainer only",
             where=f"{path}.critic.kind",
             got=f"{context.kind_of('critic', critic)} with {path}.trainer.kind: {kind}",
             expected="values",

@@ -307,7 +307,7 @@ class TorchTrainer:
     def _inputs(self, batch: PackedBatch, loss: PolicyLoss, temperature: float) -> LossInputs:
         if batch.off_policy is not None and not LossNeeds(loss).takes_off_policy:
             raise DataError(
-                "this loss needs tokens sampled by the policy, and some are not",
+                "this loss needs on-policy tokens, and some are off-policy",
                 where="TorchTrainer.update",
                 got=f"{int(batch.off_policy.sum())} off-policy tokens for {type(loss).__name__}",
                 expected="a loss with takes_off_policy = True",
@@ -433,11 +433,11 @@ def _checked(output: object, loss: object) -> LossOutput:
     if isinstance(output, LossOutput) and isinstance(found, torch.Tensor) and found.requires_grad and found.ndim == 0:
         return output
     raise TrainingError(
-        "a loss returned something that cannot be differentiated",
+        "a loss returned a value without a gradient",
         where=type(loss).__name__,
         got=f"{type(output).__name__}" + ("" if found is None else f" with {_form(found)}"),
         expected="LossOutput(loss), a scalar tensor that depends on inputs.policy_logprobs",
-        hint="return rlhf.losses.policy_loss.LossOutput on every way through it, and detach no log-probs",
+        hint="return rlhf.losses.policy_loss.LossOutput on every path, and detach no log-probs",
     )
 
 

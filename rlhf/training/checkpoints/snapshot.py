@@ -37,7 +37,7 @@ class Snapshot:
     def take(
         cls, policy: Any, optimizer: torch.optim.Optimizer | None, kept: Mapping[str, Stateful], *, copy: bool
     ) -> Snapshot | None:
-        """Return what is to be written; None in a process that writes nothing. All processes call it together.
+        """Return the content of a checkpoint; None in a process that writes nothing. All processes call it together.
 
         Args:
             policy: to save.

@@ -379,7 +379,7 @@ def load_trainer(
         saved = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
         moments = saved["optimizer"]
         if optimizer is not None and moments is None:
-            raise ValueError("the optimiser's state was not kept when its stage was finished")
+            raise ValueError("the optimiser's state was not saved at the end of its stage")
         if optimizer is not None and moments is not None:
             if isinstance(optimizer, torch.optim.Optimizer) and "parameters" in moments:
                 groups, masters = optimizer.state_dict()["param_groups"], isinstance(optimizer, MasterAdamW)
@@ -388,7 +388,7 @@ def load_trainer(
             _check_shapes(optimizer)
         if missing := [name for name in kept if name not in saved["kept"]]:
             raise CheckpointError(
-                "this checkpoint has no state of a part that keeps one",
+                "this checkpoint lacks the state of a part that needs it",
                 where=str(folder / "trainer.pt"),
                 got=", ".join(saved["kept"]) or "none",
                 expected=", ".join(missing),

@@ -1,4 +1,4 @@
-"""A thread that writes one checkpoint while training goes on."""
+"""A thread that writes one checkpoint during training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Writer:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what has failed, once; what still goes on is not waited for."""
+        """Raise the error of a failed write, once; does not wait for a running one."""
         error, self._error = self._error, None
         if error is not None:
             raise error

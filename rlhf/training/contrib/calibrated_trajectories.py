@@ -106,7 +106,7 @@ async def _corrected(
     lane: Lane,
     needs: Collection[str],
 ) -> Demonstration | None:
-    """Correct one attempt; None where there is nothing to correct, or it is corrected already. Raises Ended."""
+    """Correct one attempt; None if it needs no correction, or has one already. Raises Ended."""
     done = [turn.action for turn in attempt.turns if turn.action.error is None]
     taken = [action.text for action in done if not action.parts]
     left: list[int | None] = []

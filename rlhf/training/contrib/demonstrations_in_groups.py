@@ -46,7 +46,7 @@ class Expert:
                 "demonstrations cannot join these groups",
                 where=context.path,
                 got=got,
-                expected="parts that tell demonstrations from attempts",
+                expected="parts that distinguish demonstrations from attempts",
                 do=f"{do}, or remove expert",
             )
 
@@ -55,12 +55,12 @@ class Expert:
         stage = context.stage
         if not LossNeeds(stage.loss).takes_off_policy:
             loss = context.kind_of("loss", stage.loss)
-            yield f"loss {loss} takes every token for the policy's own", "use loss: {kind: luffy}"
+            yield f"loss {loss} treats every token as on-policy", "use loss: {kind: luffy}"
         if replays(stage.sampler):
             why = "begins tasks in the middle, demonstrations at their beginning"
             yield f"sampler {context.kind_of('sampler', stage.sampler)} {why}", "use another sampler"
         if stage.critic is not None:
-            yield "a critic would learn the value of what the policy does not do", "use advantage: {kind: guided}"
+            yield "a critic would learn the values of off-policy actions", "use advantage: {kind: guided}"
         for name, weighted in context.recipe.rewards.items():
             if isinstance(weighted.reward, GroupReward):
                 why = f"rewards.{name} compares the attempts at a task, and a demonstration is none"

@@ -79,7 +79,7 @@ class Attempts:
         if self.calibrate and not (is_replayable and can_demonstrate(recipe.environment)):
             why = "without a method `plan`" if is_replayable else "which does not promise to repeat itself"
             yield Problem(
-                "attempts at these tasks cannot be corrected",
+                "attempts at these tasks cannot get oracle corrections",
                 where=context.at("calibrate"),
                 got=f"{environment}, {why}",
                 expected="a replayable environment with a method `plan(task, taken)`",

@@ -21,7 +21,7 @@ from rlhf.training.stages.supervised import Supervised
 
 
 async def imitate_attempts(run: RunContext, stage: Supervised) -> None:
-    """Attempt, keep and imitate, in rounds. An interrupted stage goes on with the round it was in."""
+    """Attempt, keep and imitate, in rounds. An interrupted stage continues with its current round."""
     source = stage.attempts
     assert source is not None
     tasks = tasks_of(run.runner.environment, stage.split)
@@ -121,13 +121,13 @@ async def attempted(
 
 
 def check_kept(kept: Sequence[Trajectory], source: Attempts, collected: RolloutBatch, where: str) -> None:
-    """Raise TrainingError where no attempt is worth imitating."""
+    """Raise TrainingError where no attempt qualifies for imitation."""
     if kept:
         return
     n_solved = sum(t.solved for group in collected.groups for t in group.trajectories)
     wanted = "an attempt that is solved" if source.keep == "solved" else "attempts at one task that score differently"
     raise TrainingError(
-        "no attempt is worth imitating",
+        "no attempt qualifies for imitation",
         where=where,
         got=f"{n_solved} of {collected.n_episodes} attempts solved, at {len(collected.groups)} tasks",
         expected=wanted,

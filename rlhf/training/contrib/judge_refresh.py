@@ -228,7 +228,7 @@ class PolicyJudge(StageHook):
                 "the judge cannot be audited: no task has both a correct and a wrong attempt",
                 where=f"judge_refresh of {run.state.label}",
                 got=f"{collected.n_episodes} attempts at {len(collected.groups)} tasks",
-                expected="a task that is solved now and then",
+                expected="a task that some attempts solve and others do not",
                 hint="raise judge_refresh.tasks or group_size, or lower judge_refresh.solved_at",
             )
         return found

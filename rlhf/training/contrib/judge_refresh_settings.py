@@ -58,11 +58,11 @@ class JudgeRefresh:
         others = [name for name in recipe.rewards if name != (self.reward or found[0])]
         if self.truth is not None and self.truth not in others:
             yield Problem(
-                "this names no reward that can be the ground truth",
+                "this reward cannot be the ground truth",
                 where=context.at("truth"),
                 got=self.truth,
                 expected=" or ".join(others) or "null",
-                do=nearest(self.truth, others) or "remove the key: what the environment calls solved is then true",
+                do=nearest(self.truth, others) or "remove the key: then the environment's success is the ground truth",
             )
         yield from no_split(self.split, recipe.properties.splits, context.at("split"))
         if recipe.sharded:
@@ -81,7 +81,7 @@ class JudgeRefresh:
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
-        yield in_one_process("models of rewards are renewed", context, n)
+        yield in_one_process("reward models are refreshed", context, n)
 
 
 def doubled(preferred: Sequence[float]) -> list[bool]:

@@ -57,10 +57,10 @@ class Logged:
         needs = LossNeeds(stage.loss)
         if needs.teacher is not None or needs.needs_mean_logprobs:
             yield Problem(
-                "this loss reads figures that nobody computes for the attempts of other runs",
+                "this loss needs statistics that are not computed for attempts of other runs",
                 where=context.path,
                 got=f"logged with {context.kind_of('loss', stage.loss)}",
-                expected="a loss of their tokens and log-probs alone",
+                expected="a loss of tokens and log-probs only",
                 do="use loss: {kind: ppo_clip}",
             )
         if stage.critic is not None or stage.advantage.needs_values:
@@ -74,7 +74,7 @@ class Logged:
 
         if stage.filters.high_entropy_share is not None:
             yield Problem(
-                "nobody computes entropies of the attempts of other runs",
+                "entropies are not computed for attempts of other runs",
                 where=context.path,
                 got=f"logged with filters.high_entropy_share: {stage.filters.high_entropy_share}",
                 expected="no such filter",
@@ -149,7 +149,7 @@ class LoggedAttempts(StageHook):
                 raise TrainingError(
                     "there are no stored attempts to learn from",
                     where=f"stages: {self.label}, logged.runs",
-                    got=f"{len(stored)} groups in {', '.join(self.settings.runs)}, in each of which all score the same",
+                    got=f"{len(stored)} groups in {', '.join(self.settings.runs)}, each with equal scores",
                     expected="a group of which one attempt scores more than another",
                     hint="name runs with a policy_gradient stage",
                 )

@@ -54,10 +54,10 @@ class StoreKeeper:
         """
         if asks_policy(agent.store) and current().n > 1:
             raise StoreError(
-                "this kind of store asks the policy between steps, which is done in one process",
+                "this kind of store calls the policy between steps, which needs a single process",
                 where="agent.store",
                 got=f"{type(agent.store).__name__} in {current().n} processes",
-                expected="one process, or a kind that asks nothing",
+                expected="one process, or a kind that does not call the policy",
             )
         store, path = None, folder / copies.FILE
         if current().is_main:
@@ -103,7 +103,7 @@ class StoreKeeper:
             copies.save(self.store, folder)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.bound.store.close()
         if self.store is not None:
             self.store.close()

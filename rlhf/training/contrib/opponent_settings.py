@@ -58,8 +58,8 @@ class Opponents:
                 "this key has no effect",
                 where=context.at("every"),
                 got=f"{self.every}, and the stage has {steps} steps",
-                expected=f"less than {steps}: else the policy of the stage's begin is the only older version",
-                do="lower it, or write keep: 1 to play against the stage's begin alone",
+                expected=f"less than {steps}: else the stage's first policy is the only older version",
+                do="lower it, or write keep: 1 to play against the stage's first policy only",
             )
 
     def check_seats(self, context: CheckContext) -> Iterator[Problem]:
@@ -96,7 +96,7 @@ class Opponents:
             )
         if stage.critic is not None:
             yield Problem(
-                "a critic learns from all generations, those of older versions among them",
+                "a critic would also learn from the generations of older versions",
                 where=context.path,
                 got=f"a critic of kind {context.kind_of('critic', stage.critic)} beside it",
                 expected="critic: null",
@@ -104,7 +104,7 @@ class Opponents:
             )
         if not isinstance(stage.rollout, Independent):
             yield Problem(
-                "attempts that leave from others would have the same opponent",
+                "attempts that branch from others would have the same opponent",
                 where=context.path,
                 got=f"rollout: {context.kind_of('rollout', stage.rollout)}",
                 expected="rollout: {kind: independent}",
@@ -114,7 +114,7 @@ class Opponents:
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about a game without another seat, which can be measured and not trained."""
         if isinstance(context.recipe.agent, SelfPlay) and any(self.check_seats(context)):
-            yield f"{context.path} has no seat in this environment: the recipe can be measured and not trained"
+            yield f"{context.path} has no seat in this environment: the recipe can be evaluated but not trained"
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""

@@ -260,7 +260,7 @@ def profiler_of(stages: Sequence[Any], n: int, folder: Path, state: State) -> Pr
             "this number of steps cannot be profiled",
             where=where,
             got=f"{n} steps",
-            expected=f"1 to {left}, the steps that are left of stages.{index}" if left else "a run with steps left",
+            expected=f"1 to {left}, the remaining steps of stages.{index}" if left else "a run with steps left",
             hint=f"--profile {min(max(n, 1), left)}"
             if left
             else "give the stage more: rlhf train --resume RUN steps=N",

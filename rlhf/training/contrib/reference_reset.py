@@ -54,7 +54,7 @@ class ReferenceReset:
             )
         if self.patience is not None and stage.n_evaluations <= self.patience:
             yield Problem(
-                "the patience never ends: there are too few evaluations",
+                "patience is never reached: there are too few evaluations",
                 where=context.at("patience"),
                 got=f"{self.patience}, with {stage.n_evaluations} evaluations between {stage.steps} steps",
                 expected="more evaluations than that, the first being the best so far",

@@ -156,7 +156,7 @@ def _check_any(rows: Sequence[Labelled], groups: Sequence[ScoredGroup], stage: R
         where=where,
         got=f"{n} attempts at {len(groups)} tasks, {n_right} of them with a score of at least {stage.solved_at:g}",
         expected="attempts that are right and attempts that are wrong",
-        hint="look at `solved_at` and the scores; raise pairs.tasks, or take tasks that are neither sure nor hopeless",
+        hint="look at `solved_at` and the scores; raise pairs.tasks, or choose tasks of medium difficulty",
     )
 
 
@@ -168,6 +168,6 @@ def _check_held_out(rows: Sequence[Labelled], where: str) -> None:
         "the model could not be evaluated: no task has both a correct and a wrong attempt",
         where=where,
         got=f"{len({row.task_id for row in rows})} tasks",
-        expected="one of them solved now and then",
+        expected="one that some attempts solve and others do not",
         hint="raise pairs.tasks, pairs.group_size or held_out",
     )

@@ -83,7 +83,7 @@ class RewardRefresh:
         reward: Any = rewards[self.reward or found[0]].reward
         if nodes_of(reward.path) is not None:
             yield Problem(
-                "a model that reads nodes with a mark cannot be trained further on turns without",
+                "a model trained on marked nodes cannot be trained further on unmarked turns",
                 where=context.path,
                 got=f"a reward model that was trained with merge: {reward.path}",
                 expected="a model of a stage without the key merge",
@@ -112,9 +112,7 @@ class RewardRefresh:
             remove = "remove the key: what the environment calls solved is then true"
             unwatch = f"write weight: 0 in place of watch in rewards.{truth}, or add a second reward to watch"
             yield Problem(
-                "a watched reward cannot be trained on"
-                if watched
-                else "this names no reward that can be the ground truth",
+                "a watched reward cannot be trained on" if watched else "this reward cannot be the ground truth",
                 where=context.at("truth"),
                 got=truth,
                 expected="the name of another reward, or null",
@@ -128,7 +126,7 @@ class RewardRefresh:
 
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
-        yield in_one_process("models of rewards are renewed", context, n)
+        yield in_one_process("reward models are refreshed", context, n)
 
 
 def kept_scale(

@@ -62,7 +62,7 @@ class Teacher:
         longest, context = max(map(len, rows), default=0), int(self.model.config.max_position_embeddings)
         if longest > context:
             raise ModelError(
-                "a row is longer than what the teacher was made for",
+                "a row is longer than the teacher's context",
                 where=self.where,
                 got=f"{longest} tokens",
                 expected=f"at most {context}",
@@ -167,7 +167,7 @@ def _check_tokenizers(theirs: Mapping[str, int], ours: Mapping[str, int], where:
     if differing:
         _, number = differing[0]
         raise ModelError(
-            "the teacher's tokenizer is not the policy's: it cannot score what the policy sampled",
+            "the teacher's tokenizer differs from the policy's, so it cannot score sampled tokens",
             where=where,
             got=f"{len(theirs)} tokens, of which {_name(theirs, number)} is number {number}",
             expected=f"the policy's {len(ours)} tokens, of which {_name(ours, number)} is",

@@ -74,7 +74,7 @@ def first_direction(change: torch.Tensor) -> Direction:
 
 
 def directions(start: Weights, end: Weights) -> dict[str, Direction]:
-    """Return what became of each parameter between two sets of weights.
+    """Return the change of each parameter between two sets of weights.
 
     Raises:
         ModelError: they are not those of one architecture.
@@ -83,7 +83,7 @@ def directions(start: Weights, end: Weights) -> dict[str, Direction]:
     if differing:
         name = differing[0]
         raise ModelError(
-            "these are the weights of different models",
+            "these checkpoints have weights of different models",
             where=name,
             got=f"shape {_shape(end, name)}",
             expected=f"{_shape(start, name)}, as in the weights to start from",
@@ -120,7 +120,7 @@ def at_success(
     centred = s - s.mean()
     if len(found) != len(s) or len(s) < 2 or not bool(centred.abs().max() > 1e-9):
         raise DataError(
-            "there is no line through these checkpoints",
+            "these checkpoints define no line",
             where="extrapolate",
             got=f"{len(found)} checkpoints of success {', '.join(f'{x:g}' for x in successes)}",
             expected="at least two of different success",

@@ -60,7 +60,7 @@ class LiveCritic(Stateful, Protocol):
 
 @runtime_checkable
 class PrivilegedCritic(Protocol):
-    """Critic that is told more of the tasks than the policy is."""
+    """Critic with privileged information about tasks."""
 
     def set_references(self, tasks: Sequence[Task]) -> None:
         """Take in the tasks that the stage draws from, with their references. Asked once, before the first step."""

@@ -156,11 +156,11 @@ class CriticTrainer(CriticTrainerBase[Critic, ValueModel]):
         stage = self._stage
         if any(s.returns is None for s in samples):
             raise TrainingError(
-                "there is nothing to train the critic on",
+                "the critic has no training targets",
                 where="critic",
                 got=f"{type(stage.advantage).__name__} gave credit without returns",
                 expected="Credit.returns_GNT of every group",
-                hint="an estimator with needs_values = True says what the values should have been",
+                hint="an estimator with needs_values = True must return Credit.returns_GNT",
             )
         self.model.holds_backbone = self.model.shared and self.is_warming(step)
         budget, n_least = stage.max_tokens_per_microbatch, current().n

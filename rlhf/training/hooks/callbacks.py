@@ -64,7 +64,7 @@ class Callbacks(StageHook):
         for i, one in enumerate(given):
             if isinstance(one, type):
                 raise RecipeError(
-                    "a callback is an object, and this is a class",
+                    "a callback must be an instance or a function, not a class",
                     where=f"callbacks[{i}]",
                     got=one.__name__,
                     expected="a function of a StepInfo, or an instance of a StageHook",
@@ -90,7 +90,7 @@ class Callbacks(StageHook):
         self._lines.append(line)
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
-        """Lines are kept for a moment only: there is nothing to forget."""
+        """Do nothing: lines are not stored."""
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -176,7 +176,7 @@ class Callbacks(StageHook):
                 torch.load(written, weights_only=True)
             except Exception as error:
                 raise RecipeError(
-                    "the state of a hook cannot be kept in a checkpoint",
+                    "the state of a hook cannot be saved in a checkpoint",
                     where=f"{where}, state_dict",
                     got=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200],
                     expected="numbers, texts, tensors, and lists and dictionaries of them",

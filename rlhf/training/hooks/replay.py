@@ -61,7 +61,7 @@ class Replay:
         )
         if traits.needs_whole == "group":
             yield Problem(
-                "this loss compares the trajectories of a group, and what is replayed has lost its group",
+                "this loss compares the trajectories of a group, and replayed ones have no group",
                 where=context.path,
                 got=f"replay with {kind}",
                 expected="a loss of tokens or trajectories",
@@ -69,7 +69,7 @@ class Replay:
             )
         if not stage.filters.drop_zero_advantage:
             yield Problem(
-                "groups without an advantage stay in the step, so that replay would fill places that are taken",
+                "groups without an advantage stay in the step, so replay has no places to fill",
                 where=f"{context.stage_path}.filters.drop_zero_advantage",
                 got="false",
                 expected="true with replay",

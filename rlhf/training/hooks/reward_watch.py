@@ -168,7 +168,7 @@ class RewardMonitorHook(StageHook):
         return {"trained": self.trained, "watched": self.watched, "stopped": [*self.stopped, *self.due]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Whoever resumes a run that was stopped wants it to go on."""
+        """Restore what `state_dict` returned. A resumed run does not stop again for the same reward."""
         self.trained = {name: list(values) for name, values in state["trained"].items()}
         self.watched = {name: list(values) for name, values in state["watched"].items()}
         self.stopped, self.due = list(state["stopped"]), {}

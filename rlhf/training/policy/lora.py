@@ -192,7 +192,7 @@ class Lora:
         ends = base.get_input_embeddings(), base.get_output_embeddings()
         if base.config.get_text_config().tie_word_embeddings and any(isinstance(m, BaseTunerLayer) for m in ends):
             raise ModelError(
-                "embeddings and output layer of this model are one weight: no adapter changes one alone",
+                "embeddings and output layer of this model are tied: an adapter cannot change only one",
                 where="policy.lora.targets",
                 got=str(self._named),
                 expected="layers between the two, or all-linear",
@@ -236,7 +236,7 @@ class Lora:
 def no_base(where: str, quantization: str | None, whose: str, expected: str) -> Problem:
     """The problem of a quantised base beside what cannot have one."""
     return Problem(
-        "a quantised base is not supported with this",
+        "a quantised base does not support this",
         where=where,
         got=f"{quantization} with {whose}",
         expected=expected,

@@ -219,7 +219,7 @@ class Policy:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         except ValueError as error:
             raise ModelError(
-                "this model cannot compute its activations again",
+                "this model does not support gradient checkpointing",
                 where="trainer.gradient_checkpointing",
                 got=str(error).splitlines()[0],
                 expected="false",

@@ -53,7 +53,7 @@ def check_tokens(theirs: Any, ours: Any, where: str) -> None:
     differing = [token for token, number in wanted.items() if found.get(token) != number]
     if differing:
         raise ModelError(
-            "this model's tokenizer is not the policy's: it would misread the policy's tokens",
+            "this model's tokenizer differs from the policy's, so it would misread its tokens",
             where=where,
             got=f"{len(differing)} tokens with another number or none, such as {differing[0]!r}",
             expected=f"the {len(wanted)} tokens of the policy, by the same numbers",
@@ -110,11 +110,11 @@ def load_folder(
         ) from error
     if missing:
         raise ModelError(
-            "the files lack some of the model's weights",
+            "some of the model's weights are missing from the files",
             where=where,
             got=f"nothing for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}",
             expected="every parameter of the model that config.json describes",
-            hint="complete the files; weights drawn at random instead would look like a model that has learnt nothing",
+            hint="complete the files; missing weights are not initialised at random",
         )
     if quantization is not None:
         without_packing(model)

@@ -45,7 +45,7 @@ def give_template(tokenizer: Any, template: Path | None, where: str) -> None:
             where=where,
             got="a base model, perhaps",
             expected="chat_template.jinja or a chat_template in tokenizer_config.json",
-            hint="give it one by policy.template: plain, or the path of a Jinja file, or use a tuned model",
+            hint="set policy.template: plain, or the path of a Jinja file, or use an instruction-tuned model",
         )
     if template is None:
         return
@@ -57,7 +57,7 @@ def give_template(tokenizer: Any, template: Path | None, where: str) -> None:
             "the tokenizer lacks tokens of this template",
             where="policy.template",
             got=f"{name}, without {', '.join(missing)}",
-            expected="tokens of their own for these",
+            expected="a token for each of these",
             hint="use template: plain, which needs none",
         )
 

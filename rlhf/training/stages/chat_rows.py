@@ -71,7 +71,7 @@ def split_rows(
         of_tasks = "" if tasks is None else f" of {len(order)} tasks"
         got = f"{len(rows)} rows{of_tasks}, {n_dropped} longer than the context, {n_out} held out"
         hint = "give it more rows" if rows else "shorten the rows, or take a policy with a longer context"
-        raise RecipeError("there is nothing to learn", where=where, got=got, expected="rows", hint=hint)
+        raise RecipeError("there are no tokens to train on", where=where, got=got, expected="rows", hint=hint)
     out = set(order[:n_out])
     learnt = [group for group, owner in zip(rows, owners, strict=True) if owner not in out]
     held_out = [sample for group, owner in zip(rows, owners, strict=True) if owner in out for sample in group]
@@ -101,10 +101,10 @@ def chat_samples(
             ids, mask = _encoded(chat, renderer, style)
         except DataError as error:
             raise RecipeError(
-                f"this chat cannot be written: {error.what}",
+                f"this chat cannot be rendered: {error.what}",
                 where=f"{where}, {settings.path}, line {chat.number}",
                 got=error.got or str(error.__cause__ or error),
-                expected=error.expected or "messages that the chat template takes",
+                expected=error.expected or "messages that the chat template accepts",
                 hint=error.hint,
             ) from error
         if len(ids) > max_context:

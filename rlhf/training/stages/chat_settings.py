@@ -24,7 +24,7 @@ def _refuse_no_template(prompt: str) -> None:
             f"prompt is no template: {error}; write {{{{ and }}}} for the characters themselves"
         ) from error
     if any(formats):
-        raise ValueError("prompt: columns stand in braces as they are, without a format")
+        raise ValueError("prompt: columns are in braces, without a format")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -74,9 +74,9 @@ class Chats:
         if self.prompt and "{" in self.prompt:
             _refuse_no_template(self.prompt)
         if self.messages and (self.prompt or self.completion):
-            raise ValueError("a chat is in messages, or in prompt and completion; name one of the two")
+            raise ValueError("give either messages, or prompt and completion")
         if self.text and (self.messages or self.prompt or self.completion):
-            raise ValueError("text is learnt as it is: remove messages, prompt and completion, or text")
+            raise ValueError("text excludes messages, prompt and completion: remove one of them")
         return self
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

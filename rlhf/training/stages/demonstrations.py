@@ -374,7 +374,7 @@ class _Demonstrator:
         self.n_calls += 1
         if self.n_calls > _MAX_CALLS:
             raise AgentError(
-                "the agent keeps asking for demonstrations without acting", where="agent", got=f"{self.n_calls} calls"
+                "the agent keeps calling the policy without acting", where="agent", got=f"{self.n_calls} calls"
             )
         asked = messages[-1].content if messages else ""
         shown = replace(self.shown, role=role, n_calls=self.n_words, asked=asked)

@@ -75,7 +75,7 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
 
 
 def _begin(run: RunContext, trainer: TorchTrainer) -> None:
-    """Write the first checkpoint of the stage, or give the trainer the state of the one it goes on from."""
+    """Write the first checkpoint of the stage, or load the trainer state of the one to resume from."""
     if not run.state.step:
         run.save(optimizer=trainer.optimizer)
         return
@@ -94,13 +94,13 @@ def _fitting(run: RunContext, rows: Sequence[list[Sample]]) -> list[list[Sample]
             where=f"stages[{run.state.stage}]",
             got=f"{len(rows):,} demonstrations, the shortest of {min(longest):,} tokens",
             expected=f"at most {run.policy.max_context:,} tokens, the context of the policy",
-            hint="raise policy.max_context, or demonstrate shorter answers",
+            hint="raise policy.max_context, or use shorter demonstrations",
         )
     if n_left := len(rows) - len(kept):
         run.progress.say(
             f"caution: {n_left:,} of {len(rows):,} demonstrations are longer than the context of "
             f"{run.policy.max_context:,} tokens, the longest of {max(longest):,}, and are not imitated: raise "
-            "policy.max_context, or demonstrate shorter answers"
+            "policy.max_context, or use shorter demonstrations"
         )
     return kept
 

@@ -86,7 +86,7 @@ def _rows(path: Path, where: str) -> list[tuple[_PairLine, dict[str, Any]]]:
             where=where,
             got=f"{path}: no rows",
             expected='lines such as {"prompt": "...", "chosen": "...", "rejected": "..."}',
-            hint="write a pair to a line",
+            hint="write one pair per line",
         )
     return found
 

@@ -49,7 +49,7 @@ class PairStage(StageOverrides):
             raise ValueError("pairs_per_microbatch must divide batch_size")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse pairs of two places, keys that mean nothing to them, and weights in pieces."""
+        """Refuse two sources of pairs, keys without effect, and sharded weights."""
         yield from self._sources(context.path, context.at("pairs"))
         recipe, source = context.recipe, self.pairs
         if source.level == "trajectory":
@@ -105,7 +105,7 @@ class PairStage(StageOverrides):
         source = self.pairs
         if source.file is not None and source.from_run is not None:
             yield Problem(
-                "pairs come from one place",
+                "pairs must have one source",
                 where=where,
                 got=f"file {source.file} and from_run {source.from_run}",
                 expected="one of the two, or neither",
@@ -125,7 +125,7 @@ class PairStage(StageOverrides):
     def check_processes(self, context: CheckContext, n: int) -> Iterator[Problem]:
         """Refuse several processes."""
         yield Problem(
-            "this stage works in one process",
+            "this stage runs in one process",
             where=context.at("kind"),
             got=f"{context.kind_of('stage', self)}, and {n} processes were started",
             expected="one process",

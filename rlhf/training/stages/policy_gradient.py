@@ -161,7 +161,7 @@ class PolicyGradient(StageOverrides):
         yield from self._of_routing(context)
         if self.patience is not None and self.n_evaluations <= self.patience:
             yield Problem(
-                "the stage would never end early: there are too few evaluations",
+                "patience has no effect: there are too few evaluations",
                 where=context.at("patience"),
                 got=f"{self.patience}, with {self.n_evaluations} evaluations between {self.steps} steps",
                 expected="more evaluations than that, the first being the best so far",
@@ -212,7 +212,7 @@ class PolicyGradient(StageOverrides):
             yield no_effect(where, True, why, "remove the key, or set minibatches or epochs above 1")
         if n_per_row_of(self.trainer) > 1:
             yield Problem(
-                "routing is replayed in whole rows",
+                "routing replay needs whole rows",
                 where=where,
                 got="true, with trainer.sequence_parallel",
                 expected="sequence_parallel: 1",
@@ -220,7 +220,7 @@ class PolicyGradient(StageOverrides):
             )
         if compiles(self.trainer):
             yield Problem(
-                "layers whose routing is replayed are not compiled",
+                "routing replay does not support compilation",
                 where=where,
                 got="true, with trainer.compile: true",
                 expected="compile: false, or auto",
@@ -235,10 +235,10 @@ class PolicyGradient(StageOverrides):
         kind = context.kind_of("sampler", self.sampler)
         if replays(self.sampler) and Capabilities(recipe.agent).write is None:
             yield Problem(
-                "this agent cannot show turns that it did not take",
+                "this agent cannot render turns of demonstrations",
                 where=where,
                 got=f"{kind} with {context.kind_of('agent', recipe.agent)}, which lacks write",
-                expected="a method `write(action)` that its messages use for turns without generations",
+                expected="a method `write(action)`, for turns without generations",
                 do="use sampler: {kind: shuffled}, or write it as agents.chat.ChatAgent does",
             )
         if isinstance(self.sampler, DemonstratedSampler):
@@ -281,7 +281,7 @@ class PolicyGradient(StageOverrides):
             do = "set loss.max_weight" if traits.bounds_ratio else "set epochs and minibatches to 1"
             yield f"{context.path} makes {n_updates} updates per step and its loss is right for the first: {do}"
         if traits.needs_fresh_samples and isinstance(self.correction, Bypass) and not context.recipe.shares_policy:
-            yield f"{context.at('correction')} is bypass and its loss has no ratio: nothing corrects for the engine"
+            yield f"{context.at('correction')} is bypass and its loss has no ratio: the engine gap is not corrected"
         if traits.reductions and self.reduction.kind not in traits.reductions:
             meant = f"{context.kind_of('loss', self.loss)} is defined with {' or '.join(traits.reductions)}"
             yield f"{context.at('reduction')} is {self.reduction.kind}, and {meant}"

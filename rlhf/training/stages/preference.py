@@ -59,7 +59,7 @@ class Preference(PairStage):
             yield from unused(self, ("imitation_weight",), context.path, why)
             if self.at_once == 1:
                 yield Problem(
-                    "a micro-batch of one reply has no other prompts to compare with",
+                    "a micro-batch of one reply has no other prompts for the KL estimate",
                     where=context.at("pairs_per_microbatch"),
                     got="1",
                     expected="at least 2 for loss: kto",
@@ -69,7 +69,7 @@ class Preference(PairStage):
             yield from unused(self, ("good_weight",), context.path, f"it is λ of kto, and loss is {self.loss}")
         if self.reference == "base" and context.recipe.policy.lora is None:
             yield Problem(
-                "there is no model under an adapter",
+                "the policy has no adapter, so no base model",
                 where=context.at("reference"),
                 got="base, and policy.lora is null",
                 expected="start, or a policy with an adapter",

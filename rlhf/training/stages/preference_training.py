@@ -257,7 +257,7 @@ async def _collected(
 
 
 def _check_any(pairs: Sequence[Pair], source: Pairs, groups: Sequence[ScoredGroup], where: str) -> None:
-    """Raise TrainingError where there is nothing to compare."""
+    """Raise TrainingError if there are no pairs."""
     if pairs:
         return
     n = sum(len(group.trajectories) for group in groups)
@@ -297,7 +297,7 @@ def check_tokens(policy: Policy, folder: Path, where: str) -> None:
     if tokenizer is None or tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         why = "without a checkpoint to compare" if tokenizer is None else "whose tokenizer differs"
         raise RecipeError(
-            "the trajectories of this run are of other tokens than the policy's",
+            "the tokens of this run are not of the policy's tokenizer",
             where=where,
             got=f"{folder}, {why}",
             expected="a run whose policy has the same tokenizer",

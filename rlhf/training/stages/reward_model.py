@@ -61,7 +61,7 @@ class RewardModel(PairStage):
     """Optimizer of the weights."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse, too, keys that mean nothing to what is learnt, and attempts that cannot be made."""
+        """Also refuse keys without effect on this objective, and impossible attempts."""
         yield from super().check(context)
         lora = context.recipe.policy.lora
         if lora is not None and lora.quantization is not None:

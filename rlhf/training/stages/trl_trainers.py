@@ -343,7 +343,7 @@ def _check_finite(logs: Mapping[str, float], update: int) -> None:
                 where=f"update {update}",
                 got=f"{name} {logs[name]}",
                 expected="finite numbers",
-                hint="lower optimizer.lr; the last checkpoint is of the stage's begin",
+                hint="lower optimizer.lr; the last checkpoint is from the start of the stage",
             )
 
 
@@ -357,7 +357,7 @@ def _is_cancelled() -> bool:
 
 @contextmanager
 def _failing_as_ours(where: str) -> Iterator[None]:
-    with boundary(TrainingError, where=where, hint="a GPU without room takes fewer pairs at once"):
+    with boundary(TrainingError, where=where, hint="use fewer pairs per micro-batch if memory is short"):
         yield
 
 

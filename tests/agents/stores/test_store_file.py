@@ -173,7 +173,7 @@ def test_evaluation_cannot_write_and_only_tasks_of_the_split_may(store: Store, t
             lambda: read.encode_again(),
         ]
         for change in changes:
-            with pytest.raises(StoreReadOnly, match="a training run, which alone writes"):
+            with pytest.raises(StoreReadOnly, match="a training run: only training writes"):
                 change()
     with pytest.raises(StoreLeak, match=r"(?s)game/9 of the split 'test'.*'train'"):
         store.add("note", "the answer", Origin("game/9", "test"))
@@ -182,7 +182,7 @@ def test_evaluation_cannot_write_and_only_tasks_of_the_split_may(store: Store, t
 
 def test_a_store_that_knows_a_task_which_judges_is_refused(store: Store, tmp_path: Path) -> None:
     store.add("note", "one", HERE)
-    with pytest.raises(StoreLeak, match=r"(?s)judge.*1 tasks, such as game/1"):
+    with pytest.raises(StoreLeak, match=r"(?s)evaluation.*1 tasks, such as game/1"):
         Store(tmp_path / "store.sqlite", judged=frozenset({"game/1"}))
     with (
         Store(tmp_path / "other", split="train", judged=frozenset({"game/2"})) as other,
@@ -281,7 +281,7 @@ def test_a_full_store_says_so_and_keeps_what_it_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"this is no database, but it is long enough to be one" * 20, b""])
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "s").write_bytes(content)
-    with pytest.raises(StoreDamaged, match="this file is no store"):
+    with pytest.raises(StoreDamaged, match="this file is not a store"):
         Store(tmp_path / "s")
     assert (tmp_path / "s").read_bytes() == content
 
@@ -290,7 +290,7 @@ def test_another_database_is_not_taken_for_a_store(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "s") as base:
         base.execute("CREATE TABLE mine (x)")
     base.close()
-    with pytest.raises(StoreDamaged, match=r"(?s)no tables of a store.*rlhf-store-1"):
+    with pytest.raises(StoreDamaged, match=r"(?s)a file without the tables of a store.*rlhf-store-1"):
         Store(tmp_path / "s", split="train")
 
 
@@ -339,7 +339,7 @@ def test_a_copy_that_is_not_what_was_saved_is_refused_and_the_store_stays(store:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     store.add("note", "one", HERE)
-    with pytest.raises(StoreDamaged, match="no store to bring back"):
+    with pytest.raises(StoreDamaged, match="there is no store to restore"):
         copies.restore(folder, store.path)
     copies.save(store, folder)
     with Store(folder / copies.FILE, split="train") as copy:
@@ -355,7 +355,7 @@ def test_a_copy_that_cannot_be_written_leaves_nothing(store: Store, tmp_path: Pa
     with pytest.raises(CheckpointError, match="the hash of the store cannot be written"):
         copies.save(store, tmp_path / "checkpoint")
     assert not (tmp_path / "checkpoint" / copies.FILE).exists()
-    with pytest.raises(StoreError, match="a file already"):
+    with pytest.raises(StoreError, match="the file exists already"):
         store.back_up(store.path)
 
 

@@ -203,7 +203,7 @@ def test_a_server_that_is_cut_off_in_a_delivery_is_taken_back_in_the_middle_of_i
         async with engine_on(clients, policies[1]) as engine:
             await engine.load(full_weights(policies[1], 1))
             far.at, far.then = "put", lambda: setattr(far, "is_cut_off", True)
-            with pytest.warns(UserWarning, match=f"{two.far.url} vanished while weights were delivered"):
+            with pytest.warns(UserWarning, match=f"{two.far.url} was lost during a delivery of weights"):
                 await engine.load(full_weights(policies[2], 2))
             assert len(engine._replicas.in_use) == 1
             await sampled(engine, policies[2], 2)
@@ -232,7 +232,7 @@ def test_a_server_that_vanishes_in_a_delivery_is_left_out_and_taken_back(
             running = asyncio.gather(*(engine.generate(prompt_of(20, n), PARAMS_LONG, f"{n}") for n in range(4)))
             await asyncio.sleep(0.2)
             far.at, far.then = point, two.far.server.kill
-            with pytest.warns(UserWarning, match=f"{two.far.url} vanished while weights were delivered"):
+            with pytest.warns(UserWarning, match=f"{two.far.url} was lost during a delivery of weights"):
                 await engine.load(weights(policies[2], 2))
             assert len(engine._replicas.in_use) == 1
             await sampled(engine, policies[2], 2)

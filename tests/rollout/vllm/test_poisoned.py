@@ -147,8 +147,8 @@ async def refuses(engine: Any, version: int) -> None:
         await engine.generate(prompt_of(10), SHORT)
 
 
-OTHER = "the engine holds other parameters than those that were sent: the engine is stale"
-OLDER = "calls its weights another version: the engine is stale"
+OTHER = "the engine's parameters differ from the sent ones: the engine is stale"
+OLDER = "the engine reports another version of its weights: the engine is stale"
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,10 @@ def test_parameters_that_are_not_those_announced_are_refused(runner, full):
 
     async def go():
         engine = await engine_over(full, policy=policy)
-        with pytest.raises(DeliveryError, match="not those that were announced: the trainer's copy is stale"):
+        with pytest.raises(
+            DeliveryError,
+            match="differ from the announced ones: the trainer's copy is stale",
+        ):
             await engine.load(PolicyWeights(1, "0123456789abcdef", lambda: parameters(policy.model)))
         await refuses(engine, 1)
         digest = Digest()

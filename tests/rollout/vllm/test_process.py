@@ -241,7 +241,7 @@ def test_heads_that_vllm_has_no_kernel_for_are_named(runner, tmp_path):
 @pytest.mark.extended
 def test_a_cache_too_small_for_one_context_is_named(runner, tmp_path):
     found = start_error(runner, tmp_path, kv_cache_bytes=1000)
-    assert isinstance(found, EngineError) and "too little memory for keys and values" in found.what
+    assert isinstance(found, EngineError) and "there is too little memory for the KV cache" in found.what
     assert "raise engine.kv_cache_gb" in found.hint
 
 

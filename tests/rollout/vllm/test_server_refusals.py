@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[dict[str, Said], str, tuple[str, ...]]] = {
     "fewer tokens": (describing(n_vocab=299), "the server has another model", ("vocabulary 299", "vocabulary 300")),
     "raw log-probs": (
         describing(logprobs_mode="raw_logprobs"),
-        "not those of the distribution it samples from",
+        "the server's log-probs do not belong to its sampling distribution",
         ("--logprobs-mode raw_logprobs", "--logprobs-mode processed_logprobs"),
     ),
     "small adapters": (describing(lora_rank=2), "no room for adapters of this rank", ("--max-lora-rank 2", "4")),
@@ -162,14 +162,18 @@ REFUSED: dict[str, tuple[dict[str, Said], str, tuple[str, ...]]] = {
     ),
     "a key": (
         {"/inference/v1/abort_requests": (401, {"error": "Unauthorized"})},
-        "the server wants a key",
+        "the server requires a key",
         ("VLLM_API_KEY",),
     ),
-    "a web page": ({RPC: (200, "<html>hello</html>")}, "cannot be understood", ("<html>hello", "is it vLLM")),
+    "a web page": (
+        {RPC: (200, "<html>hello</html>")},
+        "cannot be understood",
+        ("<html>hello", "check that the server is vLLM, of a supported version"),
+    ),
     "a list": ({RPC: (200, [1, 2])}, "cannot be understood", ("[1, 2]",)),
-    "no results": ({RPC: (200, {"results": []})}, "does not describe itself", ("[]", "same version")),
-    "an empty description": ({RPC: (200, {"results": [{}]})}, "does not describe itself", ("{}",)),
-    "a wrong type": (describing(n_vocab="many"), "does not describe itself", ("'many'",)),
+    "no results": ({RPC: (200, {"results": []})}, "does not report its model", ("[]", "same version")),
+    "an empty description": ({RPC: (200, {"results": [{}]})}, "does not report its model", ("{}",)),
+    "a wrong type": (describing(n_vocab="many"), "does not report its model", ("'many'",)),
     "a redirection": ({RPC: (302, "")}, "cannot be understood", (RPC,)),
 }
 
@@ -266,7 +270,7 @@ def test_a_dropped_connection_is_made_again() -> None:
 
 def test_a_connection_that_always_breaks_is_given_up() -> None:
     server = Server({GENERATE: ("drop", "")})
-    with pytest.raises(EngineError, match="broke again and again") as raised:
+    with pytest.raises(EngineError, match="the connection broke repeatedly") as raised:
         sampled(server)
     assert 2 <= server.n[GENERATE] <= 10 and "ServerDisconnected" in raised.value.got
 

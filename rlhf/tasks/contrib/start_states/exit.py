@@ -81,7 +81,7 @@ class ExItTasks:
         """Judge the start states that were drawn, and store new ones."""
         drawn = list(islice(self._drawn(), len(groups)))
         for i, (task, group) in enumerate(zip(drawn, groups, strict=True)):
-            if not group.scores:  # every attempt failed for no fault of the policy
+            if not group.scores:  # every attempt ended with an infrastructure error
                 continue
             priority = variance([score.total for score in group.scores])
             if task.id in self.stored:

@@ -79,7 +79,7 @@ class ReverseCurriculum:
         later = {task.id: task for stage in stages for task in stage if task.prefix}
         if not later:
             raise RecipeError(
-                "no demonstration has a start state but its beginning",
+                "no demonstration is long enough for a later start state",
                 where="sampler",
                 got=f"{len(demonstrations)} demonstrations, {len(solved)} of them solved, none in two turns or more",
                 expected="an oracle that solves tasks of this split within limits.max_turns",

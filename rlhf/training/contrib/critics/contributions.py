@@ -56,7 +56,7 @@ class Contributions(ValueHeadSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.frozen and not self.warmup_steps:
-            raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
+            raise ValueError("frozen: true trains in warmup_steps only, and there are none; raise them")
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> ContributionTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""

@@ -77,9 +77,11 @@ class SweetCritic(CriticModelSettings):
 
     def __post_init__(self) -> None:
         if self.privileged_text and _REFERENCE not in self.privileged_text:
-            raise ValueError(f"privileged_text lacks {_REFERENCE}; leave it empty to tell the critic nothing")
+            raise ValueError(
+                f"privileged_text lacks {_REFERENCE}; leave it empty to give the critic no privileged text"
+            )
         if self.frozen and not self.warmup_steps:
-            raise ValueError("frozen: true leaves warmup_steps alone to learn in, and there are none; raise them")
+            raise ValueError("frozen: true trains in warmup_steps only, and there are none; raise them")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse, too, groups without a pair."""
