@@ -344,7 +344,7 @@ def test_gradients_that_are_never_finite_stop_the_run_and_name_the_last_good_che
     # One good step, then two of two spoilt updates each; the fifth in a row is in the fourth step.
     stage = {"steps": 9, "minibatches": 2, "loss": {"kind": "./faults.py:Infinite", "begin": 2}, "keep_checkpoints": 9}
     message = fails(written(tmp_path, stage, rewards=LENGTH), tmp_path / "run")
-    assert "5 updates in a row had a non-finite gradient" in message and "optimizer.lr" in message
+    assert "5 updates in a row had a gradient that is not finite" in message and "optimizer.lr" in message
     newest = runs.newest(tmp_path / "run")
     assert newest.name == "0-policy_gradient-000003" and f"the last checkpoint is {newest}" in message
     good = newest.with_name("0-policy_gradient-000001")
