@@ -276,6 +276,17 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         assert result.exit_code == 2 and message in result.stderr
 
 
+def test_a_leaderboard_tells_evaluations_of_one_policy_apart(tmp_path: Path) -> None:
+    first, second = (write(tmp_path / name, tasks([True] * n + [False] * n)) for name, n in (("one", 4), ("two", 4)))
+    other = write(tmp_path / "three", tasks([False] * 8))
+    for folder, policy in ((first, "m"), (second, "m"), (other, "random")):
+        named = {"suite": "houses", "policy": policy, "attempts": 1, "tokens_mean": None}
+        (folder / "summary.json").write_text(json.dumps(named))
+    [board] = last_json(run("leaderboard", first, second, other, "--json"))["boards"]
+    assert [row["policy"] for row in board["rows"]] == ["m (one)", "m (two)", "random"]
+    assert [row["tokens_mean"] for row in board["rows"]] == [None] * 3  # as in the summaries: nobody counted them
+
+
 def test_a_leaderboard_ranks_what_had_the_same_tasks(tmp_path: Path) -> None:
     weak = write(tmp_path / "weak", tasks([True] * 2 + [False] * 8))
     strong = write(tmp_path / "strong", tasks([True] * 9 + [None]))  # the last environment crashed before its opening

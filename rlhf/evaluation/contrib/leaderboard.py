@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,8 @@ def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
 def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """Return the boards of these evaluations, each with its rows, the best first.
 
+    Policies of one name have their folders behind it.
+
     Evaluations share a board where suite, tasks, attempts, sampling, rewards and the limits of an attempt are the same,
     and the environments said the same; those of runs where the reward that decides success is the same, whatever else
     the runs were trained with.
@@ -70,7 +73,7 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """
     found: list[_Board] = []
     for side in sides:
-        suite, policy, strategy, n_attempts, metric = _named(side)
+        suite, policy, strategy, n_attempts, metric, figures = _named(side)
         tasks = frozenset(a.task_id for a in side.attempts)
         settings = settings_of(side.folder, is_run=bool(side.stage), with_score=not side.stage)
         own = _Board(suite, settings, n_attempts, metric, tasks, openings(side.attempts))
@@ -80,7 +83,11 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
             found.append(board)
         board.said, board.settings = {**board.said, **own.said}, _joined(board.settings, own.settings)
         named = {"policy": f"{policy}, {strategy}" if strategy else policy, "strategy": strategy}
-        board.rows.append({**_row(side), **named})
+        board.rows.append({**_row(side), **figures, **named})
+    for board in found:
+        same = Counter(row["policy"] for row in board.rows)
+        for row in board.rows:
+            row["policy"] += f" ({row['name']})" * (same[row["policy"]] > 1)
     return [
         {
             "suite": board.suite,
@@ -147,21 +154,22 @@ def _row(side: Side) -> dict[str, Any]:
     }
 
 
-def _named(side: Side) -> tuple[str, str, str, int, str]:
-    """Suite, policy, strategy, attempts at each task and metric.
+def _named(side: Side) -> tuple[str, str, str, int, str, dict[str, Any]]:
+    """Suite, policy, strategy, attempts at each task, metric, and the figures that only the summary knows.
 
     Of a run the suite is its tasks and when it attempted them, and the policy its folder.
     """
     path = side.folder / "summary.json"
     if side.stage or not path.is_file():
         suite = _evaluation_of(side) if side.stage else side.name
-        return suite, side.name, "", 1 + max((a.number for a in side.attempts), default=0), "success"
+        return suite, side.name, "", 1 + max((a.number for a in side.attempts), default=0), "success", {}
     try:
         summary = json.loads(read_listed(path))
         metric = str(summary.get("metric", "success"))
         strategy = summary.get("strategy")
         chosen = f"{strategy['kind']} of {strategy['n']}" if strategy else ""
-        return str(summary["suite"]), str(summary["policy"]), chosen, int(summary["attempts"]), metric
+        figures = {key: summary[key] for key in ("tokens_mean",) if key in summary}  # null where nobody counted them
+        return str(summary["suite"]), str(summary["policy"]), chosen, int(summary["attempts"]), metric, figures
     except (ValueError, KeyError, TypeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 
