@@ -41,7 +41,7 @@ class RetryPolicy:
     Attributes:
         n_tries: in all.
         first_s: wait before the second try; it doubles from try to try.
-        most_s: longest wait.
+        most_s: longest wait, unless the server asks for a longer one (`Retry-After`), which is kept up to `request_s`.
         request_s: limit of one request.
     """
 
@@ -64,6 +64,7 @@ class ChatServer:
     Attributes:
         n_tokens: (read, sampled) so far, as the server counts them.
         n_refused: requests that had to be asked again.
+        last_refusal: why the last of them had to be; empty where none had.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ChatServer:
         self.url = base if base.endswith("/chat/completions") else f"{_versioned(base)}/chat/completions"
         self.model, self.patience = model, patience or RetryPolicy()
         self.where, self.hint = where, hint
-        self.n_tokens, self.n_refused = (0, 0), 0
+        self.n_tokens, self.n_refused, self.last_refusal = (0, 0), 0, ""
         self._session: Any = None
 
     async def complete(self, body: Mapping[str, Any], read: Callable[[Any], Read], *, seed: int = 0) -> Read:
@@ -102,11 +103,11 @@ class ChatServer:
                 self._count(answer)
                 return found
             except RetryableError as later:
-                problem = str(later)
+                problem = self.last_refusal = str(later)
                 self.n_refused += 1
                 if number + 1 < self.patience.n_tries:
                     wait = min(self.patience.first_s * 2**number, self.patience.most_s) * chance.uniform(0.5, 1.0)
-                    await asyncio.sleep(max(wait, min(later.after_s, self.patience.most_s)))
+                    await asyncio.sleep(max(wait, min(later.after_s, self.patience.request_s)))
         raise EngineError(
             "the model did not answer",
             where=self.url,

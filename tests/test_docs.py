@@ -98,6 +98,17 @@ def test_what_keeps_runs_as_often_as_it_is_run(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_the_questions_and_answers_of_the_page_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = DOCS / "benchmarks.md"
+    monkeypatch.chdir(written(page, tmp_path / "side_by_side"))
+    [suite] = [text for text in blocks(page, "yaml") if "kind: dataset" in text]
+    Path("sums.yaml").write_text(suite)
+    Path("questions.jsonl").write_text('{"question": "17 + 39?", "answer": "56"}\n{"question": "2?", "answer": "2"}\n')
+    Path("said.jsonl").write_text('{"question": "17 + 39?", "said": "It is 56"}\n{"question": "2?", "said": "3"}\n')
+    done = CliRunner().invoke(app, ["evaluate", "./replay.py:Replay", "--suite", "./sums.yaml", "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout.splitlines()[-1])["success"] == 0.5, done.output
+
+
 def test_the_parts_of_a_page_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written(DOCS / "plugins.md", tmp_path / "side_by_side"))
     small = ["limits.max_turns=3", "limits.max_tokens=4", "evaluation.n_tasks=2", "policy.hidden_size=32"]

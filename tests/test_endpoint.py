@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,6 +160,15 @@ def test_each_sort_of_trouble_is_asked_again(sort: int) -> None:
     assert (text, len(requests), engine.n_refused, engine.n_tokens) == ("go north", 2, 1, (7, 3))
 
 
+def test_a_wait_that_the_server_asks_for_is_kept() -> None:
+    slow_down = web.Response(status=429, headers={"Retry-After": "0.5"}, text="slow down")
+    with served(lambda _, n: slow_down if n == 0 else completion("go")) as (url, _):
+        begun = time.monotonic()
+        _, text, engine = ask(url)  # whose longest wait of its own is 0.02 s
+    assert text == "go" and time.monotonic() - begun >= 0.5
+    assert engine.last_refusal == "status 429: slow down"
+
+
 def test_trouble_without_end_is_said() -> None:
     reply = lambda _, n: web.Response(status=500, text="oh no")  # noqa: E731
     with served(reply) as (url, requests), pytest.raises(EngineError, match="did not answer") as caught:
@@ -202,6 +212,54 @@ def test_what_is_sent_and_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> No
         "seed": 0,
         "authorization": "Bearer secret",
     }
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    rows = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(8)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "sums.yaml"
+    path.write_text(
+        "rewards: {right: {kind: exact_match}}\ntasks: {split: test, n: 8}\n"
+        "limits: {max_turns: 1, max_tokens: 8, max_retries: 0, max_error_fraction: 0.5, episode_timeout_s: 6}\n"
+        "parts: {sums: {environment: {kind: dataset, test: sums.jsonl}}}\n"
+    )
+    return path
+
+
+def test_replies_that_are_cut_withheld_or_empty_are_told_apart(questions: Path) -> None:
+    def reply(body: dict[str, Any], _: int) -> Any:
+        first = int(body["messages"][-1]["content"].split()[0])
+        ends = {0: ("1, as", "length"), 1: (None, "content_filter"), 2: (None, "stop"), 3: ("", "length")}
+        return completion(*ends.get(first, (str(first + 1), "stop")))
+
+    with served(reply) as (url, _):
+        words = ("--endpoint", url, "--model", "m", "--suite", questions, "--tries", "2", "--json")
+        result = run("evaluate", *words)
+    found, said = last_json(result)["summary"], " ".join(result.stderr.split())
+    assert (found["n_solved"], found["errors"]["engine_error"], found["n_errors"]) == (4, 1, 1)
+    assert (found["n_replies"], found["n_cut_replies"], found["n_empty_replies"]) == (7, 2, 2)
+    assert "caution parts.sums: 2 of 7 replies were cut before they ended, by limits.max_tokens: 8" in said
+    assert "caution parts.sums: 2 of 7 replies are empty" in said
+    assert f"2 requests to {url} failed" in said and "content filter withheld the reply" in said
+
+
+def test_a_request_that_is_never_answered_is_asked_again(questions: Path) -> None:
+    n = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal n
+        n += 1
+        is_first = n == 1
+        transport = request.transport
+        while is_first and transport is not None and not transport.is_closing():  # until the other side gives up
+            await asyncio.sleep(0.05)
+        body = await request.json()
+        return web.json_response(completion(str(int(body["messages"][-1]["content"].split()[0]) + 1)))
+
+    with loopback(answer) as url:
+        found = last_json(run("evaluate", "--endpoint", url, "--model", "m", "--suite", questions, "--json"))
+    assert (found["summary"]["n_solved"], found["n_errors"], n) == (8, 0, 9)
 
 
 def test_trajectories_hold_what_was_said(suite: Path, tmp_path: Path) -> None:

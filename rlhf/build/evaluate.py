@@ -42,6 +42,7 @@ from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import deciding_reward
 from rlhf.stats import share_interval
 from rlhf.terminal import CleanConsole
+from rlhf.training.cautions import TRUNCATED_SHARE
 from rlhf.viewer.report import write_report
 
 _CAUTION = Text.assemble(("caution", "yellow"), " ")
@@ -102,6 +103,7 @@ def evaluate(
             console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
         if out is not None:
             write_report(out)
+        _caution_replies(found.suite, summary, console)
         _refuse_without_room(summary, console)
         return summary
 
@@ -160,6 +162,21 @@ def _caution_fewer(suite: Suite, tasks: Mapping[str, list[Task]], console: Clean
                 + f"fewer than the {wanted} asked for",
                 soft_wrap=True,
             )
+
+
+def _caution_replies(suite: Suite, summary: Mapping[str, Any], console: CleanConsole) -> None:
+    """Say how many replies were cut, or empty, where they are more than a few."""
+    for part in suite.parts:
+        found = summary["parts"][part.name]
+        of, limit = found["n_replies"], f"limits.max_tokens: {part.limits.max_tokens}"
+        told = {
+            f"were cut before they ended, by {limit} or the end of the context (limits.max_context); raise the limit "
+            "if they need the room": found["n_cut_replies"],
+            "are empty, without text or a call of a tool": found["n_empty_replies"],
+        }
+        for what, n in told.items():
+            if n > TRUNCATED_SHARE * of:
+                console.print(_CAUTION + f"parts.{part.name}: {n:,} of {of:,} replies {what}", soft_wrap=True)
 
 
 def _refuse_without_room(summary: Mapping[str, Any], console: CleanConsole) -> None:

@@ -83,6 +83,9 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
         for engine in engines.values():
             await engine.close()
         _end_programs(found)
+        if found.kind == "endpoint" and (n := sum(engine.n_refused for engine in engines.values())):
+            last = next(engine.last_refusal for engine in engines.values() if engine.last_refusal)
+            progress.say(f"{n:,} requests to {found.endpoint} failed, and were asked again up to --tries times: {last}")
 
 
 @asynccontextmanager

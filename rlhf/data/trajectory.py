@@ -144,8 +144,8 @@ class Trajectory:
 
     @property
     def n_tokens(self) -> int:
-        """Sampled tokens."""
-        return sum(g.n_tokens for g in self.generations)
+        """Sampled tokens; of a reply from a server, as many as it counted."""
+        return sum(g.n_tokens if g.usage is None else g.usage[1] for g in self.generations)
 
     @property
     def n_policy_tokens(self) -> int:

@@ -36,6 +36,9 @@ class Attempt:
         n_invalid: of these, not understood.
         n_tokens: sampled.
         n_prompt_tokens: read, all prompts together, as a provider counts them.
+        n_replies: generations of the policy.
+        n_cut_replies: of these, cut before they ended, at `limits.max_tokens` or the end of the context.
+        n_empty_replies: turns in which the policy replied with no text and no call of a tool.
         was_cut: whether its last reply reached `limits.max_tokens` and could not be read as an action.
         is_counted: whether a server counted these tokens, for each reply of the attempt.
         seconds: of wall-clock time.
@@ -52,6 +55,9 @@ class Attempt:
     n_invalid: int = 0
     n_tokens: int = 0
     n_prompt_tokens: int = 0
+    n_replies: int = 0
+    n_cut_replies: int = 0
+    n_empty_replies: int = 0
     was_cut: bool = False
     is_counted: bool = False
     seconds: float = 0.0
@@ -155,6 +161,9 @@ def _attempt(row: dict[str, Any]) -> Attempt:
         n_invalid=sum(not turn["valid"] for turn in row["turns"][given:]),
         n_tokens=spent["n_tokens"],
         n_prompt_tokens=spent["n_prompt_tokens"],
+        n_replies=len(row["generations"]),
+        n_cut_replies=sum(g["finish"] == Finish.LENGTH for g in row["generations"]),
+        n_empty_replies=_n_empty(row),
         was_cut=_was_cut(row),
         is_counted=spent["is_counted"],
         seconds=row["duration_s"],
@@ -171,6 +180,14 @@ def _was_cut(row: dict[str, Any]) -> bool:
     if not row["turns"] or not row["generations"] or row["turns"][-1]["error"] is None:
         return False
     return bool(row["generations"][-1]["finish"] == Finish.LENGTH)
+
+
+def _n_empty(row: dict[str, Any]) -> int:
+    """Number of turns whose reply, where it was to be an action, holds nothing but blanks."""
+    generations = iter(row["generations"])
+    calls = [[next(generations) for _ in range(turn["n_generations"])] for turn in row["turns"]]
+    asked = [turn for turn, made in zip(row["turns"], calls, strict=True) if made and not made[-1].get("role")]
+    return sum(not f"{turn['text']}{turn.get('said') or ''}".strip() for turn in asked)
 
 
 def _own_tokens(row: dict[str, Any]) -> dict[str, Any]:

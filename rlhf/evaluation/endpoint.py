@@ -12,7 +12,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from agents.tool_calls import Style, ToolCall, write_calls
-from rlhf.chat_api import KEY, ChatServer, RetryPolicy, first_choice
+from rlhf.chat_api import KEY, ChatServer, RetryableError, RetryPolicy, first_choice
 from rlhf.data import Finish, Generation, Prompt, Role, SamplingParams
 from rlhf.evaluation.baselines import MessageIdRenderer, StubEngine
 
@@ -53,6 +53,11 @@ class EndpointEngine(StubEngine):
         """Requests that had to be asked again."""
         return self.server.n_refused
 
+    @property
+    def last_refusal(self) -> str:
+        """Why the last of them had to be."""
+        return self.server.last_refusal
+
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Ask once, and again where that may help.
 
@@ -63,6 +68,8 @@ class EndpointEngine(StubEngine):
 
         def read(answer: Any) -> Generation:
             content, reason, choice = first_choice(answer)
+            if reason == "content_filter":
+                raise RetryableError("the server's content filter withheld the reply (finish_reason content_filter)")
             calls = choice["message"].get("tool_calls") or ()
             text = "\n".join(filter(None, [content, self._written(calls)]))
             ids = self.renderer.encode_reply(text)

@@ -51,6 +51,7 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "n_solved": outcomes[Outcome.SOLVED],
         "n_failed": outcomes[Outcome.FAILED],
         "truncated": _truncated(counted),
+        **{key: sum(getattr(a, key) for a in counted) for key in ("n_replies", "n_cut_replies", "n_empty_replies")},
         "n_prompt_too_long": sum(a.outcome is Outcome.TOKEN_LIMIT and a.n_turns == a.n_tokens == 0 for a in counted),
         "errors": {str(o): outcomes[o] for o in Outcome if o.is_infrastructure_error},
         "n_errors": len(attempts) - len(counted),

@@ -174,12 +174,17 @@ def _hard(found: Sequence[Attempt]) -> HardTask:
     )
 
 
+#: Replies that are worth a look, where there are any.
+_REPLIES = {"replies cut before they ended": "n_cut_replies", "empty replies": "n_empty_replies"}
+
+
 def _figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     cut = sum(found["truncated"].values())
     return [
         ("solved", str(found["n_solved"])),
         ("ended unsolved by the environment", str(found["n_failed"])),
         *((f"cut off by the limit: {name.replace('_', ' ')}", str(n)) for name, n in found["truncated"].items() if cut),
+        *((name, str(found[key])) for name, key in _REPLIES.items() if found[key]),
         *((f"errors: {name.replace('_', ' ')}", str(n)) for name, n in found["errors"].items() if n),
         ("success, errors left out", _estimate(found["success"], percent_text)),
         ("success, errors as failures", _estimate(found["if_errors_failed"], percent_text)),

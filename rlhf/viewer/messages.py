@@ -70,6 +70,7 @@ def conversations(run: ShownRun, stored: StoredStep, redaction: Redaction) -> It
 def _conversation(record: TrajectoryRecord, tokenizer: Any | None, redaction: Redaction) -> Conversation:
     t, score = record.trajectory, record.score
     parts = {} if score is None else {**score.parts, **score.watched}
+    used = [g.usage or (g.prompt.n_tokens, g.n_tokens) for g in t.generations]
     plain: dict[str, Any] = redaction.values(
         {
             "task_id": record.task_id,
@@ -81,8 +82,8 @@ def _conversation(record: TrajectoryRecord, tokenizer: Any | None, redaction: Re
                 "rewards": list(score.turns) if score is not None else [turn.reward for turn in t.turns],
                 "n_turns": len(t.turns),
                 "n_tokens": t.n_tokens,
-                "n_read": sum(g.prompt.n_tokens for g in t.generations),
-                "n_context": max((g.prompt.n_tokens + g.n_tokens for g in t.generations), default=0),
+                "n_read": sum(n_read for n_read, _ in used),
+                "n_context": max(map(sum, used), default=0),
                 "seconds": t.duration_s,
                 "versions": sorted({v for g in t.generations for v in g.versions}),
                 "parent": t.parent,

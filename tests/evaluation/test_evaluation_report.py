@@ -26,7 +26,7 @@ from rlhf.data import (
 )
 from rlhf.errors import DataError
 from rlhf.evaluation.attempts import Attempt, read_attempts
-from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.evaluation.summary import summarize
 from rlhf.terminal import CleanConsole
 from rlhf.viewer.attempts import Attempts
@@ -113,6 +113,25 @@ def test_a_reply_that_was_cut_at_the_token_limit_is_no_turn_limit(tmp_path: Path
     shown = io.StringIO()
     show_summary(summary, CleanConsole(file=shown, width=200))
     assert "not solved 4: cut off 2 reply_limit (limits.max_tokens), 2 turn_limit" in shown.getvalue()
+
+
+def test_cut_and_empty_replies_are_counted_whatever_ended_the_attempt(tmp_path: Path) -> None:
+    def ended(number: int, finish: Finish, said: str, role: str = "") -> Trajectory:
+        reply = Generation(Prompt((1,)), (2,), (-0.5,), finish, 0, role=role, usage=(7, 3))
+        action = Action(said, (reply,), said=said)
+        return Trajectory("t", number, "?", (Turn(action, "", 0.0),), Outcome.FAILED)
+
+    ends = [(Finish.LENGTH, "so far"), (Finish.LENGTH, " \n"), (Finish.STOP, ""), (Finish.STOP, "4")]
+    made: list[Trajectory | None] = [ended(i, *end) for i, end in enumerate(ends)]
+    made.append(ended(4, Finish.STOP, "", role="plan"))  # a plan that could not be read is no reply of its own
+    folder = write(tmp_path / "cut", {"t": made})
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["truncated"] == {"reply_limit": 0, "turn_limit": 0, "token_limit": 0}  # none was ended by a limit
+    assert [summary[f"n_{what}"] for what in ("replies", "cut_replies", "empty_replies")] == [5, 2, 2]
+    [stored] = list_steps(folder / "trajectories")
+    assert [row["n_tokens"] for row in read_columns(stored.path, ["n_tokens"])] == [3] * 5  # as the server counted
+    shown = Page(write_report(folder).read_text("utf-8")).answers
+    assert "replies cut before they ended" in json.dumps(shown)
 
 
 def test_the_same_files_give_the_same_page_wherever_they_are(folder: Path, tmp_path: Path) -> None:
