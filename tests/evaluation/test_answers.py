@@ -225,14 +225,14 @@ def test_candidates_that_crash_count_in_the_share_of_errors(tmp_path: Path) -> N
         file.unlink()
     stuck.write_text("8 9 10")  # 3 of 24, two of which are stored
     refused = run(*command)
-    assert refused.exit_code == 2 and "rollout: 12% of the attempts failed" in refused.stderr
+    assert refused.exit_code == 2 and "rollout: 12% of the attempts ended with infrastructure errors" in refused.stderr
 
 
 def test_a_judge_that_fails_at_every_task_ends_the_evaluation(suite: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def bad(task, trajectory):\n    raise RuntimeError('no verdict')\n")
     judged = f"{{kind: best_of_n, n: 2, judge: {{kind: '{tmp_path}/bad.py:bad'}}}}"
     found = run("evaluate", "random", "--suite", suite, "--strategy", judged)
-    assert found.exit_code == 2 and "100% of the attempts failed" in found.stderr and "no verdict" in found.stderr
+    assert found.exit_code == 2 and "100% of the attempts ended with infrastructure errors" in found.stderr and "no verdict" in found.stderr
 
 
 def test_candidates_are_only_there_where_there_was_a_choice(tmp_path: Path) -> None:

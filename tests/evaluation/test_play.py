@@ -121,7 +121,7 @@ def test_what_is_finished_outlasts_an_interruption(tmp_path: Path) -> None:
 
 def test_where_too_much_fails_only_what_failed_is_played_again(tmp_path: Path) -> None:
     broken = frozenset(task.id for task in TASKS[3:6])
-    with pytest.raises(TrainingError, match="38% of the attempts failed"):
+    with pytest.raises(TrainingError, match="38% of the attempts ended with infrastructure errors"):
         played(tmp_path / "failed", Counting(broken), Says())
     again = Counting()
     played(tmp_path / "failed", again, Says())
