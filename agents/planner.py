@@ -91,10 +91,11 @@ class PlannerExecutor:
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about turns that may need more calls than the limits allow."""
-        n, allowed = self.max_plans_per_turn, context.recipe.limits.max_calls
+        n, allowed = self.max_plans_per_turn, context.recipe.limits.max_generations_per_turn
         most = 2 * n + 1  # an executor that says done, then a plan and a word of the executor for each
         if context.parent is None and most > allowed:
-            yield f"agent.max_plans_per_turn {n} may take {most} calls in a turn, limits.max_calls is {allowed}"
+            calls = f"{most} calls in a turn, limits.max_generations_per_turn is {allowed}"
+            yield f"agent.max_plans_per_turn {n} may take {calls}"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Message, Role
 from rlhf.settings import STRICT
 
+#: Place of the tool definitions in a prompt.
+ToolDefinitions = Literal["system_prompt", "chat_template"]
 #: Name in `Task.info` of the tools of a task: OpenAI's definitions of functions, as JSON values.
 TOOLS = "tools"
 #: Name in `Task.info` of what says that a reply without a call is the answer.
@@ -28,7 +30,7 @@ PLAIN = "plain_answer"
 class ToolAgent(ChatAgent):
     """Tool agent: shows the tools and parses calls; the environment receives each call as JSON.
 
-    A call looks as `style` has it (see `agents.tool_calls`) and reaches the environment as
+    A call looks as `tool_format` has it (see `agents.tool_calls`) and reaches the environment as
     `{"name": ..., "arguments": {...}}`. Several calls of one reply are carried out in order, in one turn. What is no
     call, calls an unknown tool, lacks an argument or goes beyond a limit is an error that the policy reads next; the
     environment is then not stepped.
@@ -41,14 +43,14 @@ class ToolAgent(ChatAgent):
 
     system: str = "You solve tasks by calling tools."
     """Opening instruction; the tools and how to call them are added. Empty: no system message at all."""
-    style: Style = "json"
+    tool_format: Style = "json"
     """Format of a call: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
-    through: Literal["text", "template"] = "text"
-    """Source of the tool descriptions: the instruction, or the model's own chat template, which has to know `tools`;
+    tool_definitions: ToolDefinitions = "system_prompt"
+    """Place of the tool definitions: the system prompt, or the model's own chat template, which has to know `tools`;
     replies of the environment to calls are then messages of the role `tool`."""
-    max_calls: Annotated[int, Field(ge=1)] = 4
+    max_calls_per_reply: Annotated[int, Field(ge=1)] = 4
     """Most calls of one reply."""
-    max_uses: Mapping[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    max_calls_per_tool: Mapping[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     """Maximal calls of a tool in an episode, by its name; unlimited where it is not named."""
     max_action_chars: Annotated[int, Field(ge=1)] = 4000
     """Longest call."""
@@ -68,7 +70,7 @@ class ToolAgent(ChatAgent):
     def past(self, history: History) -> tuple[Exchange, ...]:
         """Past of a chat, with a tool's answers as tool messages where the template writes them."""
         past = super().past(history)
-        if self.through == "text":
+        if self.tool_definitions == "system_prompt":
             return past
         names = {function_of(tool).get("name") for tool in self.tools(history)}
         called = (False, *(_has_called(turn.action, names) for turn in history.turns))
@@ -80,9 +82,9 @@ class ToolAgent(ChatAgent):
         if not self.system:
             return ()
         text = [self.system]
-        if tools and self.through == "text":
+        if tools and self.tool_definitions == "system_prompt":
             text += ["Tools:", *(json.dumps(tool, ensure_ascii=False) for tool in tools)]
-        text += [how_to_call(self.style)] if self.through == "text" else []
+        text += [how_to_call(self.tool_format)] if self.tool_definitions == "system_prompt" else []
         text += filter(None, [self._thinking(), passed_on(history)])
         return (Message(Role.SYSTEM, "\n".join(text)),)
 
@@ -92,14 +94,14 @@ class ToolAgent(ChatAgent):
 
     def offered(self, history: History) -> Sequence[Mapping[str, Any]]:
         """The tools that the chat template is to show."""
-        return self.tools(history) if self.through == "template" else ()
+        return self.tools(history) if self.tool_definitions == "chat_template" else ()
 
     def parsed(self, text: str, answer: str, history: History, was_cut: bool) -> Parsed:
         """Read the calls in `answer`."""
         if problem := self._problem_of_thoughts(text, was_cut):
             return Parsed("", f"No tool was called: {problem}.")
         try:
-            calls = read_calls(answer, self.style, self.tools(history))
+            calls = read_calls(answer, self.tool_format, self.tools(history))
             self._check(calls, history)
         except Unreadable as error:
             if self._is_answer(answer, history):
@@ -114,18 +116,18 @@ class ToolAgent(ChatAgent):
         if answer.strip(" .!\r\n").casefold() in history.task.info.get(PASSED_ON, ()):
             return True
         names = [str(function_of(tool).get("name")) for tool in self.tools(history)]
-        return bool(history.task.info.get(PLAIN) and answer.strip()) and not is_attempt(answer, self.style, names)
+        return bool(history.task.info.get(PLAIN) and answer.strip()) and not is_attempt(answer, self.tool_format, names)
 
     def written(self, action: str) -> str:
         """Action as the policy writes it; one that is no call stays as it is."""
         try:
-            return write_calls(read_calls(action, "json"), self.style)
+            return write_calls(read_calls(action, "json"), self.tool_format)
         except Unreadable:
             return action
 
     def _check(self, calls: Sequence[ToolCall], history: History) -> None:
-        if len(calls) > self.max_calls:
-            raise Unreadable(f"your reply has {len(calls)} calls, at most {self.max_calls} are allowed")
+        if len(calls) > self.max_calls_per_reply:
+            raise Unreadable(f"your reply has {len(calls)} calls, at most {self.max_calls_per_reply} are allowed")
         known = {function_of(tool).get("name"): function_of(tool) for tool in self.tools(history)}
         steps = [step for turn in history.turns if turn.action.error is None for step in turn.action.steps]
         used = [call.name for call in _calls_of(steps)]
@@ -137,7 +139,7 @@ class ToolAgent(ChatAgent):
             needed = (function_of(known.get(call.name, {})).get("parameters") or {}).get("required") or ()
             if missing := [name for name in needed if name not in call.arguments]:
                 raise Unreadable(f"the call of '{call.name}' lacks {', '.join(missing)}")
-            most = self.max_uses.get(call.name)
+            most = self.max_calls_per_tool.get(call.name)
             n = used.count(call.name) + sum(c.name == call.name for c in calls[: i + 1])
             if most is not None and n > most:
                 raise Unreadable(f"'{call.name}' may be called {most} times in all")

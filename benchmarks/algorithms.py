@@ -129,7 +129,11 @@ ESTIMATOR_STAGES: Mapping[str, Mapping[str, Any]] = {
         "reduction": {"kind": "seq_mean_token_mean"},
     },
     "lightning": {"reduction": {"kind": "per_trajectory_mean"}},
-    "guided": {"advantage": {"kind": "guided", "baseline": "own"}, "loss": {"kind": "luffy"}, "expert": {}},
+    "guided": {
+        "advantage": {"kind": "guided", "baseline": "own"},
+        "loss": {"kind": "luffy"},
+        "group_demonstrations": {},
+    },
 }
 LOSS_STAGES: Mapping[str, Mapping[str, Any]] = {
     "min_entropy": {"loss": {"kind": "min_entropy"}, "filters": {"drop_zero_advantage": False}},
@@ -226,7 +230,7 @@ def recipe_of(
     name: str, seed: int, start: Path, stage: Mapping[str, Any], task: Mapping[str, Any] = TASK
 ) -> Mapping[str, Any]:
     """Return the recipe of a run from the policy in `start`, measured on the same tasks while it trains and after."""
-    measured = {"split": "test", "n_tasks": N_TASKS, "watch_split": "test", "watch_n_tasks": N_TASKS}
+    measured = {"split": "test", "n_tasks": N_TASKS, "validation_split": "test", "validation_n_tasks": N_TASKS}
     policy = {"kind": "pretrained", "path": str(start)}
     evaluation = {**measured, "allow_overlap": True}
     return {**task, "name": name, "seed": seed, "policy": policy, "evaluation": evaluation, "stages": [stage]}

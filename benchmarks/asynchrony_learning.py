@@ -5,8 +5,8 @@
 A model of 0.2 million parameters learns TextWorldExpress' simonsays, three commands in four actions. A start for each
 seed imitates demonstrations of which two actions in five are random; from its checkpoint all arms of the seed train
 with GRPO, on the same tasks in the same order. The arms are `staleness` 0, 1 and 4 with the default correction, and 4
-with every weight 1 within 1e-6. `schedule: fixed` makes tokens exactly as old as the bound allows, whatever else the
-machine does; with `--schedule clock` the clock says how old they are.
+with every weight 1 within 1e-6. `weight_update: deterministic` makes tokens exactly as old as the bound allows,
+whatever else the machine does; with `--weight-update immediate` the clock says how old they are.
 
 The splits of the package share no fruit and no gesture, so tasks are games of its split `train`: 700 to train on, 50 to
 watch, 250 unseen ones to test, of which 3 ask for what one that is trained on does. Prints success before and after on
@@ -88,7 +88,7 @@ def start() -> dict[str, Any]:
     return {"name": "start", "policy": policy, **WORLD, "evaluation": {"n_tasks": 250}, "stages": [stage]}
 
 
-def recipe(arm: str, policy: Path, steps: int, schedule: str) -> dict[str, Any]:
+def recipe(arm: str, policy: Path, steps: int, weight_update: str) -> dict[str, Any]:
     """The recipe of an arm, from the checkpoint of a start."""
     asynchrony, keys = ARMS[arm]
     stage = {
@@ -106,8 +106,8 @@ def recipe(arm: str, policy: Path, steps: int, schedule: str) -> dict[str, Any]:
         "name": arm,
         "policy": {"kind": "pretrained", "path": str(policy.resolve())},
         **WORLD,
-        "evaluation": {"n_tasks": 250, "watch_split": "dev", "watch_n_tasks": 50},
-        "asynchrony": {**asynchrony, "schedule": schedule} if asynchrony else {},
+        "evaluation": {"n_tasks": 250, "validation_split": "dev", "validation_n_tasks": 50},
+        "asynchrony": {**asynchrony, "weight_update": weight_update} if asynchrony else {},
         "stages": [stage],
     }
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--schedule", choices=["fixed", "clock"], default="fixed")
+    parser.add_argument("--weight-update", choices=["deterministic", "immediate"], default="deterministic")
     parser.add_argument("--table", action="store_true", help="train nothing: print what is there")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def main() -> None:
     after: dict[str, dict[int, float]] = {arm: {} for arm in args.arms}
     curve: dict[str, dict[int, float]] = {arm: {} for arm in args.arms}
     before: dict[int, float] = {}
-    varied = "-clock" * (args.schedule == "clock") + f"-{args.steps}-steps" * (args.steps != STEPS)
+    varied = "-immediate" * (args.weight_update == "immediate") + f"-{args.steps}-steps" * (args.steps != STEPS)
     for seed in args.seeds:
         begin = args.out / f"start-seed{seed}"
         if not args.table:
@@ -154,7 +154,7 @@ def main() -> None:
             if args.table and not folder.with_suffix(".json").is_file():
                 continue
             *_, newest = sorted(begin.glob("checkpoints/*/policy"))
-            result = run(recipe(arm, newest, args.steps, args.schedule), seed, folder)
+            result = run(recipe(arm, newest, args.steps, args.weight_update), seed, folder)
             before[seed], after[arm][seed], curve[arm][seed] = (
                 result["success_before"],
                 result["success_after"],

@@ -268,7 +268,7 @@ def run(setting: Setting, arm: Arm, lr: float, seed: int, split: str, out: Path)
     if not result.is_file():
         stage = {**POLICY_GRADIENT, **arm.stage, "optimizer": {"lr": lr}}
         # Curves are of the tasks that results are of: nothing is chosen by them.
-        watched = {"split": split, "n_tasks": 100, "watch_split": split, "watch_n_tasks": 100}
+        watched = {"split": split, "n_tasks": 100, "validation_split": split, "validation_n_tasks": 100}
         recipe = {
             **setting.recipe(arm.agent),
             "name": "credit",

@@ -84,7 +84,7 @@ _START = (
 _INVALID = "rewards.invalid={kind: invalid_action, penalty: 0.1}"
 #: Tells two attempts apart whose every action is invalid.
 _REPEATED = "rewards.repetition={kind: repetition, n: 1}"
-_ATTEMPTS = "stages.1.attempts={rounds: 2, tasks_per_round: 10, group_size: 4, keep: best}"
+_ATTEMPTS = "stages.1.rejection_sampling={rounds: 2, tasks_per_round: 10, group_size: 4, keep: best}"
 
 
 def _stage(number: int, **values: int | str) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def prepare(folder: Path, model: str, device: str) -> None:
 def play(side: str, folder: Path, given: argparse.Namespace) -> dict[str, float]:
     """Run one side; seconds of its start and of each step."""
     is_gpu, script = given.device == "cuda", SIDES[side]
-    own = f'"gpu_memory_share": {given.share}' if is_gpu else '"kv_cache_gb": 0.2'
+    own = f'"gpu_memory_utilization": {given.share}' if is_gpu else '"kv_cache_gb": 0.2'
     theirs = f'bf16=True, use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization={given.share}'
     adapters = {"ours": '{"rank": 16}', "theirs": 'LoraConfig(r=16, target_modules="all-linear")'}
     values = {

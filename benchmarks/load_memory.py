@@ -36,7 +36,7 @@ from rlhf.training.policy.model import FromScratch, Policy, Pretrained  # noqa: 
 from rlhf.training.policy.sharded_load import ShardedLoad  # noqa: E402
 from tests.training.together import together  # noqa: E402
 
-KINDS: dict[str, Any] = {"fsdp": Fsdp(timeout_s=300), "zero3": DeepSpeed(zero=3, timeout_s=300)}
+KINDS: dict[str, Any] = {"fsdp": Fsdp(timeout_s=300), "zero3": DeepSpeed(zero_stage=3, timeout_s=300)}
 #: Seconds between two looks at the process's memory.
 EVERY_S = 0.002
 

@@ -25,7 +25,7 @@ from rlhf.settings import STRICT
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 WORLD = {"kind": "tools", "questions": ["price"], "max_steps": 6}
 #: The same calls and the same telling of tools, so that inner and outside agents make the same prompts.
-CALLS = {"style": "python", "through": "template"}
+CALLS = {"tool_format": "python", "tool_definitions": "chat_template"}
 COMMON = {
     "rewards": {"success": {"kind": "outcome"}},
     "limits": {"max_turns": 6, "max_tokens": 16, "start_timeout_s": 180.0},

@@ -21,7 +21,7 @@ from rlhf.capabilities import Capability, CapabilityView
 from rlhf.errors import RecipeError, nearest
 
 #: What goes with parts that need the policy's weights whole.
-KEEPS_WHOLE = "a trainer that keeps weights whole: torch, or deepspeed with zero: 0, 1 or 2"
+KEEPS_WHOLE = "a trainer that keeps weights whole: torch, or deepspeed with zero_stage: 0, 1 or 2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,8 @@ replay/n_replayed               | episodes   | trajectories replayed from earlie
 replay/n_kept                   | episodes   | trajectories in the replay buffer
 replay/age_mean                 | steps      | mean age of the replayed trajectories
 reward/self_certainty           | nats       | self-certainty of the policy, mean over attempts
-logged/n_groups                 | groups     | groups of other runs that were trained on
-logged/n_stored                 | groups     | groups that other runs had stored
+offline_data/n_groups           | groups     | groups of other runs that were trained on
+offline_data/n_stored           | groups     | groups that other runs had stored
 sampling/prefix_turns_mean      | turns      | mean number of turns in the given prefix of a sampled task
 sampling/initial_state_success  | share      | success rate of episodes from the initial state of their task
 sampling/start_success          | share      | success rate of episodes from a later start state
@@ -101,11 +101,11 @@ sampling/n_stored               | states     | start states in the buffer
 sampling/n_evicted              | states     | start states evicted from the buffer
 sampling/priority_mean          | 1          | mean score variance, the priority of stored start states
 reward/*                        | 1          | mean unweighted value of this reward
-watch/*                         | 1          | mean of this reward, which is monitored and not trained on
-watch_gap/*                     | 1          | mean training reward minus mean of this monitored reward
-watch_correlation/*             | 1          | correlation of training and monitored reward over the attempts
-watch_alarm/*                   | 1          | 1 if the training reward rises while the monitored one falls, else 0
-watch_failures/*                | attempts   | attempts that the monitored reward could not score
+monitor/*                       | 1          | mean of this reward, which is monitored and not trained on
+monitor_gap/*                   | 1          | mean training reward minus mean of this monitored reward
+monitor_correlation/*           | 1          | correlation of training and monitored reward over the attempts
+monitor_alarm/*                 | 1          | 1 if the training reward rises while the monitored one falls, else 0
+monitor_failures/*              | attempts   | attempts that the monitored reward could not score
 episodic_successes/*            | episodes   | successes in this reward's memory
 episodic_failures/*             | episodes   | failures in this reward's memory
 episodic_exploit/*              | 1          | mean negative distance to stored successes, not normalised
@@ -284,9 +284,9 @@ judge_refresh/audit_failed      | 1          | 1 if a judge failed its audit, wh
 opponents/n_versions            | versions   | past policy versions available as opponents
 opponents/share                 | share      | share of games with a past version in a seat
 win_rate/*                      | share      | win rate, a draw ½, against a past version, or as first seat (current)
-expert/n_trajectories           | episodes   | demonstrations added to the attempts of the step
-expert/n_unguided_groups        | groups     | groups trained without a demonstration: none solves their task
-expert/return_mean              | 1          | mean return of the added demonstrations
+group_demonstrations/n_trajectories | episodes   | demonstrations added to the attempts of the step
+group_demonstrations/n_unguided_groups | groups     | groups trained without a demonstration: none solves their task
+group_demonstrations/return_mean | 1          | mean return of the added demonstrations
 imitate_failed/n_failed_groups  | groups     | groups in which every attempt from the initial state failed
 imitate_failed/n_waiting        | tasks      | demonstrated tasks queued for imitation, after the step
 imitate_failed/n_imitated       | tasks      | tasks imitated in this step
@@ -361,6 +361,16 @@ preference/n_bad preference/n_undesirable
 preference/drift preference/kl
 time/refresh_s time/reward_refresh_s
 judge/* judge_refresh/*
+watch/* monitor/*
+watch_gap/* monitor_gap/*
+watch_correlation/* monitor_correlation/*
+watch_alarm/* monitor_alarm/*
+watch_failures/* monitor_failures/*
+expert/n_trajectories group_demonstrations/n_trajectories
+expert/n_unguided_groups group_demonstrations/n_unguided_groups
+expert/return_mean group_demonstrations/return_mean
+logged/n_groups offline_data/n_groups
+logged/n_stored offline_data/n_stored
 refresh/* reward_refresh/*
 relift/* imitate_failed/*
 tokens_of_age/* tokens_by_staleness/*

@@ -25,7 +25,7 @@ _TREE = {"rollout": {"kind": "tree", "branches_per_round": 1}}
 WITH_MECHANISM: Mapping[str, Keys] = {
     "tree_grpo": {**_TREE, "advantage": {"kind": "tree_grpo"}},
     "treerl": {**_TREE, "advantage": {"kind": "treerl"}},
-    "guided": {"expert": {}, "advantage": {"kind": "guided"}, "loss": {"kind": "luffy"}},
+    "guided": {"group_demonstrations": {}, "advantage": {"kind": "guided"}, "loss": {"kind": "luffy"}},
 }
 #: Those that are about seats, roles and stories, which this world has not: where they learn.
 ELSEWHERE: Mapping[str, str] = {
@@ -85,7 +85,7 @@ OTHER_LOSSES: Mapping[str, Keys] = {
     },
     "rover": {**_CENTRED, "steps": 18},
     "kdrl": {"loss": {"kind": "kdrl", "teach": "wrong"}, "filters": {"drop_zero_advantage": False}},
-    "luffy": {"expert": {}, "advantage": {"kind": "guided"}},
+    "luffy": {"group_demonstrations": {}, "advantage": {"kind": "guided"}},
 }
 #: A figure of the log, and a number or another figure that it is above in some step.
 Proof = tuple[str, float | str]

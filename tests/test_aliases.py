@@ -69,7 +69,7 @@ def test_what_is_answered_is_there() -> None:
         ("batch_size=4", "stages.N.tasks_per_step"),
         ("stages.0.per_device_train_batch_size=4", "stages.N.batch_size here, what one update"),
         ("stages.0.gradient_accumulation_steps=4", "stages.N.max_tokens_per_microbatch here"),
-        ("stages.0.num_generations=4", "stages.N.attempts.group_size"),
+        ("stages.0.num_generations=4", "stages.N.rejection_sampling.group_size"),
         ("stages.0.max_steps=4", "stages.N.epochs"),
         ("stages.0.beta=0.1", "policy_gradient stages only"),
         ("stages.0.clip_eps=0.1", "policy_gradient stages only"),

@@ -114,19 +114,23 @@ MISTAKES = {
         ("~/gone, no such folder",),
     ),
     "retries in groups that cannot be made of them": Mistake(
-        ("stages.0.attempts={rollout: {kind: retry}}",),
-        "stages[0].attempts.group_size: groups of this size cannot be made",
+        ("stages.0.rejection_sampling={rollout: {kind: retry}}",),
+        "stages[0].rejection_sampling.group_size: groups of this size cannot be made",
         ("got:      8", "a multiple of 1 + retries = 3", "change group_size"),
     ),
     "a rollout in the place of an agent": Mistake(("agent={kind: retry}",), "agent.kind", ("is a kind of rollout",)),
     "a rollout in the place of attempts": Mistake(
-        ("stages.0.attempts={kind: retry}",), "stages[0].attempts.kind", ("write rollout: {kind: retry}",)
+        ("stages.0.rejection_sampling={kind: retry}",),
+        "stages[0].rejection_sampling.kind",
+        ("write rollout: {kind: retry}",),
     ),
     "a list in the place of a kind": Mistake(
-        ("stages.0.attempts={kind: [retry]}",), "stages[0].attempts.kind", ("Attempts has no key 'kind'",)
+        ("stages.0.rejection_sampling={kind: [retry]}",),
+        "stages[0].rejection_sampling.kind",
+        ("Attempts has no key 'kind'",),
     ),
     "a rollout beside attempts": Mistake(
-        ("stages.0.rollout={kind: retry}",), "stages[0].rollout", ("attempts: {..., rollout: ...}",)
+        ("stages.0.rollout={kind: retry}",), "stages[0].rollout", ("rejection_sampling: {..., rollout: ...}",)
     ),
     "a model in the place of a policy": Mistake(
         ("policy=Qwen/Qwen3-0.6B",), "policy", ("the hub", "write {kind: pretrained, path: Qwen/Qwen3-0.6B}")

@@ -120,7 +120,7 @@ def test_a_bound_that_nothing_can_reach_is_doubted(echo: Path) -> None:
 
 def test_a_critic_beside_deepspeed_is_whole_in_each_process(echo: Path) -> None:
     def loaded(zero: int, critic: str, advantage: str = GAE) -> object:
-        stage = [advantage, f"stages.1.critic={critic}", f"stages.1.trainer={{kind: deepspeed, zero: {zero}}}"]
+        stage = [advantage, f"stages.1.critic={critic}", f"stages.1.trainer={{kind: deepspeed, zero_stage: {zero}}}"]
         return load(echo, [*stage, "stages.0.trainer={kind: deepspeed}"])
 
     assert loaded(3, "{}") and loaded(3, "{lora: {rank: 2}}") and loaded(2, "{backbone: policy}")

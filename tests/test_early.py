@@ -57,7 +57,7 @@ def test_a_verifier_without_references_is_refused_before_anything_is_played(tmp_
         ({"kind": "exact_match"}, "rewards.right.kind"),
         ({"kind": "combine", "parts": {"own": {"reward": MATH}}}, "rewards.right.parts.own.reward.kind"),
         ({"kind": "concise", "correct": MATH}, "rewards.right.correct.kind"),
-        ({"kind": "math", "watch": True}, "rewards.right.kind"),
+        ({"kind": "math", "monitor": True}, "rewards.right.kind"),
     ],
 )
 def test_it_is_found_wherever_it_is_asked(tmp_path: Path, reward: dict[str, Any], where: str) -> None:
@@ -81,7 +81,7 @@ def test_one_part_of_a_mixture_may_have_them(tmp_path: Path) -> None:
     assert refused(tmp_path, {"right": of_levers}, environment=mixed).where == "rewards.right.reward.kind"
     assert "8 of the first 16" in refused(tmp_path, {"right": MATH}, environment=mixed).got
     watched = runs.write(
-        tmp_path, STAGES, environment=mixed, rewards={"r": {"kind": "outcome"}, "w": MATH | {"watch": True}}
+        tmp_path, STAGES, environment=mixed, rewards={"r": {"kind": "outcome"}, "w": MATH | {"monitor": True}}
     )
     refuse_without_references(load(watched))
 
@@ -109,21 +109,21 @@ def test_a_reward_speaks_for_what_it_holds() -> None:
 
 def test_tools_for_a_template_that_knows_none_are_refused(tmp_path: Path) -> None:
     """The template `plain` writes messages and no tools."""
-    inner = {"kind": "tools", "style": "hermes", "through": "template"}
+    inner = {"kind": "tools", "tool_format": "hermes", "tool_definitions": "chat_template"}
     FromScratch(hidden_size=16, n_layers=1, n_heads=1).build(0, ["a"]).save(tmp_path / "made")
     policy = {"kind": "pretrained", "path": str(tmp_path / "made"), "template": "plain"}
     stages = STAGES[1:]
     recipe = load(runs.write(tmp_path, stages, policy=policy, environment={"kind": "tools"}, agent=inner))
     with pytest.raises(RecipeError) as error:
         train(recipe, tmp_path / "run")
-    assert error.value.where == "agent.through"
-    assert "agent.through: text" in error.value.hint
+    assert error.value.where == "agent.tool_definitions"
+    assert "agent.tool_definitions: system_prompt" in error.value.hint
     assert not (tmp_path / "run").exists()
     agent = {"kind": "remembering", "inner": inner}
     held = load(runs.write(tmp_path, stages, policy=policy, environment={"kind": "tools"}, agent=agent))
     with pytest.raises(RecipeError) as error:
         train(held, tmp_path / "run")
-    assert error.value.where == "agent.inner.through"
+    assert error.value.where == "agent.inner.tool_definitions"
 
 
 NAME_ERROR = """
@@ -170,7 +170,7 @@ def test_a_function_of_lists_that_judges_one_attempt_alone_is_told_of(tmp_path: 
 
 def test_a_watched_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NAME_ERROR)
-    rewards = {"environment": {"kind": "environment"}, "own": {"kind": "./own.py:reward", "watch": {}}}
+    rewards = {"environment": {"kind": "environment"}, "own": {"kind": "./own.py:reward", "monitor": {}}}
     said: list[str] = []
     asyncio.run(try_once(load(runs.write(tmp_path, STAGES, rewards=rewards)), said.append))
     assert len(said) == 1 and "own fails" in said[0] and "facter" in said[0]

@@ -38,7 +38,7 @@ def echo(tmp_path: Path) -> Path:
         ([ADVANTAGE + "{kind: ktae, inner: {kind: seats}}"], "stages[1].advantage.inner.kind", "compares by seats"),
         (["limits.stop_strings=['.']", "stages.1.rollout={kind: tree, at: token}", "stages.1.group_size=3"],
          "stages[1].rollout.at", "write at: turn"),
-        (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind", "expert: {per_group: 1}"),
+        (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind", "group_demonstrations: {per_group: 1}"),
         (["stages.1.loss={kind: ppo_clip, clip_high: 0.3}"], "stages[1].loss.clip_high", "every ratio is 1"),
         (["environment={kind: keyhole}", CALLS], "agent.kind", "tools in keyhole"),
         (

@@ -367,7 +367,7 @@ def test_each_call_that_is_sent_again_has_its_result(called: list[str], shown: l
         {"id": f"c{i}", "type": "function", "function": {"name": "look", "arguments": a}} for i, a in enumerate(called)
     ]
     task = Task("look", info={"tools": tools, "plain_answer": True})
-    agent, renderer = ToolAgent(style="hermes", through="template"), MessageIdRenderer()
+    agent, renderer = ToolAgent(tool_format="hermes", tool_definitions="chat_template"), MessageIdRenderer()
 
     async def play(url: str) -> Trajectory:
         engine = EndpointEngine(url, "m", renderer, RetryPolicy(n_tries=1))

@@ -28,7 +28,7 @@ STAGE = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 4, "group_size
 FORMS: dict[str, dict[str, Any]] = {
     "full": {},
     "lora": {"lora": {"rank": 4, "dropout": 0.1}},
-    "rslora": {"lora": {"rank": 4, "rslora": True, "targets": ["q_proj", "down_proj"]}},
+    "rslora": {"lora": {"rank": 4, "rslora": True, "target_modules": ["q_proj", "down_proj"]}},
 }
 
 #: Nats. W + BA is rounded once to float32 where the adapter is merged, and not where it is added to the output.

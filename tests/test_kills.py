@@ -34,7 +34,7 @@ def recipe(folder: Path, name: str) -> Path:
         folder,
         [SUPERVISED, {**POLICY_GRADIENT, "steps": 8, **STAGES[name]}],
         policy=runs.BASE["policy"] | {"hidden_size": 16},
-        evaluation={"n_tasks": 6, "watch_n_tasks": 4},
+        evaluation={"n_tasks": 6, "validation_n_tasks": 4},
         rewards={**runs.BASE["rewards"], "short": SHORT},
     )
 

@@ -39,6 +39,6 @@ def test_more_plans_than_calls_are_probably_not_meant(echo: Path) -> None:
     # A word of the executor, then eight times a plan and another: 17, and 16 are allowed.
     def said(n: int) -> list[str]:
         found = load(echo, [f"agent={{kind: planner, max_plans_per_turn: {n}}}"])
-        return [text for text in cautions(found) if "limits.max_calls" in text]
+        return [text for text in cautions(found) if "limits.max_generations_per_turn" in text]
 
     assert said(8) and not said(7)

@@ -54,7 +54,7 @@ def said(path: Path, *overrides: str) -> list[str]:
         (["stages.1.loss={kind: ppo_clip, clip_high: 0.2}"], "stages[1].loss.clip_high", "every ratio is 1"),
         (["stages.1.loss={kind: reinforce, max_weight: 2}"], "stages[1].loss.max_weight", "every ratio is 1"),
         (["stages.1.loss={kind: rover, next_weight: 0.5}"], "stages[1].loss.next_weight", "every ratio is 1"),
-        (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind", "expert: {per_group: 1}"),
+        (["stages.1.loss={kind: luffy}"], "stages[1].loss.kind", "group_demonstrations: {per_group: 1}"),
         (["stages.1.loss={kind: luffy, shaping: 0}"], "stages[1].loss.shaping", "more than 0"),
     ],
 )

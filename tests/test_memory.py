@@ -84,13 +84,13 @@ TABLE = [
     (Torch(), 4, 1, (4, 4, 0, 8)),
     (Torch(), 2, 1, (2, 4, 4, 8)),
     (Torch(moments="bfloat16"), 2, 1, (2, 4, 4, 4)),
-    (DeepSpeed(zero=0), 4, 8, (4, 4, 0, 8)),
+    (DeepSpeed(zero_stage=0), 4, 8, (4, 4, 0, 8)),
     # gradients of bfloat16 are added up in float32; 4 + 8 bytes of masters and moments, shared by 8
-    (DeepSpeed(zero=1), 2, 8, (2, 4, 0.5, 1)),
-    (DeepSpeed(zero=2), 2, 8, (2, 0.5, 0.5, 1)),
-    (DeepSpeed(zero=3), 2, 8, (0.25, 0.5, 0.5, 1)),
-    (DeepSpeed(zero=2), 2, 1, (2, 4, 4, 8)),
-    (DeepSpeed(zero=1, precision="float16"), 2, 8, (2, 2, 0.5, 1)),
+    (DeepSpeed(zero_stage=1), 2, 8, (2, 4, 0.5, 1)),
+    (DeepSpeed(zero_stage=2), 2, 8, (2, 0.5, 0.5, 1)),
+    (DeepSpeed(zero_stage=3), 2, 8, (0.25, 0.5, 0.5, 1)),
+    (DeepSpeed(zero_stage=2), 2, 1, (2, 4, 4, 8)),
+    (DeepSpeed(zero_stage=1, precision="float16"), 2, 8, (2, 2, 0.5, 1)),
     # the pieces of the weights are float32, and the masters
     (Fsdp(), 4, 8, (0.5, 0.5, 0, 1)),
     (Fsdp(), 2, 8, (0.5, 0.5, 0, 1)),
@@ -107,7 +107,7 @@ def test_bytes_of_a_parameter(kind: Any, size: int, n: int, expected: tuple[floa
 
 def test_frozen_parameters_have_weights_only_and_small_ones_stay_whole() -> None:
     base, adapter = Parameter(800_000, 2, is_trained=False), Parameter(8_000, 2, is_trained=True)
-    found = trainer_bytes([base, adapter], DeepSpeed(zero=3), 8)
+    found = trainer_bytes([base, adapter], DeepSpeed(zero_stage=3), 8)
     # 2 · 800,000 / 8; the adapter, of fewer than 100,000 numbers, is whole; 4 and 12 bytes of its 8,000 numbers over 8.
     assert (found["weights"], found["gradients"]) == (200_000 + 16_000, 4_000)
     assert (found["masters"], found["moments"]) == (4_000, 8_000)
@@ -136,7 +136,7 @@ def test_a_7b_model_on_eight_gpus(tmp_path: Path) -> None:
     # 3584; one norm at the end: 7,615,616,512.
     n = 2 * 152064 * 3584 + 28 * (2 * 3584**2 + 2 * 512 * 3584 + 4608 + 3 * 18944 * 3584 + 2 * 3584) + 3584
     assert n == 7_615_616_512
-    keys = ["policy.dtype=bfloat16", "stages.0.trainer={kind: deepspeed, zero: 3, gradient_checkpointing: true}"]
+    keys = ["policy.dtype=bfloat16", "stages.0.trainer={kind: deepspeed, zero_stage: 3, gradient_checkpointing: true}"]
     made = recipe(tmp_path, SEVEN_B, *keys, family="qwen2")
     [estimate] = estimates(made, 8)
     found = parts(estimate)
@@ -145,7 +145,7 @@ def test_a_7b_model_on_eight_gpus(tmp_path: Path) -> None:
     assert found["engine"] == 2 * n  # the embedded engine samples from a copy
     # Keys and values of 28 layers, 4 heads of 128, 2 bytes each; 128 episodes by 8, of at most 3 turns of 8 tokens.
     assert estimate.values()["kv_cache"] == 2 * 28 * 4 * 128 * 2 * (128 // 8) * 3 * 8
-    offloaded = "stages.0.trainer={kind: deepspeed, zero: 3, offload_optimizer: true, offload_parameters: true}"
+    offloaded = "stages.0.trainer={kind: deepspeed, zero_stage: 3, offload_optimizer: true, offload_parameters: true}"
     [estimate] = estimates(load_again(made, tmp_path, offloaded), 8)
     on_host = {part.name for part in estimate.parts if part.on_host}
     assert on_host >= {"weights", "gradients", "masters", "moments"}
@@ -200,9 +200,9 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
     # Who judges and who is next, whole; what both are trained in is kept besides.
     assert beside_of(judge_refresh=JudgeRefresh()) == [tiny + weights, 0, 2 * weights, 2 * weights]
     assert beside_of(checkpoint_in_background=True)[3] == weights + moments
-    deepspeed = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero=2))
+    deepspeed = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero_stage=2))
     assert deepspeed[3] == weights + 3 * weights  # weights and two moments in float32, and the weights
-    undivided = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero=0))
+    undivided = beside_of(checkpoint_in_background=True, trainer=DeepSpeed(zero_stage=0))
     assert undivided[3] == weights + moments  # as plain torch has them
     [found] = estimates(replace(made, stages=(replace(stage, checkpoint_in_background=True),)))
     assert {part.name for part in found.parts if part.on_host} >= {"background"}
@@ -222,7 +222,7 @@ def test_episodes_of_steps_that_are_played_ahead_are_alive_together(tmp_path: Pa
     while pipeline.begin() is not None:
         pass
     assert caches("asynchrony={staleness: 7}") == 2 * len(pipeline.running) == 32
-    assert caches("asynchrony={staleness: 7, depth: 2}") == 12
+    assert caches("asynchrony={staleness: 7, max_steps_ahead: 2}") == 12
     assert caches("asynchrony={staleness: 7}", "stages.0.steps=3") == 12, "there are no more steps"
     assert caches("asynchrony={staleness: 19}") == 64, "limits.max_concurrent is the bound"
 
@@ -431,7 +431,7 @@ def test_a_micro_batch_is_filled_by_the_rows_of_few_trajectories(tmp_path: Path)
     [members] = pack(rows, 16384)
     assert n_tokens("stages.0.layout=generation") == sum(len(rows[i]) for i in members) == 16 * 100
     assert n_tokens(memory="window") == 16 * 100, "every prompt begins a row"
-    assert n_tokens("limits.max_calls=2", memory="summary") == 32 * 100, "and a summary may be asked for"
+    assert n_tokens("limits.max_generations_per_turn=2", memory="summary") == 32 * 100, "and a summary may be asked for"
     assert n_tokens("stages.0.layout=generation", "stages.0.max_tokens_per_microbatch=1024") == 1024
 
 
@@ -466,7 +466,10 @@ def test_shared_rows_of_64k_tokens_take_a_share_of_the_activations(tmp_path: Pat
     keys = ["stages.0.max_tokens_per_microbatch=65536", "limits.max_turns=600", "limits.max_tokens=64"]
     alone, shared = (
         estimates(
-            recipe(tmp_path, shape, *keys, f"stages.0.trainer={{kind: deepspeed, zero: 3, sequence_parallel: {n}}}"), 4
+            recipe(
+                tmp_path, shape, *keys, f"stages.0.trainer={{kind: deepspeed, zero_stage: 3, sequence_parallel: {n}}}"
+            ),
+            4,
         )[0].values()
         for n in (1, 4)
     )
@@ -581,12 +584,12 @@ def test_an_engine_that_sleeps_takes_no_memory_from_an_update(tmp_path: Path) ->
     estimate = Estimate("stages[0]", 1, held, ((Part("activations", 30),),), 0)
 
     def needed(*overrides: str) -> int:
-        engine = ["engine={kind: vllm, gpu_memory_share: 0.7}", *overrides]
+        engine = ["engine={kind: vllm, gpu_memory_utilization: 0.7}", *overrides]
         return total(parts_on_gpu(recipe(tmp_path, SMALL, *engine), estimate, 100))
 
     assert needed() == 10 + 30 + 70
     assert needed("engine.sleep=true") == 10 + 70, "rollouts take most"
-    assert needed("engine.sleep=true", "engine.gpu_memory_share=0.1") == 10 + 30, "an update takes most"
+    assert needed("engine.sleep=true", "engine.gpu_memory_utilization=0.1") == 10 + 30, "an update takes most"
     assert needed("engine.kv_cache_gb=1") == 10 + 5 + 5 + 30, "the share is not looked at"
 
 

@@ -70,7 +70,7 @@ def test_it_passes_its_check(folder: Path, part: str, monkeypatch: pytest.Monkey
 def test_it_can_be_watched_and_tuned_on_tasks_of_their_own(folder: Path, part: str, tmp_path: Path) -> None:
     recipe = folder / part / "my_part.yaml"
     watched = load(recipe, ["stages.1.evaluate_every=10"])
-    assert watched.evaluation.watch_split == "dev"
+    assert watched.evaluation.validation_split == "dev"
     drawn = {split: {task.id for task in tasks_of(watched.environment, split)} for split in ("train", "dev", "test")}
     assert not any(one & other for one, other in combinations(drawn.values(), 2))
     assert len(drawn["test"]) >= watched.evaluation.n_tasks

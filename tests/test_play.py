@@ -222,7 +222,7 @@ def test_an_agent_that_asks_several_times_for_one_action_does_so_here() -> None:
 
 def test_all_calls_of_one_reply_are_made_and_keys_of_the_agent_may_be_given() -> None:
     calls = '{"name": "a", "arguments": {}}\n{"name": "b", "arguments": {}}'
-    agent = "{kind: tools, style: hermes, system: Call.}"
+    agent = "{kind: tools, tool_format: hermes, system: Call.}"
     tagged = "".join(f"<tool_call>{call}</tool_call>" for call in calls.splitlines())
     done = typed(*HOUSE, "--agent", agent, lines=[tagged, "quit"])
     assert last_json(done)["actions"] == calls.splitlines(), done.output

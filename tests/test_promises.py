@@ -320,7 +320,7 @@ def test_a_crash_is_neither_scored_nor_trained_on_and_ends_nothing_else() -> Non
             "stages[1].advantage.gamma",
             "step_weight is 0",
         ),
-        (["evaluation.watch_n_tasks=9"], "evaluation.watch_n_tasks", "no stage sets evaluate_every"),
+        (["evaluation.validation_n_tasks=9"], "evaluation.validation_n_tasks", "no stage sets evaluate_every"),
         (["stages.1.optimizer.final_lr_share=0.1"], "stages[1].optimizer.final_lr_share", "the schedule is constant"),
         (["stages.0.unsolved_share=1"], "stages[0].random_share", "unsolved_share is 1"),
         (["stages.1.reduction.per=row"], "stages[1].reduction", "per: row has no effect"),
@@ -337,8 +337,12 @@ def test_a_key_that_would_be_ignored_is_an_error(tmp_path: Path, overrides: list
 
 def test_the_same_key_is_fine_where_it_has_an_effect(tmp_path: Path) -> None:
     heard = ["agent.max_admissible=9", "agent.show_admissible=true", "stages.1.evaluate_every=1"]
-    heard += ["evaluation.watch_n_tasks=9", "evaluation.watch_split=test", "stages.1.advantage={kind: gigpo, gamma: 1}"]
-    assert load(faulty_world.write(tmp_path / "heard"), heard).evaluation.watch_n_tasks == 9
+    heard += [
+        "evaluation.validation_n_tasks=9",
+        "evaluation.validation_split=test",
+        "stages.1.advantage={kind: gigpo, gamma: 1}",
+    ]
+    assert load(faulty_world.write(tmp_path / "heard"), heard).evaluation.validation_n_tasks == 9
 
 
 def test_the_time_limit_of_rewards_is_heeded() -> None:

@@ -162,7 +162,7 @@ def test_several_functions_have_names_and_weights() -> None:
     rewards: Any = {
         "right": right,
         "brief": {"kind": brief, "weight": 0.5},
-        "exact": {"kind": "exact_match", "watch": True},
+        "exact": {"kind": "exact_match", "monitor": True},
     }
     found = small(1, rewards=rewards, out="run")
     assert {"reward/right", "reward/brief"} <= set(found.metrics.columns)

@@ -10,19 +10,30 @@ import pytest
 from typer.testing import CliRunner
 
 from agents.stores.cases import Cases
+from agents.tools import ToolAgent
 from rewards.contrib.guides import Subgoals
 from rewards.judges.judge import Grade
 from rewards.sandbox.container import Container
+from rlhf.asynchrony.settings import Asynchrony
+from rlhf.catalog import CATALOG
 from rlhf.cli import app
-from rlhf.errors import RecipeError, RenamedWarning
+from rlhf.errors import RecipeError, RenamedWarning, RlhfError
+from rlhf.evaluation.evaluate import Evaluation
+from rlhf.recipe import dump, find, load, load_values
 from rlhf.recipe.builder import build
 from rlhf.recipe.keys import keys_of
-from rlhf.recipe.renamed import RENAMED_KEYS
+from rlhf.recipe.renamed import RENAMED_KEYS, other_names
+from rlhf.recipe.text import overridden, parse
+from rlhf.registry import resolve
+from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_watch import Watch
+from rlhf.training.backends.settings import DeepSpeed
 from rlhf.training.contrib.node_merging import Merging
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.critics.values import Critic
+from rlhf.training.policy.lora import Lora
 from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stages.supervised import Supervised
 
 
 @pytest.mark.parametrize(
@@ -39,6 +50,14 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
         (Watch, {"of": "exact"}, {"compare_with": "exact"}),
         (Merging, {"longest": 3}, {"max_turns": 3}),
         (Container, {"at_once": 2}, {"max_concurrent": 2}),
+        (Evaluation, {"watch_n_tasks": 9}, {"validation_n_tasks": 9}),
+        (Limits, {"max_calls": 3}, {"max_generations_per_turn": 3}),
+        (Asynchrony, {"schedule": "fixed"}, {"weight_update": "deterministic"}),
+        (ToolAgent, {"through": "template"}, {"tool_definitions": "chat_template"}),
+        (Supervised, {"attempts": {"rounds": 2}}, {"rejection_sampling": {"rounds": 2}}),
+        (PolicyGradient, {"expert": {"per_group": 2}}, {"group_demonstrations": {"per_group": 2}}),
+        (Lora, {"targets": ["q_proj"]}, {"target_modules": ["q_proj"]}),
+        (DeepSpeed, {"zero": 3}, {"zero_stage": 3}),
     ],
 )
 def test_old_key_is_read_as_the_new_one(part: Any, old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
@@ -75,3 +94,55 @@ def test_every_new_key_is_one_that_its_class_has() -> None:
         module, name = named.split(":")
         fields = keys_of(getattr(import_module(module), name))
         assert set(keys.values()) - {None} <= fields.keys() and not keys.keys() & fields.keys(), named
+
+
+REWARDS = {"right": {"kind": "outcome"}, "audit": {"kind": "called", "tool": "move", "watch": {"window": 9}}}
+
+
+def test_key_of_every_reward_is_read_under_its_old_name(tmp_path: Path) -> None:
+    values = parse(find("quickstart").read_text("utf-8"), "quickstart")
+    with pytest.warns(RenamedWarning, match=r"rewards\.audit\.watch is now called monitor"):
+        recipe = load_values(values | {"rewards": REWARDS}, name="old", base=tmp_path)
+    assert recipe.rewards["audit"].monitor == Watch(window=9)
+
+
+@pytest.mark.parametrize(
+    ("held", "override"),
+    [
+        ({"watch_n_tasks": 5, "n_tasks": 7}, "evaluation.validation_n_tasks=9"),
+        ({"validation_n_tasks": 5, "n_tasks": 7}, "evaluation.watch_n_tasks=9"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::rlhf.moved.RenamedWarning")
+def test_an_override_replaces_a_key_under_its_other_name(held: dict[str, int], override: str) -> None:
+    assert build(
+        Evaluation, overridden(held, [override.removeprefix("evaluation.")], ""), "", base=Path()
+    ) == Evaluation(validation_n_tasks=9, n_tasks=7)
+
+
+@pytest.mark.filterwarnings("ignore::rlhf.moved.RenamedWarning")
+def test_an_override_below_a_key_under_its_old_name_keeps_its_other_values() -> None:
+    values = overridden({"rewards": REWARDS}, ["rewards.audit.monitor.stop=true"], "")
+    assert values["rewards"]["audit"]["monitor"] == {"window": 9, "stop": True}
+    named = overridden({"rewards": {"watch": {"kind": "outcome"}}}, ["rewards.monitor={kind: format}"], "")
+    assert set(named["rewards"]) == {"watch", "monitor"}, "names of rewards are the author's"
+
+
+def test_no_class_has_a_key_beside_its_other_name() -> None:
+    for section, kinds in CATALOG.items():
+        for kind in kinds:
+            try:
+                part = resolve(section, kind, base=Path())
+            except RlhfError:  # its package is not installed
+                continue
+            keys = keys_of(part).keys()
+            assert not {(key, other) for key in keys for other in other_names(key) if other in keys}, (section, kind)
+
+
+def test_the_record_of_a_run_is_read_without_a_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    text = dump(load("quickstart"))
+    assert "validation_split" in text and "max_generations_per_turn" in text
+    old = text.replace("validation_split", "watch_split").replace("max_generations_per_turn", "max_calls")
+    (tmp_path / "recipe.yaml").write_text(old, "utf-8")
+    assert load(tmp_path) == load("quickstart")
+    assert not [w for w in recwarn if issubclass(w.category, RenamedWarning)]

@@ -47,7 +47,7 @@ def recipe(folder: Path, advantage: str, lora: dict[str, Any] | None, **changes:
     policy = runs.BASE["policy"] | {"hidden_size": 16} | ({"lora": lora} if lora else {})
     stages = [SUPERVISED, {**POLICY_GRADIENT, "advantage": {"kind": advantage}, "loss": LOSS[advantage]}]
     stages = changes.pop("stages", stages)
-    evaluation = {"n_tasks": 6, "watch_n_tasks": 4}
+    evaluation = {"n_tasks": 6, "validation_n_tasks": 4}
     rewards = {**runs.BASE["rewards"], "short": SHORT}
     return runs.write(folder, stages, **{"policy": policy, "evaluation": evaluation, "rewards": rewards, **changes})
 

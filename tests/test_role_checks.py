@@ -118,7 +118,7 @@ def test_a_key_of_the_agent_is_checked(tmp_path: Path) -> None:
 def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
     assert not cautions(load(write(tmp_path, STAGE)))
     many = load(write(tmp_path, STAGE, agent={"kind": "critic", "max_rounds": 8}))
-    assert cautions(many) == ["agent.max_rounds 8 may take 17 calls in a turn, limits.max_calls is 16"]
+    assert cautions(many) == ["agent.max_rounds 8 may take 17 calls in a turn, limits.max_generations_per_turn is 16"]
     inner = STAGE | {"advantage": {"kind": "task_normalised", "inner": {"kind": "reviews"}}}
     with pytest.raises(RecipeError, match="kind chat has no critic") as caught:
         load(write(tmp_path, inner, agent={"kind": "chat"}))

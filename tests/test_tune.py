@@ -84,7 +84,7 @@ def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_pa
     ("choice", "key"),
     [
         ("limits.max_turns=2", "limits.max_turns 2, in the recipe 3"),
-        ("limits={max_turns: 3, max_calls: 2, max_tokens: 8}", "limits.max_calls"),
+        ("limits={max_turns: 3, max_generations_per_turn: 2, max_tokens: 8}", "limits.max_generations_per_turn"),
         ("rewards.right.solved_at=0.5", "solved_by.solved_at"),
         ("rewards.right={kind: outcome, solved_at: 1.0}", "solved_by.kind outcome, in the recipe parts.py:solved"),
         ("rewards={other: {kind: outcome}}", "solved_by.kind the environment"),
@@ -156,7 +156,7 @@ def test_data_without_tasks_to_choose_by_is_told_the_setting_that_makes_some(tmp
     Path(recipe).write_text(json.dumps(values))
     with pytest.raises(RecipeError) as refused:
         Tuning(recipe, (), load(recipe), tmp_path / "tuned", 1).check([()], 4)
-    assert refused.value.where == "evaluation.watch_split" and refused.value.got == "dev"
+    assert refused.value.where == "evaluation.validation_split" and refused.value.got == "dev"
     assert "environment.split_ratios" in refused.value.hint and "environment.dev: FILE" in refused.value.hint
     three = "environment.split_ratios={train: 0.5, dev: 0.2, test: 0.3}"
     Tuning(recipe, (three,), load(recipe, [three]), tmp_path / "tuned", 1).check([()], 4)

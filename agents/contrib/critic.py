@@ -84,10 +84,10 @@ class ActorCritic:
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about turns that may need more calls than the limits allow."""
-        allowed = context.recipe.limits.max_calls
+        allowed = context.recipe.limits.max_generations_per_turn
         if context.parent is None and self.max_calls > allowed:
             most = f"may take {self.max_calls} calls in a turn"
-            yield f"agent.max_rounds {self.max_rounds} {most}, limits.max_calls is {allowed}"
+            yield f"agent.max_rounds {self.max_rounds} {most}, limits.max_generations_per_turn is {allowed}"
 
     @property
     def needs(self) -> tuple[str, ...]:

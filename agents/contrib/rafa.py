@@ -59,8 +59,9 @@ class ReasonForFuture:
     turn but a note of the plan.
 
     With B = U = 2 there are at most 2 + 4 = 6 imagined steps in a turn, and 13 calls: 3 that propose, 6 that imagine, 4
-    that value the ends. In general a turn makes at most `max_calls` of them, which `limits.max_calls` has to allow. A
-    value that cannot be read counts as 0. Where no action is proposed, the turn is invalid, and the policy reads why.
+    that value the ends. In general a turn makes at most `max_calls` of them, which `limits.max_generations_per_turn`
+    has to allow. A value that cannot be read counts as 0. Where no action is proposed, the turn is invalid, and the
+    policy reads why.
 
     The paper goes on with a plan until enough has been learnt; here every turn has a new one, as in its experiments.
     """

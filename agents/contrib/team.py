@@ -126,9 +126,9 @@ class Team:
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about turns that may need more calls than the limits allow."""
-        most, allowed = self.max_edits + self.max_roles + 1, context.recipe.limits.max_calls
+        most, allowed = self.max_edits + self.max_roles + 1, context.recipe.limits.max_generations_per_turn
         if context.parent is None and most > allowed:
-            yield f"agent: a team may take {most} calls in its first turn, limits.max_calls is {allowed}"
+            yield f"agent: a team may take {most} calls in its first turn, limits.max_generations_per_turn is {allowed}"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -108,7 +108,11 @@ def formats(part: Part) -> list[tuple[float, Any]]:
             replace(bare, memory=Subgoals()),
         ]
     if Capabilities(part.environment).offers_tools:
-        rare += [ToolAgent(style="hermes", through="template"), ToolAgent(), ToolAgent(style="xml", system="")]
+        rare += [
+            ToolAgent(tool_format="hermes", tool_definitions="chat_template"),
+            ToolAgent(),
+            ToolAgent(tool_format="xml", system=""),
+        ]
     return [(0.2, own), (0.6, bare), *((0.2 / len(rare), agent) for agent in rare)]
 
 

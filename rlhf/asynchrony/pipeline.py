@@ -375,11 +375,12 @@ class Pipeline:
         heapq.heapify(made.returned)
         made.store = {o: Group(b, dict(s), dict(k)) for o, b, s, k in state["store"]}
         made.check()
-        lowered = [name for name in ("staleness", "depth") if getattr(rules, name) < state["rules"][name]]
+        keys = {"staleness": "staleness", "depth": "max_steps_ahead"}
+        lowered = [name for name in keys if getattr(rules, name) < state["rules"][name]]
         if lowered and made.n_begun > made.step * rules.n_per_step:
             raise CheckpointError(
                 "stored groups are further ahead than the recipe allows now",
-                where=f"asynchrony.{lowered[0]}",
+                where=f"asynchrony.{keys[lowered[0]]}",
                 got=str(getattr(rules, lowered[0])),
                 expected=str(state["rules"][lowered[0]]),
                 hint="restore it, or lower it in a new run",

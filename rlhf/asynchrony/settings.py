@@ -23,9 +23,9 @@ from rlhf.tasks.selection import SelectionCapabilities
 _NOT_YET = (
     "critic",
     "replay",
-    "logged",
+    "offline_data",
     "self_certainty",
-    "expert",
+    "group_demonstrations",
     "imitate_failed",
     "reward_refresh",
     "judge_refresh",
@@ -38,21 +38,21 @@ class Asynchrony:
     """Asynchronous rollouts: attempts are generated during updates, by a policy at most `staleness` updates old."""
 
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys("staleness", 0, ("depth", "order", "schedule", "checkpoint")),
+        IgnoredKeys("staleness", 0, ("max_steps_ahead", "order", "weight_update", "checkpoint")),
     )
 
     staleness: Annotated[int, Field(ge=0)] = 0
     """Maximum staleness S: steps by which the policy that sampled a token may be behind the one trained on it. 0 is
     synchronous."""
-    depth: Annotated[int, Field(ge=1)] | None = None
+    max_steps_ahead: Annotated[int, Field(ge=1)] | None = None
     """Steps that rollouts may run ahead of training; at most `staleness`, the default."""
     order: Order = "in_order"
     """Order in which groups are trained: sampler order, however long they take; or as they finish, which favours short
     episodes, see `asynchrony/length_bias`."""
-    schedule: Literal["clock", "fixed"] = "clock"
-    """When running attempts get new weights: at once, or once all earlier groups have finished. `fixed` samples group n
-    with the policy of step max(0, n // tasks_per_step - depth), so that runs are reproducible."""
-    checkpoint: Literal["drain", "now"] = "drain"
+    weight_update: Literal["immediate", "deterministic"] = "immediate"
+    """When running attempts get new weights: at once, or once all earlier groups have finished. `deterministic` samples
+    group n with the policy of step max(0, n // tasks_per_step - max_steps_ahead), so that runs are reproducible."""
+    checkpoint: Literal["drain", "restart"] = "drain"
     """Running attempts at a checkpoint: wait for them, or restart them on resume."""
 
     @property
@@ -63,11 +63,11 @@ class Asynchrony:
     @property
     def steps_ahead(self) -> int:
         """Steps that are played ahead."""
-        return self.staleness if self.depth is None else self.depth
+        return self.staleness if self.max_steps_ahead is None else self.max_steps_ahead
 
     def rules(self, n_per_step: int, n_steps: int) -> Rules:
         """Return the rules of a stage."""
-        is_fixed = self.schedule == "fixed"
+        is_fixed = self.weight_update == "deterministic"
         return Rules(n_per_step, n_steps, self.staleness, self.steps_ahead, self.order, is_fixed)
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
@@ -77,16 +77,16 @@ class Asynchrony:
         if self.steps_ahead > self.staleness:
             yield Problem(
                 "rollouts would run further ahead than the staleness bound allows",
-                where=context.at("depth"),
-                got=f"{self.depth} with staleness: {self.staleness}",
+                where=context.at("max_steps_ahead"),
+                got=f"{self.max_steps_ahead} with staleness: {self.staleness}",
                 expected=f"1 to {self.staleness}",
-                do=f"lower it, or set {context.at('staleness')}: {self.depth}",
+                do=f"lower it, or set {context.at('staleness')}: {self.max_steps_ahead}",
             )
-        if self.schedule == "fixed" and self.order != "in_order":
+        if self.weight_update == "deterministic" and self.order != "in_order":
             yield Problem(
                 "the order in which attempts finish is not deterministic, so schedule cannot be fixed",
                 where=context.at("order"),
-                got=f"{self.order} with schedule: fixed",
+                got=f"{self.order} with weight_update: deterministic",
                 expected="in_order",
                 do="remove one of the two keys",
             )

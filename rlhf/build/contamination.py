@@ -67,7 +67,7 @@ _NOTHING = _content(Task("a task with an id and nothing else"))
 
 
 def refuse_overlap(recipe: Recipe) -> None:
-    """Raise RecipeError where training, watched and final evaluation tasks overlap.
+    """Raise RecipeError where training, validation and test tasks overlap.
 
     With `evaluation.allow_overlap` nothing is looked for.
     """
@@ -77,9 +77,9 @@ def refuse_overlap(recipe: Recipe) -> None:
     refuse_judging(recipe)
     lists = {"evaluation.split": (own.split, tasks_of(environment, own.split, own.n_tasks))}
     if any(isinstance(stage, PolicyGradient) and stage.evaluate_every for stage in recipe.stages):
-        watched = tasks_of(environment, own.watch_split, own.watch_n_tasks)
-        _refuse(lists["evaluation.split"], "evaluation.watch_split", own.watch_split, watched, "watched")
-        lists["evaluation.watch_split"] = (own.watch_split, watched)
+        watched = tasks_of(environment, own.validation_split, own.validation_n_tasks)
+        _refuse(lists["evaluation.split"], "evaluation.validation_split", own.validation_split, watched, "validated on")
+        lists["evaluation.validation_split"] = (own.validation_split, watched)
     for i, stage in enumerate(recipe.stages):
         if stage.reads_file:
             continue

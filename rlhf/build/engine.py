@@ -237,7 +237,7 @@ def start_options(
         lora_rank=adapter_rank(settings, policy, is_server=is_server),
         n_adapters=len(adapter_names(policy.model)),
         kv_cache_bytes=_cache_bytes(settings, policy, context, dtype),
-        gpu_memory_share=settings.gpu_memory_share,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         tensor_parallel=settings.tensor_parallel,
         eager=None if settings.eager == "auto" else settings.eager,
         compile=settings.compile,

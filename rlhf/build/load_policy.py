@@ -51,7 +51,7 @@ async def at_play(found: EvaluationTarget, progress: RichProgress) -> AsyncItera
     engines: dict[str, Any] = {}
 
     def engine_of(agent: Any) -> Any:
-        style = agent.style if isinstance(agent, ToolAgent | ExternalAgent) else "hermes"
+        style = agent.tool_format if isinstance(agent, ToolAgent | ExternalAgent) else "hermes"
         if style not in engines:
             engines[style] = RandomSeedEngine() if found.kind == "random" else RefusingEngine()
             if found.kind == "endpoint":

@@ -1,4 +1,4 @@
-"""Stored attempts of other runs for `logged` of a stage: read anew when a run has written something."""
+"""Stored attempts of other runs for `offline_data` of a stage: read anew when a run has written something."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def logged_runs(recipe: Recipe) -> Iterator[tuple[int, StoredRuns]]:
         RecipeError: nothing is sampled, and a run holds no attempts.
     """
     for index, stage in enumerate(recipe.stages):
-        if isinstance(stage, PolicyGradient) and stage.logged is not None:
-            found = StoredRuns(stage.logged)
-            for run in stage.logged.runs:
+        if isinstance(stage, PolicyGradient) and stage.offline_data is not None:
+            found = StoredRuns(stage.offline_data)
+            for run in stage.offline_data.runs:
                 folder = Path(run).expanduser()
-                if not stage.logged.sample and not list_steps(folder / "trajectories"):
+                if not stage.offline_data.sample and not list_steps(folder / "trajectories"):
                     raise RecipeError(
                         "this folder holds no attempts",
-                        where=f"stages[{index}].logged.runs",
+                        where=f"stages[{index}].offline_data.runs",
                         got=run,
                         expected="the folder of a run with rollouts, such as a policy_gradient stage",
                         hint=where_to_look(folder),

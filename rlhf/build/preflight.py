@@ -55,7 +55,7 @@ def refuse_without_references(recipe: Recipe) -> None:
     """Raise RecipeError where a reward needs references that the first tasks of a split lack.
 
     Looked at are the splits of stages in which the policy attempts tasks, and that of the result. So many may lack one
-    as attempts may fail, `limits.max_error_fraction`; of a reward that is only watched, one task has to have one.
+    as attempts may fail, `limits.max_error_fraction`; of a reward that is only monitored, one task has to have one.
     """
     for path, seen in worlds(recipe):
         for name in seen.rewards:
@@ -98,7 +98,7 @@ def refuse_unreferenced(suite: Suite, tasks: Mapping[str, Sequence[Task]], *, of
 
 def _lacking(weighted: Weighted, path: str, tasks: Sequence[Task], split: str, limits: Limits) -> RecipeError | None:
     without = _without(weighted.reward, path, tasks)
-    if len(without) <= (len(tasks) - 1 if weighted.watch else limits.max_error_fraction * len(tasks)):
+    if len(without) <= (len(tasks) - 1 if weighted.monitor else limits.max_error_fraction * len(tasks)):
         return None
     task, place = without[0]
     return RecipeError(
@@ -129,8 +129,10 @@ def tell_few_tasks(recipe: Recipe, say: Callable[[str], None]) -> None:
     """Say which numbers of tasks are more than there are: an evaluation is smaller then, and a step repeats tasks."""
     own, usual = recipe.evaluation, Evaluation()
     asked = [("evaluation.n_tasks", own.n_tasks, own.split, recipe.environment)] * (own.n_tasks != usual.n_tasks)
-    if own.watch_n_tasks != usual.watch_n_tasks:
-        asked.append(("evaluation.watch_n_tasks", own.watch_n_tasks, own.watch_split, recipe.environment))
+    if own.validation_n_tasks != usual.validation_n_tasks:
+        asked.append(
+            ("evaluation.validation_n_tasks", own.validation_n_tasks, own.validation_split, recipe.environment)
+        )
     for where, wanted, split, environment in asked:
         if (n := len(tasks_of(environment, split, wanted))) < wanted:
             say(
@@ -150,7 +152,7 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     """Preflight attempt: play one task by random actions and score it, so that faults show early.
 
     Not asked are rewards that load a model, that read sampled tokens, of which there are none yet, or that cannot be
-    copied: the trial leaves no trace in them. What is only watched may fail, and `say` is told.
+    copied: the trial leaves no trace in them. What is only monitored may fail, and `say` is told.
 
     Raises:
         EnvError: the environment fails at each of the first tasks.
@@ -173,7 +175,7 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
     for name, weighted in recipe.rewards.items():
         if (copied := to_try(weighted)) is None:
             continue
-        alone = {name: replace(copied, watch=None)}
+        alone = {name: replace(copied, monitor=None)}
         # What judges a whole group is shown one of two: a result of one number would pass with one attempt.
         n = 1 if Capabilities(copied.reward).over_group is None else 2
         attempts = [replace(attempt, attempt=i) for i in range(n)]
@@ -182,8 +184,8 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
             _check_per_turn(recipe, found, name, f"{path}rewards.{name}")
             continue
         message = one_line(found.failures[0].message)
-        if weighted.watch:
-            say(f"caution: the watched reward {path}{name} fails: {message}")
+        if weighted.monitor:
+            say(f"caution: the monitored reward {path}{name} fails: {message}")
             continue
         raise RewardError(
             "the reward fails at an attempt by random actions",
@@ -261,11 +263,11 @@ def check_template(agent: Any, renderer: Any) -> None:
     if not isinstance(renderer, Renderer) or renderer.knows_tools:
         return
     for path, part in with_parts("agent", agent):
-        if isinstance(part, ToolAgent) and part.through == "template":
+        if isinstance(part, ToolAgent) and part.tool_definitions == "chat_template":
             raise RecipeError(
                 "the policy's chat template does not support tools",
-                where=f"{path}.through",
-                got="template",
+                where=f"{path}.tool_definitions",
+                got="chat_template",
                 expected="a model whose chat template has a variable `tools`",
-                hint=f"write {path}.through: text: then the system prompt describes the tools",
+                hint=f"write {path}.tool_definitions: system_prompt: then the system prompt describes the tools",
             )

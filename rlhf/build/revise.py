@@ -33,7 +33,7 @@ _AFTER = "after"
 OF_TRAINER = (
     "stages.N.trainer", "stages.N.max_tokens_per_microbatch", "stages.N.pairs_per_microbatch",
     "stages.N.gradient_checkpointing", "cluster", "engine.max_sessions", "engine.max_batch_tokens",
-    "engine.gpu_memory_share", "engine.kv_cache_gb", "engine.sleep",
+    "engine.gpu_memory_utilization", "engine.kv_cache_gb", "engine.sleep",
 )  # fmt: skip
 #: Keys that may get another value from a step on, where they are numbers or null; of the loss, all its numbers.
 REVISABLE = (
@@ -41,7 +41,7 @@ REVISABLE = (
     "stages.N.optimizer.lr", "stages.N.optimizer.weight_decay", "stages.N.optimizer.max_grad_norm",
     "stages.N.critic.optimizer.lr", "stages.N.critic.optimizer.weight_decay",
     "stages.N.critic.optimizer.max_grad_norm", "stages.N.critic.head_lr", "stages.N.loss", "evaluation.n_tasks",
-    "evaluation.watch_n_tasks",
+    "evaluation.validation_n_tasks",
 )  # fmt: skip
 
 

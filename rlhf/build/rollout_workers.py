@@ -128,10 +128,10 @@ class RolloutWorker:
         return Played(group, dict(sampled))
 
     async def evaluate(self, weights: Delivered) -> EvaluationResult:
-        """Attempt the watched tasks. Raises NoInstanceError where no server was left for some of the attempts."""
+        """Attempt the validation tasks. Raises NoInstanceError where no server was left for some of the attempts."""
         await self._follow(weights)
         n_refused, settings = self._engine.n_refused, self._evaluation
-        split, n_tasks = settings.watch_split, settings.watch_n_tasks
+        split, n_tasks = settings.validation_split, settings.validation_n_tasks
         found = await evaluate(self._runner, settings, split=split, n_tasks=n_tasks)
         if self._engine.n_refused > n_refused:
             raise NoInstanceError("no server holds the weights any more", where=f"version {weights.version}")

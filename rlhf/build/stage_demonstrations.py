@@ -33,7 +33,7 @@ async def play_all(recipe: Recipe, folder: Path, progress: RichProgress) -> dict
             continue
         imitates = isinstance(stage, Supervised)
         wants: Any = stage.sampler if isinstance(stage, PolicyGradient) else stage
-        if not (wants.attempts is None if imitates else isinstance(wants, DemonstratedSampler)):
+        if not (wants.rejection_sampling is None if imitates else isinstance(wants, DemonstratedSampler)):
             continue
         seen = recipe.at(stage)
         path = folder / "demonstrations" / f"{index}.jsonl"

@@ -59,7 +59,7 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
     data, where, dropped, tasks = stage.data, f"stages[{index}].data", 0, None
     if data.path is not None:
         agents = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ToolAgent))
-        style: Style = next((agent.style for agent in agents), "hermes")
+        style: Style = next((agent.tool_format for agent in agents), "hermes")
         samples, dropped = chat_samples(found, renderer, max_context, data, where, style)
         rows = [[read_too(s, stage.observation_weight) if stage.observation_weight else s] for s in samples]
     else:

@@ -185,7 +185,9 @@ async def prepare(
 
     async def measure(name: str, full: bool) -> EvaluationResult:
         settings = recipe.evaluation
-        split, n = (settings.split, settings.n_tasks) if full else (settings.watch_split, settings.watch_n_tasks)
+        split, n = (
+            (settings.split, settings.n_tasks) if full else (settings.validation_split, settings.validation_n_tasks)
+        )
         result = await run_evaluation(run.evaluation_runner, settings, split=split, n_tasks=n)
         if full and here.is_main:
             writer.write_groups(name, run.state.step, "eval", result.collected.groups)

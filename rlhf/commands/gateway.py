@@ -86,4 +86,4 @@ def gateway(
         model=model,
         most=most,
     )
-    console.print(f"attempts: {ended['attempts']}", highlight=False)
+    console.print(f"rejection_sampling: {ended['attempts']}", highlight=False)

@@ -231,7 +231,11 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _ahead_text(ahead: dict[str, Any]) -> str:
     """Text on asynchronous rollouts: lag, groups in flight and correction."""
-    repeated = "the run repeats itself to the bit" if ahead["schedule"] == "fixed" else "the clock says by which policy"
+    repeated = (
+        "the run repeats itself to the bit"
+        if ahead["weight_update"] == "deterministic"
+        else "the clock says by which policy"
+    )
     waits = "waits for them" if ahead["checkpoint"] == "drain" else "begins them again"
     return (
         f"attempts are made ahead: trained tokens are at most {counted(ahead['max_age'], 'update')} old, corrected by "

@@ -69,7 +69,7 @@ def train(
 
     Several trainer processes, started by --nproc or a launcher such as torchrun, need stages with trainer: {kind:
     deepspeed}. A run can be resumed with another trainer and another number of processes: --resume RUN
-    stages.0.trainer.zero=3 --nproc 2. Change numbers such as a learning rate from here on with --resume RUN
+    stages.0.trainer.zero_stage=3 --nproc 2. Change numbers such as a learning rate from here on with --resume RUN
     stages.1.optimizer.lr=1e-4, and extend its last stage, finished or not, with --resume RUN steps=60.
 
     Examples: rlhf train quickstart; rlhf train quickstart seed=2 stages.1.steps=20; rlhf train --resume runs/NAME

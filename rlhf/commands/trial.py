@@ -56,12 +56,12 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
 def shortened(recipe: Recipe, n_steps: int) -> list[str]:
     """Return overrides that leave `n_steps` of every stage, next to nothing of evaluations, and publish nothing."""
     found = ["push_to_hub=null", "trackers=[]", f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
-    found += [f"rewards.{name}.watch.window={Watch().window}" for name, one in recipe.rewards.items() if one.watch]
+    found += [f"rewards.{name}.monitor.window={Watch().window}" for name, one in recipe.rewards.items() if one.monitor]
     for i, stage in enumerate(recipe.stages):
         if isinstance(stage, Supervised) and stage.reads_file:
             found += [f"stages.{i}.epochs=1", f"stages.{i}.data.max_rows={2 * n_steps * stage.batch_size}"]
             continue
-        if isinstance(stage, PairStage) or (isinstance(stage, Supervised) and (stage.attempts or stage.data)):
+        if isinstance(stage, PairStage) or (isinstance(stage, Supervised) and (stage.rejection_sampling or stage.data)):
             found.append(f"stages.{i}.epochs=1")
             continue
         if isinstance(stage, Supervised):
@@ -72,7 +72,7 @@ def shortened(recipe: Recipe, n_steps: int) -> list[str]:
         if stage.patience is not None:  # asks for more evaluations than so few steps have
             found.append(f"stages.{i}.patience=null")
         if stage.evaluate_every:
-            found.append(f"evaluation.watch_n_tasks={min(recipe.evaluation.watch_n_tasks, _N_TASKS)}")
+            found.append(f"evaluation.validation_n_tasks={min(recipe.evaluation.validation_n_tasks, _N_TASKS)}")
         if stage.critic is not None and stage.critic.warmup_steps:
             found.append(f"stages.{i}.critic.warmup_steps=0")
         if stage.opponents is not None and stage.opponents.every >= n_steps:

@@ -58,9 +58,9 @@ def tune(
 ) -> None:
     """Search hyperparameters by successive halving (Jamieson & Talwalkar 2016).
 
-    Every combination of --try, and the unchanged recipe, is trained briefly and evaluated on evaluation.watch_split;
-    the best advance to longer runs. The winner and the unchanged recipe are then trained with new seeds and evaluated
-    on evaluation.split. Run the same command again to continue an interrupted search.
+    Every combination of --try, and the unchanged recipe, is trained briefly and evaluated on
+    evaluation.validation_split; the best advance to longer runs. The winner and the unchanged recipe are then trained
+    with new seeds and evaluated on evaluation.split. Run the same command again to continue an interrupted search.
 
     Examples: rlhf tune quickstart --try stages.1.optimizer.lr=2e-4,5e-4,1e-3 --try stages.1.group_size=4,8
     """
@@ -182,15 +182,15 @@ class Tuning:
 
     @property
     def held_out(self) -> list[str]:
-        """Overrides that measure on the watched split alone."""
+        """Overrides that measure on the validation split alone."""
         from rlhf.recipe.model import values_of
 
         stages = values_of(self.loaded)["stages"]
         watching = [f"stages.{i}.evaluate_every=0" for i, stage in enumerate(stages) if stage.get("evaluate_every")]
-        usual = ["evaluation.watch_split=dev", "evaluation.watch_n_tasks=64"] if watching else []
+        usual = ["evaluation.validation_split=dev", "evaluation.validation_n_tasks=64"] if watching else []
         patient = [f"stages.{i}.patience=null" for i, stage in enumerate(stages) if stage.get("patience") is not None]
         idle = ["cluster.eval_servers=0"] if self.loaded.cluster.eval_servers else []
-        return [f"evaluation.split={self.loaded.evaluation.watch_split}", *usual, *watching, *patient, *idle]
+        return [f"evaluation.split={self.loaded.evaluation.validation_split}", *usual, *watching, *patient, *idle]
 
     def check(self, choices: Sequence[Choice], first: int) -> None:
         """Refuse choices that are no recipes, and a folder of another tuning, before anything is trained.
@@ -204,7 +204,7 @@ class Tuning:
         from rlhf.recipe.splits import check_declared_split
 
         judge = self.loaded.evaluation
-        check_declared_split(judge.watch_split, self.loaded.environment, "evaluation.watch_split")
+        check_declared_split(judge.validation_split, self.loaded.environment, "evaluation.validation_split")
         for choice in choices:
             words = [*self.overrides, *choice, *self.held_out]
             _refuse_judged_otherwise(choice, self.loaded, load(self.recipe, words))
@@ -214,10 +214,10 @@ class Tuning:
                 error.got += f", with {first} of {self.steps} steps in the first round"
                 error.hint = f"choose among fewer values, or with a larger --keep; else {error.hint}"
                 raise
-        if judge.watch_split == judge.split:
+        if judge.validation_split == judge.split:
             raise RecipeError(
                 "selection and final evaluation need different tasks",
-                where="evaluation.watch_split",
+                where="evaluation.validation_split",
                 got=judge.split,
                 expected=f"another split than evaluation.split: {judge.split}",
                 hint=f"evaluation.split={'dev' if judge.split == 'test' else 'test'}",

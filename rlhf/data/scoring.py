@@ -52,7 +52,7 @@ class Score:
         parts: the unweighted verdict of each reward, by its name.
         turns: `[K]` weighted reward of each turn; a part without per-turn values counts on the last turn.
         total: weighted sum of the parts; equals the sum of `turns` when there are turns.
-        watched: the verdict of each reward that is only watched, by its name; nothing is trained or chosen by it.
+        watched: the verdict of each reward that is only monitored, by its name; nothing is trained or chosen by it.
         watch_errors: what went wrong with those that could not judge, by their names.
     """
 

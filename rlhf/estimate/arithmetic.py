@@ -65,7 +65,7 @@ def _supervised(stage: Any) -> dict[str, Any]:
     """Upper bound of imitated attempts, as tasks may have none to keep; None for data not yet read."""
     if stage.data is not None:
         return {"kind": "supervised", "n_demonstrations": None, "n_updates": None, "n_episodes": 0}
-    source = stage.attempts
+    source = stage.rejection_sampling
     n = source.tasks_per_round * source.max_per_task if source else stage.n_demonstrations
     rounds = source.rounds if source else 1
     return {
@@ -94,7 +94,7 @@ def _paired(stage: Any, recipe: Recipe) -> dict[str, Any]:
 
 
 def _policy_gradient(stage: Any, recipe: Recipe) -> dict[str, Any]:
-    n_tasks = stage.tasks_per_step if stage.logged is None or stage.logged.sample else 0
+    n_tasks = stage.tasks_per_step if stage.offline_data is None or stage.offline_data.sample else 0
     episodes = n_tasks * stage.group_size
     rounds = SelectionCapabilities(stage.selection).max_rounds
     turns = episodes * rounds * recipe.limits.max_turns
@@ -141,7 +141,7 @@ def _ahead(stage: Any, asynchrony: Asynchrony) -> dict[str, Any]:
         "max_age": asynchrony.steps_ahead if asynchrony.order == "in_order" else asynchrony.staleness,
         "max_groups": (asynchrony.steps_ahead + 1) * stage.tasks_per_step,
         "correction": kind_of("correction", stage.correction) if is_corrected else "the ratio of the loss",
-        "schedule": asynchrony.schedule,
+        "weight_update": asynchrony.weight_update,
         "checkpoint": asynchrony.checkpoint,
     }
 

@@ -8,8 +8,8 @@ from typing import Any
 
 #: What to change about each part of a stage; `{stage}` is its path as an override has it.
 _CHANGES = {
-    "weights": "use a smaller model, policy.dtype=bfloat16 or '{stage}.trainer={{kind: deepspeed, zero: 3}}'",
-    "gradients": "train adapters, policy.lora={{}}, or shard them: '{stage}.trainer={{kind: deepspeed, zero: 2}}'",
+    "weights": "use a smaller model, policy.dtype=bfloat16 or '{stage}.trainer={{kind: deepspeed, zero_stage: 3}}'",
+    "gradients": "train adapters, policy.lora={{}}, or shard: '{stage}.trainer={{kind: deepspeed, zero_stage: 2}}'",
     "masters": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
     "moments": "train adapters, policy.lora={{}}, or '{stage}.trainer={{kind: deepspeed, offload_optimizer: true}}'",
     "buffers": "change {stage}.trainer: a lower bucket_mb, or reshard_after_forward: true, whichever it has",

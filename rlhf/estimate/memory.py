@@ -250,7 +250,11 @@ def _episodes(recipe: Recipe, stage: Any) -> int:
     if isinstance(stage, PairStage):
         return stage.pairs.tasks * stage.pairs.group_size if stage.pairs.is_attempted else 0
     if isinstance(stage, Supervised):
-        return stage.attempts.tasks_per_round * stage.attempts.group_size if stage.attempts else 0
+        return (
+            stage.rejection_sampling.tasks_per_round * stage.rejection_sampling.group_size
+            if stage.rejection_sampling
+            else 0
+        )
     n_steps = 1 + (recipe.asynchrony.steps_ahead if recipe.asynchrony.is_on else 0)
     return int(min(n_steps, stage.steps) * stage.tasks_per_step * stage.group_size)
 
@@ -299,7 +303,7 @@ def _most_rows(recipe: Recipe, stage: Any) -> int:
 
 def most_calls(recipe: Recipe) -> int:
     """Most calls of the policy in a turn: what limits allow where an agent says that it calls in several roles."""
-    return recipe.limits.max_calls if len(Capabilities(recipe.agent).roles) > 1 else 1
+    return recipe.limits.max_generations_per_turn if len(Capabilities(recipe.agent).roles) > 1 else 1
 
 
 def _of_critic(stage: Any, model: _Model | None, asked: Pass) -> int:

@@ -97,7 +97,7 @@ def with_engine_share(recipe: Recipe, parts: list[Part], all_of_gpu: int) -> lis
         return parts  # with a size of its own the cache is counted, and vLLM ignores the share
     others = [part for part in parts if part.name not in ("engine", "kv_cache")]
     [own] = [part for part in parts if part.name == "engine"]
-    return [*others, replace(own, n_bytes=max(own.n_bytes, int(engine.gpu_memory_share * all_of_gpu)))]
+    return [*others, replace(own, n_bytes=max(own.n_bytes, int(engine.gpu_memory_utilization * all_of_gpu)))]
 
 
 def size_of(n_bytes: float) -> str:

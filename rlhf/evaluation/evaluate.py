@@ -31,19 +31,21 @@ class Evaluation:
     """Sampling temperature; 0 is greedy."""
     before: bool = True
     """Evaluate before training too."""
-    watch_split: str = "dev"
+    validation_split: str = "dev"
     """Split of the evaluations during training."""
-    watch_n_tasks: Annotated[int, Field(ge=1)] = 64
+    validation_n_tasks: Annotated[int, Field(ge=1)] = 64
     """Number of tasks of the evaluations during training."""
     allow_overlap: bool = False
-    """Allow overlap of evaluation tasks with training tasks, or with those of `watch_split`; otherwise an error."""
+    """Allow overlap of test tasks with training tasks, or with those of `validation_split`; otherwise an error."""
     seed: int = 20_000
     """Seed of the evaluation, independent of the run's seed."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse to say what is watched where nothing is."""
+        """Refuse to say what is validated on where nothing is."""
         if not any(stage.evaluate_every for _, stage in context.recipe.learning):
-            yield from unused(self, ("watch_split", "watch_n_tasks"), context.path, "no stage sets evaluate_every")
+            yield from unused(
+                self, ("validation_split", "validation_n_tasks"), context.path, "no stage sets evaluate_every"
+            )
 
 
 @plain_dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlhf.errors import DataError
 from rlhf.evaluation.folder import PLAN, RECIPE, VERSIONS
 
 #: Limits that say how long an attempt may take; those of a policy, of failures and of single calls are not among them.
-_LIMITS = ("max_turns", "max_calls", "episode_timeout_s")
+_LIMITS = ("max_turns", "max_generations_per_turn", "max_calls", "episode_timeout_s")
 #: Keys of an environment that say what is trained on, and by how many processes it is served.
 OF_TRAINING = ("n_train", "train", "weight", "n_workers")
 

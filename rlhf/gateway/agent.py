@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from agents.base import History, PolicyHandle, Reply
 from agents.parsing import split_thoughts
 from agents.tool_calls import Style, ToolCall, Unreadable, how_to_call, read_calls
-from agents.tools import ToolAgent
+from agents.tools import ToolAgent, ToolDefinitions
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
@@ -45,13 +45,13 @@ class SamplingPolicy(Protocol):
 class ExternalAgent:
     """An agent in a program of its own, which asks the policy through the gateway."""
 
-    style: Style = "hermes"
+    tool_format: Style = "hermes"
     """Format of the policy's tool calls: `json`, `hermes`, `llama`, `mistral`, `xml` or `python`."""
-    through: Literal["template", "text"] = "template"
-    """Place of the tool definitions: the model's own chat template, or an instruction."""
+    tool_definitions: ToolDefinitions = "chat_template"
+    """Place of the tool definitions: the model's own chat template, or the system prompt."""
     override_sampling: bool = False
     """Override and count a client's parameters of sampling; otherwise such requests are refused."""
-    max_calls: Annotated[int, Field(ge=1)] = 16
+    max_calls_per_reply: Annotated[int, Field(ge=1)] = 16
     """Most calls of one reply; more are taken for none."""
 
     roles: ClassVar[tuple[str, ...]] = ("",)
@@ -81,7 +81,9 @@ class ExternalAgent:
                 hint="an external agent plays in no other environment, nor in worker processes",
             )
         if session.conversations is None:
-            session.conversations = Conversations(self.style, tools_as_text=self.through == "text")
+            session.conversations = Conversations(
+                self.tool_format, tools_as_text=self.tool_definitions == "system_prompt"
+            )
         silence_s = policy.step_timeout_s if isinstance(policy, SamplingPolicy) else None
         turn = await session.turn(_PolicyAnswers(self, session, policy), silence_s)
         return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
@@ -89,7 +91,7 @@ class ExternalAgent:
     def overridden(self, asked: ChatRequest, temperature: float) -> dict[str, Any]:
         """Sampling parameters of a request that the recipe's override. Raises Refusal where they may not be."""
         found = conflicting_parameters(asked.sampling, temperature)
-        if self.max_calls == 1 or not asked.tools:  # at most one call is made anyway
+        if self.max_calls_per_reply == 1 or not asked.tools:  # at most one call is made anyway
             found.pop("parallel_tool_calls", None)
         if found and not self.override_sampling:
             raise sampling_refusal(found, temperature)
@@ -101,42 +103,43 @@ class ExternalAgent:
         if not names or was_cut:
             return text.strip(), ()
         try:
-            calls = tuple(read_calls(text, self.style, asked.tools))
+            calls = tuple(read_calls(text, self.tool_format, asked.tools))
         except Unreadable:
             return text.strip(), ()
-        if len(calls) > self.max_calls or any(call.name not in names for call in calls):
+        if len(calls) > self.max_calls_per_reply or any(call.name not in names for call in calls):
             return text.strip(), ()
-        begin = min((at for opening in _OPENINGS[self.style] if (at := text.find(opening)) >= 0), default=0)
+        begin = min((at for opening in _OPENINGS[self.tool_format] if (at := text.find(opening)) >= 0), default=0)
         return text[:begin].strip(), calls
 
     def told(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         """The messages, with the tools in the instruction where the template does not write them."""
         import json
 
-        if not tools or self.through == "template":
+        if not tools or self.tool_definitions == "chat_template":
             return tuple(messages)
-        lines = ["Tools:", *(json.dumps(tool, ensure_ascii=False) for tool in tools), how_to_call(self.style)]
+        lines = ["Tools:", *(json.dumps(tool, ensure_ascii=False) for tool in tools), how_to_call(self.tool_format)]
         first = messages[0]
         if first.role is Role.SYSTEM:
             return (replace(first, content="\n".join([first.content, *lines])), *messages[1:])
         return (Message(Role.SYSTEM, "\n".join(lines)), *messages)
 
 
-def external_agent(
-    agent: Any, through: Literal["template", "text"], *, override_sampling: bool = False
-) -> ExternalAgent:
+def external_agent(agent: Any, tool_definitions: ToolDefinitions, *, override_sampling: bool = False) -> ExternalAgent:
     """The external agent in the place of a recipe's, with the tool format of a tool agent.
 
     Args:
         agent: of the recipe; an external one stays as it is.
-        through: place of the tool definitions where `agent` says nothing of it.
+        tool_definitions: place of the tool definitions where `agent` says nothing of it.
         override_sampling: of the one that is made.
     """
     if isinstance(agent, ExternalAgent):
         return agent
     if isinstance(agent, ToolAgent):
-        return ExternalAgent(style=agent.style, through=agent.through, override_sampling=override_sampling)
-    return ExternalAgent(through=through, override_sampling=override_sampling)
+        tool_definitions = agent.tool_definitions
+        return ExternalAgent(
+            tool_format=agent.tool_format, tool_definitions=tool_definitions, override_sampling=override_sampling
+        )
+    return ExternalAgent(tool_definitions=tool_definitions, override_sampling=override_sampling)
 
 
 class _PolicyAnswers:
@@ -152,7 +155,7 @@ class _PolicyAnswers:
         self._check(asked)
         place = conversations.place(asked.messages, asked.tools)
         told = self._agent.told(place.messages, asked.tools)
-        tools = asked.tools if self._agent.through == "template" else ()
+        tools = asked.tools if self._agent.tool_definitions == "chat_template" else ()
         try:
             reply = await self._policy.generate(told, max_tokens=asked.max_tokens, tools=tools)
         except ContextFull as error:

@@ -32,4 +32,6 @@ def chats_of(
             said = message.content if message.token_ids is None else text_of(message.token_ids)
             weight = {"weight": 0} if message.role is Role.ASSISTANT and not new else {}
             messages.append({"role": message.role.value, "content": said, **weight})
-        yield {"messages": messages} | ({"tools": list(tools)} if tools and agent.through == "template" else {})
+        yield {"messages": messages} | (
+            {"tools": list(tools)} if tools and agent.tool_definitions == "chat_template" else {}
+        )

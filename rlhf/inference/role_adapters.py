@@ -50,7 +50,7 @@ class RoleAdapters:
                     where=path,
                     got=f"{type(layer).__name__} with {', '.join(layer.lora_B) or 'no plain adapter'}",
                     expected="a linear layer with plain LoRA",
-                    hint="name linear layers in policy.lora.targets, or remove policy.lora.roles",
+                    hint="name linear layers in policy.lora.target_modules, or remove policy.lora.roles",
                 )
             for number, name in enumerate((SHARED, *self.names)):
                 layer.lora_B[name].register_forward_hook(_Own(self, number))

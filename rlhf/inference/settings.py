@@ -81,7 +81,7 @@ _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 2.0
 
 #: Keys that say how to start a vLLM; servers that run already were started with options of their own.
 OF_START = (
-    *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_share", "tensor_parallel"),
+    *("max_sessions", "max_batch_tokens", "kv_cache_gb", "gpu_memory_utilization", "tensor_parallel"),
     *("eager", "compile", "sleep", "kv_cache_dtype", "quantization"),
 )
 
@@ -111,7 +111,7 @@ class VllmSettings:
     """Maximum tokens of one forward pass; longer prompts are prefilled in chunks."""
     kv_cache_gb: Annotated[float, Field(gt=0)] | None = None
     """KV cache in 1e9 bytes; null is what `max_sessions` contexts need, or what is available."""
-    gpu_memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.4
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """Share of a GPU's memory for the engine, weights included; the trainer needs the rest."""
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     """Tensor-parallel size: GPUs per copy of the model."""
@@ -158,7 +158,9 @@ class VllmSettings:
         """Refuse to say how adapters are delivered where there are none, and temperatures that vLLM does not take."""
         recipe = context.recipe
         sampling = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
-        sampling += [(f"{at}.{key}", getattr(s, key, None)) for at, s in sampling for key in ("attempts", "pairs")]
+        sampling += [
+            (f"{at}.{key}", getattr(s, key, None)) for at, s in sampling for key in ("rejection_sampling", "pairs")
+        ]
         for path, part in (*sampling, ("evaluation", recipe.evaluation)):
             value = getattr(part, "temperature", 1.0)
             if value > _MAX_TEMPERATURE or 0 < value < _MIN_TEMPERATURE:

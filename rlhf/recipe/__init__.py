@@ -17,12 +17,14 @@ anything loads. A nested mapping (`optimizer: {lr: 1e-4}`) changes what it names
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlhf import given_parts
 from rlhf.digests import Manifest
+from rlhf.errors import RenamedWarning
 from rlhf.evaluation.folder import RECIPE
 from rlhf.recipe.checks import validate_recipe
 from rlhf.recipe.files import Listed, find, list_recipes
@@ -50,7 +52,10 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained:
         hint = "undo the change: what a run was made with stays; other values are given on the command line"
         Manifest(path.parent).require(path, hint)
     # A run is named by its recipe; the file of a run folder is always called recipe.yaml and carries its name inside.
-    recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
+    with warnings.catch_warnings():
+        if path.name == RECIPE:  # which nobody may change
+            warnings.simplefilter("ignore", RenamedWarning)
+        recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
     validate_recipe(recipe, is_trained=is_trained)
     return recipe
 

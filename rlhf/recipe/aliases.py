@@ -97,16 +97,16 @@ ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("lora_rank", "lora_r"), "policy.lora.rank"),
     "lora_alpha": "policy.lora.alpha",
     "lora_dropout": "policy.lora.dropout",
-    **dict.fromkeys(("target_modules", "lora_target_modules"), "policy.lora.targets"),
+    "lora_target_modules": "policy.lora.target_modules",
     **dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization_config"), "policy.lora.quantization"),
     **dict.fromkeys(("chat_template", "chat_template_path"), "policy.template"),
     **dict.fromkeys(("use_vllm", "rollout_engine", "backend", "vllm"), "engine.kind"),
     **dict.fromkeys(
         ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size"), "engine.tensor_parallel"
     ),
-    **dict.fromkeys(("deepspeed", "fsdp", "zero_stage", "strategy_type"), "stages.N.trainer.kind"),
+    **dict.fromkeys(("deepspeed", "fsdp", "strategy_type"), "stages.N.trainer.kind"),
     **dict.fromkeys(("max_staleness", "off_policy_steps"), "asynchrony.staleness"),
-    **dict.fromkeys(("gpu_memory_utilization", "vllm_gpu_memory_utilization"), "engine.gpu_memory_share"),
+    "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
     **dict.fromkeys(("run_name", "experiment_name", "exp_name"), "name"),
     **dict.fromkeys(("random_seed", "data_seed"), "seed"),
     **dict.fromkeys(("eval_steps", "test_freq", "eval_interval"), "stages.N.evaluate_every"),
@@ -147,7 +147,7 @@ _BESIDE: Mapping[str, str] = {
     **dict.fromkeys(("scale_rewards", "normalize_advantages"), "of grpo; gigpo calls it normalize"),
     **dict.fromkeys(("bf16", "fp16"), "bfloat16 or float32"),
     **dict.fromkeys(("use_vllm", "vllm"), "vllm or transformers"),
-    **dict.fromkeys(("deepspeed", "fsdp", "zero_stage"), "torch, deepspeed or fsdp"),
+    **dict.fromkeys(("deepspeed", "fsdp"), "torch, deepspeed or fsdp"),
     **dict.fromkeys(("report_to", "log_with", "logger", "use_wandb", "wandb", "project_name"), _TRACKERS),
 }
 
@@ -184,7 +184,7 @@ _INSTEAD: Mapping[str, str] = {
 #: Key of a policy-gradient stage: what other kinds of stages call it.
 IN_OTHER_STAGES: Mapping[str, tuple[str, ...]] = {
     "tasks_per_step": ("batch_size",),
-    "group_size": ("attempts.group_size",),
+    "group_size": ("rejection_sampling.group_size",),
     "steps": ("epochs",),
     "minibatches": ("max_tokens_per_microbatch", "pairs_per_microbatch"),
     "max_tokens_per_microbatch": ("pairs_per_microbatch",),

@@ -95,7 +95,7 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
             hint="write kind: ... first; `rlhf recipes --kinds` lists all kinds",
         )
     target = resolve(section, kind, base=base, where=join(path, "kind"))
-    settings = {key: value for key, value in values.items() if key != "kind"}
+    settings: Mapping[Any, Any] = {key: value for key, value in values.items() if key != "kind"}
     if not inspect.isclass(target):
         if settings:
             key = str(next(iter(settings)))
@@ -103,11 +103,12 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
                 "a function takes no keys of its own",
                 where=join(path, key),
                 got=f"a key for {kind}",
-                expected="weight, watch or solved_at" if section == "reward" else "no keys",
-                hint=nearest(key, ("weight", "watch", "solved_at") if section == "reward" else ())
+                expected="weight, monitor or solved_at" if section == "reward" else "no keys",
+                hint=nearest(key, ("weight", "monitor", "solved_at") if section == "reward" else ())
                 or "make it a dataclass with fields and a __call__",
             )
         return target
+    settings = with_new_keys(target, settings, path)
     _refuse_of_other_kinds(section, kind, settings, keys_of(target, path), path, base)
     return build(target, settings, path, base=base, default=default)
 
@@ -226,7 +227,7 @@ def _elsewhere(name: str, keys: Mapping[str, Key], path: str) -> str:
 _OF_PAIRS = ("pairs", "beta", "reference", "epochs", "batch_size", "pairs_per_microbatch", "optimizer")
 
 #: Keys that a recipe has beside those of a reward.
-OF_EVERY_REWARD = ("weight", "watch", "solved_at")
+OF_EVERY_REWARD = ("weight", "monitor", "solved_at")
 
 #: Key that no part of a recipe has -> where what it names belongs.
 _ELSEWHERE = {"strategy": "a strategy belongs to an evaluation: a suite's key strategy, or `rlhf evaluate --strategy`"}

@@ -83,13 +83,13 @@ def _rewards(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 
 def _held_out(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
-    """Refuse watched rewards that are trained on too, or watched twice."""
-    plain = plain_rewards(view.rewards) if any(w.watch is not None for w in view.rewards.values()) else {}
-    bare = {name: {k: v for k, v in p.items() if k not in ("watch", "weight")} for name, p in plain.items()}
+    """Refuse monitored rewards that are trained on too, or monitored twice."""
+    plain = plain_rewards(view.rewards) if any(w.monitor is not None for w in view.rewards.values()) else {}
+    bare = {name: {k: v for k, v in p.items() if k not in ("monitor", "weight")} for name, p in plain.items()}
     names = list(bare)
-    for name in (name for name in names if view.rewards[name].watch is not None):
+    for name in (name for name in names if view.rewards[name].monitor is not None):
         for other in names:
-            is_trained = view.rewards[other].watch is None
+            is_trained = view.rewards[other].monitor is None
             is_twice = not is_trained and names.index(other) < names.index(name) and bare[other] == bare[name]
             if is_twice or (is_trained and _holds(bare[other], bare[name])):
                 yield Problem(
@@ -241,7 +241,7 @@ def _splits(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     for place in (place for place in found if place.section == "stage" and not place.part.reads_file):
         yield from no_split(place.part.split, place.context.recipe.properties.splits, place.context.at("split"))
     if any(stage.evaluate_every for _, stage in view.learning):
-        wanted["evaluation.watch_split"] = view.evaluation.watch_split
+        wanted["evaluation.validation_split"] = view.evaluation.validation_split
     for where, split in wanted.items():
         yield from no_split(split, view.properties.splits, where)
 
@@ -259,7 +259,7 @@ def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             yield Problem("a reward of the recipe has this name", f"{where}.{name}", name, "a name of its own", do)
         for name in own:
             if name not in known:
-                do = nearest(name, known) or "name a reward of the recipe that is not watched"
+                do = nearest(name, known) or "name a reward of the recipe that is not monitored"
                 yield Problem("there is no such reward", f"{where}.{name}", name, ", ".join(known) or "no rewards", do)
         counting = {name for name, weight in own.items() if weight and name in known}
         is_learning = any(stage is one for _, one in view.learning)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agents.tools import ToolDefinitions
 from rlhf.chat_api import RetryPolicy
 from rlhf.errors import ModelError, RecipeError, nearest
 from rlhf.gateway.agent import external_agent
@@ -109,7 +110,8 @@ def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
         command = tuple(shlex.split(asked.command))
         outside = own if isinstance(own, External) else External(world=own, command=command, reward="world")
         environment: Any = replace(outside, command=command, n_programs=asked.programs)
-        agent = external_agent(part.agent, "template" if kind == "endpoint" else "text", override_sampling=True)
+        place: ToolDefinitions = "chat_template" if kind == "endpoint" else "system_prompt"
+        agent = external_agent(part.agent, place, override_sampling=True)
         slow = max(part.limits.step_timeout_s, External.limits_defaults["step_timeout_s"])
         limits = replace(part.limits, step_timeout_s=slow)
         parts.append(replace(part, environment=environment, agent=agent, limits=limits))

@@ -69,8 +69,8 @@ class Recipe:
 
     @property
     def trained_rewards(self) -> dict[str, Weighted]:
-        """The rewards that make the score; the others are watched."""
-        return {name: weighted for name, weighted in self.rewards.items() if weighted.watch is None}
+        """The rewards that make the score; the others are monitored."""
+        return {name: weighted for name, weighted in self.rewards.items() if weighted.monitor is None}
 
     @property
     def all_rewards(self) -> dict[str, Weighted]:

@@ -21,13 +21,16 @@ _OF_PARTS: Mapping[str, tuple[str, ...]] = {
     ),
     "stages.N.loss": ("kl", "kl_coef", "kl_target", "entropy_coef", "clip_low", "clip_high", "dual_clip"),
     "stages.N.advantage": ("gamma", "lam", "normalize_std", "whiten"),
-    "stages.N.trainer": ("gradient_checkpointing", "compile"),
-    "limits": ("max_turns", "max_calls", "max_tokens", "max_context", "stop_strings", "max_retries", "max_concurrent"),
+    "stages.N.trainer": ("gradient_checkpointing", "compile", "zero_stage"),
+    "limits": (
+        *("max_turns", "max_generations_per_turn", "max_tokens", "max_context", "stop_strings", "max_retries"),
+        "max_concurrent",
+    ),
     "policy": ("path", "lora", "dtype", "template"),
-    "policy.lora": ("rank", "quantization"),
-    "evaluation": ("n_tasks", "watch_n_tasks"),
+    "policy.lora": ("rank", "target_modules", "quantization"),
+    "evaluation": ("n_tasks", "validation_n_tasks"),
     "agent": ("system", "think", "memory"),
-    "engine": ("tensor_parallel", "gpu_memory_share", "max_sessions"),
+    "engine": ("tensor_parallel", "gpu_memory_utilization", "max_sessions"),
     "asynchrony": ("staleness",),
 }  # fmt: skip
 #: Key of a part: its path from the top of a recipe; `N` is the number of a stage.

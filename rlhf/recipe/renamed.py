@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf.errors import RecipeError, RenamedWarning
@@ -14,6 +14,9 @@ _CRITICS = (
     "rlhf.training.contrib.critics.contributions:Contributions",
 )
 
+_TOOL_KEYS = {"style": "tool_format", "through": "tool_definitions", "max_calls": "max_calls_per_reply"}
+_TOOL_PLACES = {"text": "system_prompt", "template": "chat_template"}
+
 _SAME_TASK = {"own": "include_same_task"}
 
 #: By the class whose keys they are, or a base of it: old name -> new name; None where the key had no effect.
@@ -21,8 +24,25 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "rlhf.training.stages.policy_gradient:PolicyGradient": {
         "judge_renewal": "judge_refresh",
         "relift": "imitate_failed",
+        "expert": "group_demonstrations",
+        "logged": "offline_data",
         "trains": "train_roles",
     },
+    "rlhf.training.stages.supervised:Supervised": {"attempts": "rejection_sampling"},
+    "rlhf.training.policy.lora:Lora": {"targets": "target_modules"},
+    "rlhf.training.backends.settings:DeepSpeed": {
+        "zero": "zero_stage",
+        "keep_whole_below": "param_persistence_threshold",
+    },
+    "rlhf.inference.settings:VllmSettings": {"gpu_memory_share": "gpu_memory_utilization"},
+    "rlhf.asynchrony.settings:Asynchrony": {"depth": "max_steps_ahead", "schedule": "weight_update"},
+    "rlhf.rollout.limits:Limits": {"max_calls": "max_generations_per_turn"},
+    "rlhf.evaluation.evaluate:Evaluation": {
+        "watch_split": "validation_split",
+        "watch_n_tasks": "validation_n_tasks",
+    },
+    "agents.tools:ToolAgent": _TOOL_KEYS | {"max_uses": "max_calls_per_tool"},
+    "rlhf.gateway.agent:ExternalAgent": _TOOL_KEYS,
     "rlhf.training.contrib.reference_reset:ReferenceReset": {"kl_above": "max_kl"},
     "rlhf.training.contrib.judge_refresh_settings:JudgeRefresh": {"least": "min_accuracy", "enough": "solved_at"},
     "rlhf.training.contrib.node_merging:Merging": {"longest": "max_turns", "least_children": "min_children"},
@@ -61,8 +81,16 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str | None]] = {
 
 #: By class and key: old value -> new value.
 RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
-    (critic, "gradient"): {"trunk": "backbone"} for critic in _CRITICS
+    **{(critic, "gradient"): {"trunk": "backbone"} for critic in _CRITICS},
+    ("rlhf.asynchrony.settings:Asynchrony", "weight_update"): {"clock": "immediate", "fixed": "deterministic"},
+    ("rlhf.asynchrony.settings:Asynchrony", "checkpoint"): {"now": "restart"},
+    ("agents.tools:ToolAgent", "tool_definitions"): _TOOL_PLACES,
+    ("rlhf.gateway.agent:ExternalAgent", "tool_definitions"): _TOOL_PLACES,
 }
+
+
+#: The same of every reward, whose class knows nothing of them.
+RENAMED_OF_REWARDS: Mapping[str, str] = {"watch": "monitor"}
 
 
 def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
@@ -73,6 +101,20 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
     """
     names = [f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__]
     new_keys = {old: new for name in names for old, new in RENAMED_KEYS.get(name, {}).items()}
+    found = under_new_names(values, new_keys, path)
+    for (name, key), values_of in RENAMED_VALUES.items():
+        if name in names and isinstance(value := found.get(key), str) and value in values_of:
+            found[key] = values_of[value]
+            _warn(f"{path}.{key}: {value}".lstrip("."), found[key], value)
+    return found
+
+
+def under_new_names(values: Mapping[Any, Any], new_keys: Mapping[str, str | None], path: str) -> dict[Any, Any]:
+    """Return `values` with its keys renamed as `new_keys` says, with a warning for each old one.
+
+    Raises:
+        RecipeError: a key is given under both names.
+    """
     renamed = {old: new for old, new in new_keys.items() if old in values}
     for old, new in renamed.items():
         where = f"{path}.{old}" if path else old
@@ -87,18 +129,17 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
                 expected=f"{new} alone",
                 hint=f"remove {old}: it is now called {new}",
             )
-        warnings.warn(
-            f"{where} is now called {new}; the next release no longer reads {old}", RenamedWarning, stacklevel=2
-        )
-    found = {renamed.get(key, key): value for key, value in values.items() if renamed.get(key, key) is not None}
-    for (name, key), values_of in RENAMED_VALUES.items():
-        if name in names and isinstance(value := found.get(key), str) and value in values_of:
-            found[key] = values_of[value]
-            warnings.warn(
-                f"{path}.{key}: {value} is now called {found[key]}; the next release no longer reads {value}".lstrip(
-                    "."
-                ),
-                RenamedWarning,
-                stacklevel=2,
-            )
-    return found
+        _warn(where, new, old)
+    return {renamed.get(key, key): value for key, value in values.items() if renamed.get(key, key) is not None}
+
+
+def other_names(name: str) -> Iterator[str]:
+    """Yield the names that a key of this name has, in some class, after or before a renaming."""
+    for keys in (*RENAMED_KEYS.values(), RENAMED_OF_REWARDS):
+        for old, new in keys.items():
+            if new is not None and name in (old, new):
+                yield new if name == old else old
+
+
+def _warn(where: str, new: str, old: str) -> None:
+    warnings.warn(f"{where} is now called {new}; the next release no longer reads {old}", RenamedWarning, stacklevel=4)

@@ -14,6 +14,7 @@ from rlhf.recipe.builder import OF_EVERY_REWARD, build, build_part, plain, plain
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import keys_of
+from rlhf.recipe.renamed import RENAMED_OF_REWARDS, under_new_names
 from rlhf.recipe.values import join
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
     """Return the plain values that `rewards_of` makes equal rewards of."""
     return {
         name: plain_part("reward", as_named(weighted.reward))
-        | ({"watch": plain_part(None, weighted.watch)} if weighted.watch else {"weight": plain(float, weighted.weight)})
+        | (
+            {"monitor": plain_part(None, weighted.monitor)}
+            if weighted.monitor
+            else {"weight": plain(float, weighted.weight)}
+        )
         | ({} if weighted.solved_at is None or weighted.max_value is not None else {"solved_at": weighted.solved_at})
         for name, weighted in rewards.items()
     }
@@ -67,7 +72,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
 
     Raises:
         RecipeError: there are several rewards, and nothing says which of them decides; or the one that would decide
-            compares with no reference, and another that does is only watched.
+            compares with no reference, and another that does is only monitored.
     """
     from rewards.combinators.parts import compared_in
 
@@ -75,17 +80,17 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
         w.solved_at is not None for w in rewards.values()
     ):
         return rewards
-    scored = [name for name, w in rewards.items() if w.watch is None]
+    scored = [name for name, w in rewards.items() if w.monitor is None]
     compared = [name for name, w in rewards.items() if any(compared_in(name, w.reward, None))]
     comparing = [name for name in scored if name in compared]
     if compared and scored and not comparing:
         raise RecipeError(
-            "a watched reward does not define success, and no other reward compares with the reference",
+            "a monitored reward does not define success, and no other reward compares with the reference",
             where=join(path, compared[0]),
-            got="watch",
+            got="monitor",
             expected="a reward that defines success",
-            hint=f"write weight: 0 in place of watch, so that {compared[0]} defines success without training on it, or "
-            f"{path}.{scored[0]}.solved_at with its threshold",
+            hint=f"write weight: 0 in place of monitor, so that {compared[0]} defines success without training on it, or
+            " f"{path}.{scored[0]}.solved_at with its threshold",
         )
     if not comparing and len(scored) > 1:
         raise RecipeError(
@@ -114,9 +119,9 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
     from rlhf.rollout.scoring import Weighted
 
     path = join(of, name)
-    settings = dict(values) if isinstance(values, Mapping) else values
-    watch = _watch(settings, path, base) if isinstance(settings, dict) else None
-    weight = settings.pop("weight", 0.0 if watch else 1.0) if isinstance(settings, dict) else 1.0
+    settings = under_new_names(values, RENAMED_OF_REWARDS, path) if isinstance(values, Mapping) else values
+    monitor = _monitor(settings, path, base) if isinstance(settings, dict) else None
+    weight = settings.pop("weight", 0.0 if monitor else 1.0) if isinstance(settings, dict) else 1.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
         raise RecipeError(
             "wrong type",
@@ -127,13 +132,13 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
         )
     solved_at = settings.pop("solved_at", None) if isinstance(settings, dict) else None
     is_number = isinstance(solved_at, int | float) and not isinstance(solved_at, bool) and math.isfinite(solved_at)
-    if solved_at is not None and (watch or not is_number):
+    if solved_at is not None and (monitor or not is_number):
         raise RecipeError(
-            "a watched reward does not define success" if watch else "wrong type",
+            "a monitored reward does not define success" if monitor else "wrong type",
             where=join(path, "solved_at"),
             got=given(solved_at),
             expected="a number: an attempt is solved if the reward is at least this",
-            hint="remove the key or watch" if watch else "solved_at: 1.0",
+            hint="remove the key or monitor" if monitor else "solved_at: 1.0",
         )
     reward = build_part("reward", settings, path, base=base)
     for key in {*OF_EVERY_REWARD} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
@@ -145,27 +150,27 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
             hint="remove the field; the recipe applies the weight" if key == "weight" else "remove the field",
         )
     least = None if solved_at is None else float(solved_at)
-    return Weighted(name=name, weight=float(weight), reward=as_reward(reward), watch=watch, solved_at=least)
+    return Weighted(name=name, weight=float(weight), reward=as_reward(reward), monitor=monitor, solved_at=least)
 
 
-def _watch(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
-    """Take the key `watch` out of a reward's settings: true, false, or a mapping of its keys. Raises RecipeError."""
+def _monitor(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
+    """Take the key `monitor` out of a reward's settings: true, false, or a mapping of its keys. Raises RecipeError."""
     from rlhf.rollout.reward_watch import Watch
 
-    values = settings.pop("watch", False)
+    values = settings.pop("monitor", False)
     if values is False:
         return None
-    where = join(path, "watch")
+    where = join(path, "monitor")
     if values is not True and not isinstance(values, Mapping):
         expected = "true, or a mapping: {compare_with: NAME, window: 20, stop: false}"
-        raise RecipeError("wrong type", where=where, got=given(values), expected=expected, hint="write watch: true")
+        raise RecipeError("wrong type", where=where, got=given(values), expected=expected, hint="write monitor: true")
     if "weight" in settings:
         raise RecipeError(
             "this key has no effect",
             where=join(path, "weight"),
             got=given(settings["weight"]),
-            expected="nothing, because a watched reward is not part of the score",
-            hint="remove the key, or watch",
+            expected="nothing, because a monitored reward is not part of the score",
+            hint="remove the key, or monitor",
         )
-    watch: Watch = build(Watch, {} if values is True else values, where, base=base)
-    return watch
+    monitor: Watch = build(Watch, {} if values is True else values, where, base=base)
+    return monitor

@@ -366,11 +366,11 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
 def _rewards(values: Any, base: Path) -> dict[str, Weighted]:
     rewards = rewards_of(values, base)
     for name, weighted in rewards.items():
-        if weighted.watch is not None:
+        if weighted.monitor is not None:
             raise RecipeError(
                 "watch applies to training, and an evaluation trains nothing",
-                where=f"rewards.{name}.watch",
-                got="watch",
+                where=f"rewards.{name}.monitor",
+                got="monitor",
                 expected="a weight, or none",
                 hint="remove the key; `rlhf score FOLDER --reward TARGET` scores an evaluation with other rewards",
             )

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.errors import RecipeError
+from rlhf.recipe.renamed import other_names
 from rlhf.recipe.size_limits import refuse_long_references, refuse_many_nodes, refused
 from rlhf.recipe.yaml_errors import of_yaml
 
@@ -170,6 +171,7 @@ def _apply(config: DictConfig, override: str) -> None:
         )
     try:
         _copy_references(config, key)
+        _take_names(config, key)
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
         raise RecipeError(
@@ -193,6 +195,23 @@ def _copy_references(config: DictConfig, key: str) -> None:
             # What refers to places beside it is resolved where it stands.
             node[at] = OmegaConf.to_container(node[at], resolve=True) if "${." in str(found) else found
         node = node.get(at) if OmegaConf.is_dict(node) or at < len(node) else None
+
+
+def _take_names(config: DictConfig, key: str) -> None:
+    """Rename keys of the recipe to what an override calls them, where one of both has the name of before a renaming."""
+    node: Any = config
+    names = re.findall(r"[^.\[\]]+", key)
+    for above, name in zip(["", *names], names, strict=False):
+        if OmegaConf.is_dict(node) and name not in node and above not in _WITH_NAMES:
+            for other in other_names(name):
+                if other in node:
+                    node[name] = node.pop(other)
+                    break
+        node = node.get(name) if OmegaConf.is_dict(node) else node[int(name)] if OmegaConf.is_list(node) else None
+
+
+#: Keys whose own keys are names that the recipe's author chose.
+_WITH_NAMES = ("rewards", "weights", "parts")
 
 
 def _places(config: DictConfig) -> str:

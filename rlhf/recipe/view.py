@@ -153,8 +153,8 @@ def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool =
     found = list(_within(recipe.agent, "agent", "agent", common))
     for name, weighted in recipe.rewards.items():
         path, own = join("rewards", name), common | {"reward": name}
-        if weighted.watch is not None:
-            found += _within(weighted.watch, "", join(path, "watch"), own)
+        if weighted.monitor is not None:
+            found += _within(weighted.monitor, "", join(path, "monitor"), own)
         found += _within(weighted.reward, "reward", path, own)
     found += _within(recipe.environment, "environment", "environment", common)
     found += _within(recipe.policy, "policy", "policy", common)
@@ -164,8 +164,8 @@ def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool =
             own["recipe"] = view_of(recipe.at(stage))
         for name, weighted in stage.own_rewards.items():
             where, named = f"{path}.rewards.{name}", own | {"reward": name}
-            if weighted.watch is not None:
-                found += _within(weighted.watch, "", join(where, "watch"), named)
+            if weighted.monitor is not None:
+                found += _within(weighted.monitor, "", join(where, "monitor"), named)
             found += _within(weighted.reward, "reward", where, named)
         found.append(_place(stage, "stage", path, own))
         found += _held(stage, path, own)

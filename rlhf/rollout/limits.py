@@ -23,7 +23,7 @@ class Limits:
 
     max_turns: Annotated[int, Field(ge=1)] = 20
     """Maximum turns per episode; unparseable actions count."""
-    max_calls: Annotated[int, Field(ge=1)] = 16
+    max_generations_per_turn: Annotated[int, Field(ge=1)] = 16
     """Maximum calls of the policy per turn; those that find no room in the context count for none."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
     """Maximum new tokens per generation."""

@@ -124,13 +124,13 @@ class EpisodePolicy:
         self, messages: Sequence[Message], max_tokens: int | None, role: str, tools: Sequence[Mapping[str, Any]]
     ) -> Reply:
         call = self._n_calls
-        if call >= self._limits.max_calls:
+        if call >= self._limits.max_generations_per_turn:
             raise AgentError(
                 "the agent calls the policy too often in one turn",
                 where=f"turn {self._turn + 1}",
                 got=f"call {call + 1}",
-                expected=f"at most {self._limits.max_calls} (limits.max_calls)",
-                hint="let the agent decide after fewer calls, or raise limits.max_calls",
+                expected=f"at most {self._limits.max_generations_per_turn} (limits.max_generations_per_turn)",
+                hint="let the agent decide after fewer calls, or raise limits.max_generations_per_turn",
             )
         _check_call(messages, max_tokens, role)
         if too_long := self._too_long(messages):

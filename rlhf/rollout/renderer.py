@@ -217,7 +217,7 @@ class Renderer:
                 where="Renderer.prompt",
                 got=f"{len(tools)} tools",
                 expected="a template with a variable `tools`",
-                hint="describe the tools in the system prompt: agent.through: text",
+                hint="describe the tools in the system prompt: agent.tool_definitions: system_prompt",
             )
         return json.dumps(list(tools))
 

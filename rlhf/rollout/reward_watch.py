@@ -1,4 +1,4 @@
-"""Settings of a watched reward: computed and logged, and never trained on."""
+"""Settings of a monitored reward: computed and logged, and never trained on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlhf.settings import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Watch:
-    """Watch of a held-out reward: what to compare with, and what to do when they diverge.
+    """Monitor of a held-out reward: what to compare with, and what to do when they diverge.
 
-    `watch: true` takes the defaults.
+    `monitor: true` takes the defaults.
     """
 
     compare_with: str | None = None
@@ -32,17 +32,17 @@ class Watch:
         recipe = context.recipe
         if not recipe.has_weight:
             yield Problem(
-                "every reward is watched, and none is trained on",
+                "every reward is monitored, and none is trained on",
                 where=context.path,
                 got=", ".join(recipe.rewards),
                 expected="at least one reward with a weight, to compare with",
-                do="remove watch from one of them",
+                do="remove monitor from one of them",
             )
         counted = [name for name, weighted in recipe.trained_rewards.items() if weighted.weight > 0]
         if self.compare_with is not None and self.compare_with not in counted:
             is_there = self.compare_with in recipe.rewards
             yield Problem(
-                "a watched reward needs a training reward to compare with" if is_there else "there is no such reward",
+                "a monitored reward needs a training reward to compare with" if is_there else "there is no such reward",
                 where=context.at("compare_with"),
                 got=self.compare_with,
                 expected=", ".join(counted) or "a reward with a weight above 0",

@@ -42,7 +42,7 @@ class Weighted:
         name: key of the part in scores and metrics.
         weight: factor in the total.
         reward: called with (task, trajectory), or with (task, trajectories) by its method `over_group`; plain or async.
-        watch: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
+        monitor: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
         solved_at: an attempt is solved where this reward is worth at least so much, whatever the environment says; None
             leaves that to the environment. At most one reward of a recipe has it.
         max_value: a value above it is an error, where nobody has said what a right answer is worth; None is no bound.
@@ -51,7 +51,7 @@ class Weighted:
     name: str
     weight: float
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
-    watch: Watch | None = None
+    monitor: Watch | None = None
     solved_at: float | None = None
     max_value: float | None = None
 
@@ -78,12 +78,12 @@ async def score_group(
     has the attribute `inline = True`, by which it says that it is quick and cannot hang. A reward with a method
     `over_group` judges all attempts in one call, those left out that ended with an infrastructure error; when that call
     fails, all of them are failures of the reward, and where one of its verdicts is none, that attempt is. A reward that
-    is watched is asked in the same way, and where it fails, the attempt counts without it.
+    is monitored is asked in the same way, and where it fails, the attempt counts without it.
 
     Args:
         task: with its reference, for the rewards.
         trajectories: attempts, failed ones included; those become failures of the group.
-        rewards: parts of the score, and rewards that are watched beside it.
+        rewards: parts of the score, and rewards that are monitored beside it.
         timeout_s: limit of each call.
 
     Returns:
@@ -95,7 +95,7 @@ async def score_group(
     Raises:
         DataError: no rewards, or an attempt at another task.
     """
-    if all(weighted.watch for weighted in rewards.values()):
+    if all(weighted.monitor for weighted in rewards.values()):
         raise DataError("nothing to score with", where=task.id, got="0 rewards", expected="at least 1")
     lanes = CallExecutor(shared=True, name="reward", owner=_REWARDS)
     scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
@@ -225,11 +225,11 @@ class _Scorer:
             try:
                 verdict = _earned(await self._verdict(weighted, trajectory, shared), trajectory.n_given)
             except RewardError as error:
-                if weighted.watch is None:
+                if weighted.monitor is None:
                     return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error), trajectory=trajectory)
                 errors[name] = str(error)
             else:
-                (parts if weighted.watch is None else watched)[name] = verdict
+                (parts if weighted.monitor is None else watched)[name] = verdict
         try:
             score = _total(parts, self.rewards, len(trajectory.turns))
         except RewardError as error:

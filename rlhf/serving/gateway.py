@@ -78,12 +78,12 @@ def serve(
     found = given if isinstance(given, External) else External(world=given)
     found = found if reward is None else replace(found, reward=reward)
     environment: Any = replace(found, command=(), n_programs=None, host=host, port=port)
-    through: Any = "template" if endpoint else "text"
+    tool_definitions: Any = "chat_template" if endpoint else "system_prompt"
     slow = max(recipe.limits.step_timeout_s, External.limits_defaults["step_timeout_s"])
     recipe = replace(
         recipe,
         environment=environment,
-        agent=external_agent(recipe.agent, through),
+        agent=external_agent(recipe.agent, tool_definitions),
         limits=replace(recipe.limits, step_timeout_s=slow),
     )
     behind = _endpoint(recipe, endpoint, model) if endpoint else _policy(recipe, checkpoint)
@@ -99,7 +99,7 @@ def _endpoint(recipe: Recipe, url: str, model: str) -> Behind:
         agent: Any = recipe.agent
         renderer = MessageIdRenderer()
         patience = RetryPolicy(request_s=recipe.limits.episode_timeout_s)
-        engine: Any = EndpointEngine(url, model, renderer, patience=patience, style=agent.style)
+        engine: Any = EndpointEngine(url, model, renderer, patience=patience, style=agent.tool_format)
         return RolloutRunner(
             environment=recipe.environment,
             agent=agent,

@@ -38,7 +38,7 @@ class BackgroundEvaluation:
 
     Args:
         deliver: brings the present policy to the servers, with proof; all processes call it together.
-        play: has the watched tasks attempted there, and returns an `EvaluationResult`; None but in the first process.
+        play: attempts the validation tasks there, and returns an `EvaluationResult`; None but in the first process.
 
     Attributes:
         begun: what is played now.

@@ -81,7 +81,7 @@ def _corrected(
     correction = stage.correction
     if shares_policy or isinstance(correction, Bypass) or not samples:
         return samples, {}, None
-    is_one_update = stage.epochs * stage.minibatches == 1 and stage.replay is None and stage.logged is None
+    is_one_update = stage.epochs * stage.minibatches == 1 and stage.replay is None and stage.offline_data is None
     drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in trainer.policy.model.modules())
     if old is None and is_one_update and not drops and CorrectionCapabilities(correction).per_token:
         return samples, {}, correction

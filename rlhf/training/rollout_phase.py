@@ -74,14 +74,14 @@ async def sample_groups(run: Run, parts: StageComponents, step: Step) -> Trainin
 
     Raises:
         TrainingError: more attempts failed than `limits.max_error_fraction` allows, the selection gives up, too many
-            steps before this one had nothing to train on, or a watched reward says to stop.
+            steps before this one had nothing to train on, or a monitored reward says to stop.
     """
     stage = parts.stage
     for hook in parts.hooks:
         hook.before_step(run, step)
     await run.check_stop()
     sampling = run.runner.limits.sampling(stage.temperature)
-    is_sampled = stage.logged is None or stage.logged.sample
+    is_sampled = stage.offline_data is None or stage.offline_data.sample
     wanted = stage.tasks_per_step if is_sampled else 0
     collected, selection, n_rounds = RolloutBatch((), 0.0), Selection((), n_more=wanted), 0
     if parts.ahead is not None:

@@ -66,4 +66,4 @@ def reweighted(rewards: Mapping[str, Weighted], weights: Mapping[str, float] | N
     """Rewards with a stage's weights; unnamed ones have none, and are logged."""
     if weights is None:
         return dict(rewards)
-    return {n: w if w.watch else replace(w, weight=float(weights.get(n, 0.0))) for n, w in rewards.items()}
+    return {n: w if w.monitor else replace(w, weight=float(weights.get(n, 0.0))) for n, w in rewards.items()}

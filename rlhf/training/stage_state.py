@@ -145,7 +145,9 @@ class StageComponents:
 def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: LiveCritic | None) -> list[StageHook]:
     """Return the hooks of a stage before its first step, in the order they are called in."""
     rewards, policy, seed = run.runner.rewards, run.policy, f"{run.seed}/reward_refresh"
-    guide = DemonstrationCache({task.id: task for task in tasks} if stage.expert or stage.imitate_failed else {})
+    guide = DemonstrationCache(
+        {task.id: task for task in tasks} if stage.group_demonstrations or stage.imitate_failed else {}
+    )
     watches, memories = RewardMonitorHook.of(rewards), StatefulRewards.begun(rewards)
     hooks = (
         AdaptiveKL.of(stage.loss),
@@ -156,8 +158,8 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         memories if memories.of_path else None,
         ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
         TokenStatsHook(stage.token_figures, stage.train_roles) if stage.token_figures else None,
-        LoggedAttempts(stage.logged) if stage.logged else None,
-        DemonstrationHook(stage.expert, stage.group_size, guide) if stage.expert else None,
+        LoggedAttempts(stage.offline_data) if stage.offline_data else None,
+        DemonstrationHook(stage.group_demonstrations, stage.group_size, guide) if stage.group_demonstrations else None,
         SelfCertaintyHook(stage.self_certainty) if stage.self_certainty else None,
         FailedImitation(FailedTaskQueue(stage.imitate_failed), guide) if stage.imitate_failed else None,
         CriticHook(critic) if critic else None,

@@ -101,7 +101,11 @@ def _steps_of(data: RunData, last: LogLine | None) -> int | None:
     if last is None or not number.isdecimal() or not isinstance(stages, list) or int(number) >= len(stages):
         return None
     stage = stages[int(number)] if isinstance(stages[int(number)], dict) else {}
-    learnt = None if stage.get("attempts") else last.values.get("supervised/n_demonstrations")
+    learnt = (
+        None
+        if (stage.get("rejection_sampling") or stage.get("attempts"))
+        else last.values.get("supervised/n_demonstrations")
+    )
     epochs, size, steps = (_count(stage.get(name)) for name in ("epochs", "batch_size", "steps"))
     return int(epochs * -(-learnt // size)) if steps is None and learnt and epochs and size else steps
 

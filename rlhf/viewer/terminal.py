@@ -238,7 +238,7 @@ def _end_line(record: TrajectoryRecord) -> Text:
         parts = ", ".join(f"{name} {verdict.value:.3g}" for name, verdict in record.score.parts.items())
         line.append_text(_plain(f"  score {record.score.total:+.3g}" + (f" ({parts})" if parts else ""), "not bold"))
         for name, verdict in record.score.watched.items():
-            line.append_text(_plain(f"  watched {name} {verdict.value:.3g}", "not bold"))
+            line.append_text(_plain(f"  monitored {name} {verdict.value:.3g}", "not bold"))
     line.append(f"  {t.n_tokens} tokens, {t.duration_s:.1f} s", "dim not bold")
     return line
 

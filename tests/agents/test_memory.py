@@ -75,7 +75,10 @@ def test_what_was_sampled_keeps_its_ids_and_is_never_words_of_a_prompt(kind: str
 def test_what_begins_a_prompt_is_said_by_the_user_with_tools_too(memory: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": None}}]
     task, turns = Task("t", info={"tools": tools}), tuple[Turn, ...]()
-    agent, policy = ToolAgent(through="template", memory=memory), ScriptedPolicy(('{"name": "f", "arguments": {}}',))
+    agent, policy = (
+        ToolAgent(tool_definitions="chat_template", memory=memory),
+        ScriptedPolicy(('{"name": "f", "arguments": {}}',)),
+    )
     for i in range(6):
         action = asyncio.run(agent.act(History(task, "OPENING", turns, (), ((),) * i), policy))
         turns = (*turns, Turn(action, f"reply {i}", valid=True))

@@ -157,7 +157,7 @@ def test_an_executor_that_calls_tools_ends_a_subgoal_with_the_word_that_it_is_ta
     from agents.tool_calls import ToolCall, write_calls
     from agents.tools import ToolAgent
 
-    made = agent(executor=ToolAgent(system="", style=style))
+    made = agent(executor=ToolAgent(system="", tool_format=style))
     assert made.write(DemonstrationInputs("go", subgoal="b", before="a")) == "done"
     call = write_calls([ToolCall("f", {})], style)
     _, turns = play(made, ["a", "b"], [call, word, call, "well done"], 3)

@@ -192,7 +192,7 @@ def test_any_text_of_a_text_argument_is_read_back_from_xml(text: str) -> None:
 
 def test_an_agent_reads_xml_by_the_schemas_of_its_tools() -> None:
     said = "<function=search>\n<parameter=query>\n2024\n</parameter>\n</function>"
-    assert act(ToolAgent(style="xml"), said)[0].text == call("2024")
+    assert act(ToolAgent(tool_format="xml"), said)[0].text == call("2024")
 
 
 def call(query: str = "a", name: str = "search") -> str:
@@ -207,7 +207,7 @@ def act(agent: ToolAgent, text: str, *turns: Turn, tools: Any = (SEARCH,)) -> tu
 
 @pytest.mark.parametrize("style", STYLES)
 def test_an_agent_of_any_style_keeps_the_contract_and_gives_json(style: Style) -> None:
-    agent = ToolAgent(style=style)
+    agent = ToolAgent(tool_format=style)
     report = check_agent(agent)
     assert report.ok, str(report)
     written = agent.write(DemonstrationInputs(call()))
@@ -217,9 +217,9 @@ def test_an_agent_of_any_style_keeps_the_contract_and_gives_json(style: Style) -
 
 
 def test_several_calls_are_parts_of_one_turn() -> None:
-    action, _ = act(ToolAgent(max_calls=2), f"[{call('a')}, {call('b')}]")
+    action, _ = act(ToolAgent(max_calls_per_reply=2), f"[{call('a')}, {call('b')}]")
     assert action.parts == action.steps == (call("a"), call("b")) and action.text == f"{call('a')}\n{call('b')}"
-    action, _ = act(ToolAgent(max_calls=1), f"[{call('a')}, {call('b')}]")
+    action, _ = act(ToolAgent(max_calls_per_reply=1), f"[{call('a')}, {call('b')}]")
     assert action.error and "2 calls, at most 1" in action.error
 
 
@@ -240,7 +240,7 @@ def test_a_call_that_cannot_be_made_is_an_error_that_the_policy_reads(text: str,
 
 def test_a_tool_may_be_called_only_so_often() -> None:
     turn = Turn(Action(f"{call('a')}\n{call('b')}", parts=(call("a"), call("b"))), "found")
-    agent = ToolAgent(max_uses={"search": 3})
+    agent = ToolAgent(max_calls_per_tool={"search": 3})
     assert act(agent, call("c"), turn)[0].error is None
     action, _ = act(agent, f"[{call('c')}, {call('d')}]", turn)
     assert action.error and "'search' may be called 3 times in all" in action.error
@@ -252,7 +252,7 @@ def test_the_instruction_tells_of_the_tools_or_the_template_does() -> None:
     _, policy = act(ToolAgent(), call())
     assert json.dumps(SEARCH) in policy.shown[-1][1][0].content and not policy.tools
     turn = Turn(Action(call(), (_generation(),)), "Mia is a baker.")
-    _, policy = act(ToolAgent(through="template", style="hermes"), call(), turn)
+    _, policy = act(ToolAgent(tool_definitions="chat_template", tool_format="hermes"), call(), turn)
     assert list(policy.tools) == [SEARCH] and "search" not in policy.shown[-1][1][0].content
     assert [m.role for m in policy.shown[-1][1][1:]] == [Role.USER, Role.ASSISTANT, Role.TOOL]
 
@@ -262,7 +262,9 @@ def test_what_follows_an_answer_is_said_by_the_user_and_by_a_tool_what_follows_a
     texts = (call(), "Which size?", call(name="Mia"), f"{call()}\n{call('b')}")
     turns = tuple(Turn(Action(text, parts=tuple(text.split("\n")) if "\n" in text else ()), "...") for text in texts)
     refused = Turn(Action("", error="No tool was called"), "No tool was called", valid=False)
-    past = ToolAgent(through="template", style="hermes").past(History(task, "Hello", (*turns, refused)))
+    past = ToolAgent(tool_definitions="chat_template", tool_format="hermes").past(
+        History(task, "Hello", (*turns, refused))
+    )
     assert [one.role for one in past] == [Role.USER, Role.TOOL, Role.USER, Role.USER, Role.TOOL, Role.USER]
 
 

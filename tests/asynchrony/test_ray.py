@@ -127,7 +127,7 @@ def evaluations(folder: Path) -> list[dict[str, float]]:
 
 @pytest.mark.extended
 def test_servers_of_their_own_play_evaluations_of_one_version_while_training_goes_on(tmp_path: Path) -> None:
-    keys, stage = {"staleness": 1, "schedule": "fixed"}, {"evaluate_every": 2, "checkpoint_every": 4}
+    keys, stage = {"staleness": 1, "weight_update": "deterministic"}, {"evaluate_every": 2, "checkpoint_every": 4}
     path = on_ray(tmp_path / "ray", keys, {**CLUSTER, "eval_servers": 1}, most_s=0.1, stage=stage)
     said = finished(path, tmp_path / "run")
     assert "step 2: success" in said and "version 4 of the policy" in said, said[-3000:]
@@ -191,7 +191,7 @@ def test_a_killed_process_is_replaced_or_named(tmp_path: Path, whom: str) -> Non
 
 @pytest.mark.extended
 def test_ctrl_c_saves_and_leaves_no_process_and_the_run_goes_on_to_the_bit(tmp_path: Path) -> None:
-    keys = {"staleness": 1, "schedule": "fixed"}
+    keys = {"staleness": 1, "weight_update": "deterministic"}
     path = on_ray(tmp_path / "ray", keys, CLUSTER, most_s=0.2)
     finished(path, tmp_path / "whole")
     out, log = tmp_path / "run", tmp_path / "log.txt"
@@ -225,7 +225,7 @@ def test_a_run_that_is_stopped_saves_and_leaves_no_process(tmp_path: Path) -> No
 
 @pytest.mark.extended
 def test_a_trial_has_the_learners_that_one_process_starts(tmp_path: Path) -> None:
-    trainer = {"kind": "deepspeed", "zero": 1, "keep_whole_below": 0, "timeout_s": 120.0}
+    trainer = {"kind": "deepspeed", "zero_stage": 1, "param_persistence_threshold": 0, "timeout_s": 120.0}
     path = on_ray(tmp_path / "ray", {"staleness": 1}, {**CLUSTER, "learners": 2}, trainer)
     shown = CliRunner().invoke(app, ["show", str(path), "--trial", "2", "--json"])
     assert shown.exit_code == 0, shown.output
@@ -236,8 +236,8 @@ def test_a_trial_has_the_learners_that_one_process_starts(tmp_path: Path) -> Non
 @pytest.mark.extended
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_two_learners_of_which_one_is_killed_end_as_two_that_were_not_to_the_bit(tmp_path: Path, zero: int) -> None:
-    trainer = {"kind": "deepspeed", "zero": zero, "keep_whole_below": 0, "timeout_s": 120.0}
-    keys = {"staleness": 1, "schedule": "fixed"}
+    trainer = {"kind": "deepspeed", "zero_stage": zero, "param_persistence_threshold": 0, "timeout_s": 120.0}
+    keys = {"staleness": 1, "weight_update": "deterministic"}
     path = on_ray(tmp_path / "ray", keys, {**CLUSTER, "learners": 2}, trainer, most_s=0.2)
     finished(path, tmp_path / "whole")
     out, log = tmp_path / "run", tmp_path / "log.txt"

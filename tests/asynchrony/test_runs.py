@@ -44,7 +44,7 @@ STAGE = {
 }
 POLICY = runs.BASE["policy"] | {"hidden_size": 16}
 LABEL = "1-policy_gradient"
-FIXED = {"staleness": 1, "schedule": "fixed"}
+FIXED = {"staleness": 1, "weight_update": "deterministic"}
 
 
 def recipe(folder: Path, asynchrony: dict[str, Any], stage: dict[str, Any] | None = None, **environment: Any) -> Path:
@@ -55,7 +55,7 @@ def recipe(folder: Path, asynchrony: dict[str, Any], stage: dict[str, Any] | Non
     rewards = {**runs.BASE["rewards"], "varied": {"kind": "./slow_words.py:varied"}}
     stages = [SUPERVISED, {**STAGE, **(stage or {})}]
     path = runs.write(
-        folder, stages, policy=POLICY, rewards=rewards, evaluation={"n_tasks": 4, "watch_n_tasks": 4}, **changes
+        folder, stages, policy=POLICY, rewards=rewards, evaluation={"n_tasks": 4, "validation_n_tasks": 4}, **changes
     )
     shutil.copy(slow_words.__file__, folder / "slow_words.py")
     return path
@@ -115,8 +115,8 @@ def test_ages_and_ledger_hold_in_twenty_runs(tmp_path: Path, salt: int) -> None:
     draw = random.Random(salt)
     staleness = draw.randint(1, 4)
     order = draw.choice(["in_order", "first_finished"])
-    keys = {"staleness": staleness, "depth": draw.randint(1, staleness), "order": order}
-    keys["checkpoint"] = draw.choice(["drain", "now"])
+    keys = {"staleness": staleness, "max_steps_ahead": draw.randint(1, staleness), "order": order}
+    keys["checkpoint"] = draw.choice(["drain", "restart"])
     world = {"most_s": 0.3 * draw.random(), "slow_s": draw.random(), "salt": salt}
     path = recipe(tmp_path, keys, {"evaluate_every": draw.choice([2, 4]), "checkpoint_every": 2}, **world)
     holds(runs.run(path, tmp_path / "run").folder, staleness)
@@ -200,7 +200,7 @@ def test_a_stopped_run_trains_every_task_once_whatever_the_clock(tmp_path: Path)
     fourth, fifth = ([task.rpartition("/")[2] for task in step] for step in tasks(whole)[3:5])
     until = dict.fromkeys(fourth, str(tmp_path / fifth[0]))
     until |= dict.fromkeys(fifth, str(out / "checkpoints" / f"{LABEL}-000004" / "state.json"))
-    keys = {"staleness": 2, "checkpoint": "now"}
+    keys = {"staleness": 2, "checkpoint": "restart"}
     held = {"until": until, "marks": str(tmp_path), "after": str(out / "trajectories" / "before-eval-000000.parquet")}
     path = recipe(tmp_path / "run", keys, stage, most_s=0.1, **held)
     stop(path, out, 4)

@@ -29,13 +29,15 @@ REMEMBERS = {"rewards": {"new": {"kind": "episodic_memory"}, "words": {"kind": "
     ("asynchrony", "stage", "changes", "where"),
     [
         pytest.param({"staleness": -1}, {}, {}, "asynchrony.staleness", id="a negative bound"),
-        pytest.param({"staleness": 1, "depth": 2}, {}, {}, "asynchrony.depth", id="a depth above the bound"),
-        pytest.param({"staleness": 1, "depth": 0}, {}, {}, "asynchrony.depth", id="no depth"),
-        pytest.param({"depth": 1}, {}, {}, "asynchrony.depth", id="a depth without a bound"),
+        pytest.param(
+            {"staleness": 1, "max_steps_ahead": 2}, {}, {}, "asynchrony.max_steps_ahead", id="a depth above the bound"
+        ),
+        pytest.param({"staleness": 1, "max_steps_ahead": 0}, {}, {}, "asynchrony.max_steps_ahead", id="no depth"),
+        pytest.param({"max_steps_ahead": 1}, {}, {}, "asynchrony.max_steps_ahead", id="a depth without a bound"),
         pytest.param({"stalenes": 1}, {}, {}, "asynchrony.stalenes", id="a misspelt key"),
         pytest.param({"staleness": 1, "order": "in_ordre"}, {}, {}, "asynchrony.order", id="another order"),
         pytest.param(
-            {"staleness": 1, "order": "first_finished", "schedule": "fixed"},
+            {"staleness": 1, "order": "first_finished", "weight_update": "deterministic"},
             {},
             {},
             "asynchrony.order",
@@ -70,7 +72,7 @@ def test_a_loss_without_correction_is_told_the_line_to_add(tmp_path: Path) -> No
 
 
 def test_show_says_what_follows(tmp_path: Path) -> None:
-    path = recipe(tmp_path, {"staleness": 3, "depth": 2, "schedule": "fixed"})
+    path = recipe(tmp_path, {"staleness": 3, "max_steps_ahead": 2, "weight_update": "deterministic"})
     shown = CliRunner().invoke(app, ["show", str(path)])
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())

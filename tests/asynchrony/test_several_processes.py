@@ -32,7 +32,10 @@ Values = dict[str, Any]
 
 FSDP: Values = {"kind": "fsdp", "timeout_s": 120.0}
 TRAINERS = {
-    **{f"zero{n}": {"kind": "deepspeed", "zero": n, "keep_whole_below": 0, "timeout_s": 120.0} for n in (1, 2, 3)},
+    **{
+        f"zero{n}": {"kind": "deepspeed", "zero_stage": n, "param_persistence_threshold": 0, "timeout_s": 120.0}
+        for n in (1, 2, 3)
+    },
     "fsdp": FSDP,
 }
 
@@ -65,7 +68,7 @@ def killed(folder: Path, trainer: str, kills: Sequence[tuple[int, int]], steps: 
     """Kill ranks in the steps of environments that are said, one after the other, and compare with a whole run."""
     found = {}
     for name in ("whole", "killed"):
-        path = several(folder / name, trainer, {"staleness": 1, "schedule": "fixed"}, steps, most_s=0.02)
+        path = several(folder / name, trainer, {"staleness": 1, "weight_update": "deterministic"}, steps, most_s=0.02)
         shutil.copy(dying_words.__file__, path.parent / "dying_words.py")
         path.write_text(path.read_text().replace("./slow_words.py:SlowWords", "./dying_words.py:DyingWords"))
         (path.parent / "kills.json").write_text(json.dumps(kills if name == "killed" else []))

@@ -31,7 +31,7 @@ from rlhf.recipe.view import view_of
 from tests import recipe_parts
 from tests.credit.credit_groups import outcome_group
 
-EXPERT = ["stages.1.expert={per_group: 1}", "stages.1.loss={kind: luffy}"]
+EXPERT = ["stages.1.group_demonstrations={per_group: 1}", "stages.1.loss={kind: luffy}"]
 PLANNER = "agent={kind: planner}"
 REINFORCED = "stages=[{kind: policy_gradient, steps: 3, group_size: 4}]"
 

@@ -323,7 +323,7 @@ def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path
         assert {name: w.solved_at for name, w in made.rewards.items()} == solved_at
     with pytest.raises(RecipeError, match="no reward defines when an attempt is solved"):
         load(recipe(tmp_path, {"short": short, "brief": short}))
-    watched = {"short": short, "right": {"kind": "numeric", "watch": True}}
+    watched = {"short": short, "right": {"kind": "numeric", "monitor": True}}
     with pytest.raises(RecipeError, match="no other reward compares with the reference") as refused:
         load(recipe(tmp_path, watched))
     assert refused.value.where == "rewards.right" and "weight: 0" in (refused.value.hint or "")
@@ -364,7 +364,10 @@ def test_the_whole_reply_is_the_answer_and_there_is_one(tmp_path: Path) -> None:
 
 
 def test_wrong_uses_of_solved_at_are_refused(tmp_path: Path) -> None:
-    for wrong, says in (({"solved_at": "1"}, "a number"), ({"solved_at": 1, "watch": True}, "does not define success")):
+    for wrong, says in (
+        ({"solved_at": "1"}, "a number"),
+        ({"solved_at": 1, "monitor": True}, "does not define success"),
+    ):
         with pytest.raises(RecipeError, match=says):
             load(recipe(tmp_path, {"right": {"kind": "numeric"}, "other": {"kind": "numeric", **wrong}}))
     two = {name: {"kind": "numeric", "solved_at": 1} for name in ("a", "b")}

@@ -221,7 +221,7 @@ def test_a_changed_file_is_loaded_again_and_is_another_data_set(world: Dataset) 
 @pytest.mark.parametrize("style", ["json", "hermes", "llama", "mistral", "xml", "python"])
 def test_a_reply_without_a_call_is_the_answer_in_every_style(world: Dataset, style: Any) -> None:
     task = world.tasks("train")[0]
-    agent, history = ToolAgent(style=style, think="allow"), History(task, "")
+    agent, history = ToolAgent(tool_format=style, think="allow"), History(task, "")
     made = write_calls([ToolCall("price", {"name": "cup"})], style)
     assert json.loads(agent.parsed(made, made, history, False).text)["name"] == "price"
     for said in ("It costs 19.", r"So \boxed{19}", "{19}", "f(3) = 19", "[19]", '{"cost": 19}', 'd = {1: "name"}'):
@@ -249,8 +249,8 @@ def test_what_the_recipe_leaves_out_is_for_tools(tmp_path: Path) -> None:
     path = recipe(tmp_path, {"right": {"kind": "numeric"}}, tools="shop.py")
     made = load(path)
     assert isinstance(made.agent, ToolAgent) and made.agent.think == "allow" and made.limits.max_turns == 8
-    hermes = load(path, ["agent.kind=tools", "agent.style=hermes"]).agent
-    assert isinstance(hermes, ToolAgent) and hermes.think == "allow" and hermes.style == "hermes"
+    hermes = load(path, ["agent.kind=tools", "agent.tool_format=hermes"]).agent
+    assert isinstance(hermes, ToolAgent) and hermes.think == "allow" and hermes.tool_format == "hermes"
     chat = load(path, ["agent.kind=chat"]).agent
     assert type(chat).__name__ == "ChatAgent" and chat.format == "plain"  # type: ignore[attr-defined]
     with pytest.raises(RecipeError, match="this agent writes tool calls, and the environment has no tools"):

@@ -357,7 +357,7 @@ def test_a_problem_is_written_then_answered_and_none_is_of_two_splits(tmp_path: 
     # In a recipe: the judge is a checkpoint, and is renewed by the policy.
     stage = {"kind": "policy_gradient", "group_size": 4, "judge_refresh": {"every": 2, "min_accuracy": 0.0}}
     judge = {"kind": "grade", "path": str(tmp_path), "scale": "yes_no", "unreadable": "wrong"}
-    rewards = {"own": judge, "audit": {"kind": "invalid_action", "watch": True}}
+    rewards = {"own": judge, "audit": {"kind": "invalid_action", "monitor": True}}
     recipe = {"name": "own", "policy": {"kind": "from_scratch"}, "limits": {"max_turns": 2}, "rewards": rewards}
     recipe |= {"environment": {"kind": "self_made", "path": str(path)}, "stages": [stage]}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))

@@ -121,7 +121,9 @@ class World:
     """A model, its engine, and an environment that outside agents come to."""
 
     limits: Limits = field(
-        default_factory=lambda: Limits(max_turns=30, max_tokens=24, max_calls=4, start_timeout_s=90, max_concurrent=3)
+        default_factory=lambda: Limits(
+            max_turns=30, max_tokens=24, max_generations_per_turn=4, start_timeout_s=90, max_concurrent=3
+        )
     )
     agent: ExternalAgent = field(default_factory=ExternalAgent)
     settings: dict[str, Any] = field(default_factory=dict)

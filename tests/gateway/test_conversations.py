@@ -103,7 +103,7 @@ def test_conversations_are_recorded_as_chats_in_which_each_reply_is_learnt_once(
     place = known.place([user("x")], TOOLS)
     known.record(place, TOOLS, reply("", ToolCall("f", {})), (5,), Finish.STOP)
     for through in ("text", "template"):
-        rows = list(chats_of(known, ExternalAgent(through=through), lambda ids: f"said {ids[0]}"))
+        rows = list(chats_of(known, ExternalAgent(tool_definitions=through), lambda ids: f"said {ids[0]}"))
         said = [
             [(m["content"], m.get("weight", 1)) for m in row["messages"] if m["role"] == "assistant"] for row in rows
         ]
@@ -120,5 +120,5 @@ def test_conversations_are_recorded_as_chats_in_which_each_reply_is_learnt_once(
 def test_what_is_text_in_the_schema_of_a_tool_stays_text() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": {"type": "string"}}}}}
     said = "<function=f><parameter=q>2024</parameter></function>"
-    _, [call] = ExternalAgent(style="xml").read(said, ChatRequest((), tools=(tool,)), was_cut=False)
+    _, [call] = ExternalAgent(tool_format="xml").read(said, ChatRequest((), tools=(tool,)), was_cut=False)
     assert call == ToolCall("f", {"q": "2024"})

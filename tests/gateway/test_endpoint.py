@@ -184,7 +184,7 @@ def test_a_supervised_stage_learns_from_recorded_chats(recorded: Path, tmp_path:
         "name": "taught",
         "policy": {"kind": "from_scratch", "hidden_size": 32, "n_layers": 1, "n_heads": 2},
         "environment": WORLD,
-        "agent": {"kind": "tools", "style": "hermes", "through": "template"},
+        "agent": {"kind": "tools", "tool_format": "hermes", "tool_definitions": "chat_template"},
         "rewards": {"success": {"kind": "outcome"}},
         "limits": {"max_tokens": 8, "max_turns": 2},
         "evaluation": {"n_tasks": 1},

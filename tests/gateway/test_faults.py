@@ -275,7 +275,7 @@ def test_requests_beyond_the_calls_of_a_turn_are_sampled_in_the_next() -> None:
         assert len(said) == 5 and all(said)
         finish(mine)
 
-    played = one(World(limits(max_calls=2), delay_s=1.0), work)
+    played = one(World(limits(max_generations_per_turn=2), delay_s=1.0), work)
     assert played.solved and [len(turn.generations) for turn in played.turns] == [2, 2, 1]
 
 
@@ -482,9 +482,9 @@ def test_every_wire_tells_of_a_client_that_takes_one_call_at_a_time(wire: Any, b
 def test_one_call_at_a_time_is_no_parameter_where_no_more_are_made() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     asked = chat.read({"messages": HELLO, "tools": tools, "parallel_tool_calls": False})
-    assert ExternalAgent(max_calls=1).overridden(asked, 1.0) == {}
+    assert ExternalAgent(max_calls_per_reply=1).overridden(asked, 1.0) == {}
     with pytest.raises(Refusal, match="parallel_tool_calls"):
-        ExternalAgent(max_calls=2).overridden(asked, 1.0)
+        ExternalAgent(max_calls_per_reply=2).overridden(asked, 1.0)
 
 
 @pytest.mark.parametrize("asks", [of_anthropic, of_responses])
@@ -739,6 +739,6 @@ def test_a_program_that_reads_nothing_begins_with_a_long_task() -> None:
 
 
 def test_the_agent_outside_speaks_the_format_of_the_recipes_tools() -> None:
-    found = external_agent(ToolAgent(style="json"), "text")
-    assert (found.style, found.through) == ("json", ToolAgent().through)
-    assert external_agent(None, "text") == ExternalAgent(through="text")
+    found = external_agent(ToolAgent(tool_format="json"), "text")
+    assert (found.tool_format, found.tool_definitions) == ("json", ToolAgent().tool_definitions)
+    assert external_agent(None, "text") == ExternalAgent(tool_definitions="system_prompt")

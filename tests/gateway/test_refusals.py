@@ -159,7 +159,7 @@ def test_requests_that_find_no_room_use_up_no_calls() -> None:
                 client.chat.completions.create(model="m", messages=asked)
         post(f"{mine['url']}/finish", mine["key"], {"reward": 1.0})
 
-    (played,) = World(replace(limits(), max_calls=2)).play(work, 1, n_threads=1)
+    (played,) = World(replace(limits(), max_generations_per_turn=2)).play(work, 1, n_threads=1)
     assert played.solved and len(played.generations) == 1, played.detail
 
 

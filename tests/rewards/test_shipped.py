@@ -292,7 +292,7 @@ def test_what_a_document_says_can_neither_make_nor_break_a_form(tmp_path: Path) 
 @pytest.mark.parametrize("style", ["json", "hermes", "llama", "mistral", "xml", "python"])
 @pytest.mark.parametrize("think", ["off", "require"])
 def test_calls_in_the_form_of_every_family_of_models_are_read(style: str, think: str) -> None:
-    world, agent = built("environment", TOOLS), built("agent", CALLS | {"style": style, "think": think})
+    world, agent = built("environment", TOOLS), built("agent", CALLS | {"tool_format": style, "think": think})
     task = first_task(world)
     said = [agent.write(DemonstrationInputs(action)) for action in world.plan(task, ())]
     played = attempt(world, agent, said)

@@ -556,8 +556,12 @@ def test_an_agent_that_asks_without_end_is_stopped():
             while True:
                 await policy.generate([user("Well?")])
 
-    got = play(agent=Asks(), limits=replace(FAST, max_calls=5))
-    assert got.outcome is Outcome.AGENT_ERROR and "limits.max_calls" in got.detail and "turn 1" in got.detail
+    got = play(agent=Asks(), limits=replace(FAST, max_generations_per_turn=5))
+    assert (
+        got.outcome is Outcome.AGENT_ERROR
+        and "limits.max_generations_per_turn" in got.detail
+        and "turn 1" in got.detail
+    )
 
 
 def test_a_call_that_finds_no_room_counts_for_none():
@@ -568,7 +572,7 @@ def test_a_call_that_finds_no_room_counts_for_none():
                     await policy.generate([user("x" * n)])
             return await super().act(history, policy)
 
-    got = play(Corridor(length=1), Shortens(), limits=replace(FAST, max_context=60, max_calls=1))
+    got = play(Corridor(length=1), Shortens(), limits=replace(FAST, max_context=60, max_generations_per_turn=1))
     assert got.outcome is Outcome.SOLVED and len(got.generations) == 1
 
 

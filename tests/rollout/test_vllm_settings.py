@@ -38,7 +38,7 @@ def memory(recipe: str, *overrides: str) -> dict[str, Any]:
         "max_sessions=64",
         "max_batch_tokens=1024",
         "kv_cache_gb=1.5",
-        "gpu_memory_share=0.9",
+        "gpu_memory_utilization=0.9",
         "tensor_parallel=2",
         "eager=false",
         "eager=true",
@@ -89,7 +89,7 @@ def test_the_other_keys_mean_something_with_servers_too(recipe: str, override: s
         (["engine.kind=vllm", "engine.servers=[http://a:1, http://a:1/]"], "names an address twice"),
         (["engine.kind=vllm", "engine.servers=[127.0.0.1:8000]"], "begin with http://"),
         (["engine.kind=vllm", "engine.server=http://a:1"], "servers"),  # the nearest key
-        (["engine.kind=vllm", "engine.gpu_memory_share=1"], "less than 1"),
+        (["engine.kind=vllm", "engine.gpu_memory_utilization=1"], "less than 1"),
         (["engine.kind=vllm", "engine.eager=true", "engine.compile=true"], "compile has no effect with eager: true"),
         (["engine.kind=vllm", "engine.at_update=kill"], "abort_and_resume"),
         (["engine.kind=vllm", "engine.buffer_mb=0"], "at least 1"),

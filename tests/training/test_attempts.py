@@ -23,7 +23,7 @@ START = {"kind": "supervised", "n_demonstrations": 256, "random_share": 0.7, "ep
          "optimizer": {"lr": 5.0e-3}}  # fmt: skip
 ROUNDS: dict[str, Any] = {
     "kind": "supervised", "epochs": 4, "batch_size": 16, "optimizer": {"lr": 4.0e-3},
-    "attempts": {"rounds": 3, "tasks_per_round": 32, "group_size": 8},
+    "rejection_sampling": {"rounds": 3, "tasks_per_round": 32, "group_size": 8},
 }  # fmt: skip
 OUTCOME = {"right": {"kind": "outcome"}}
 
@@ -97,7 +97,7 @@ def learn(start: Path, folder: Path, stages: list[dict[str, Any]], **changes: An
 
 @pytest.mark.parametrize("keep", ["solved", "best"])
 def test_imitating_what_succeeded_raises_success(start: Path, tmp_path: Path, keep: str) -> None:
-    done = learn(start, tmp_path, [ROUNDS | {"attempts": ROUNDS["attempts"] | {"keep": keep}}])
+    done = learn(start, tmp_path, [ROUNDS | {"rejection_sampling": ROUNDS["rejection_sampling"] | {"keep": keep}}])
     assert done.result["success_before"] < 0.4 and done.result["success_after"] > 0.8, done.result
     assert done.result["interval_before"][1] < done.result["interval_after"][0]
     lines = [line for line in runs.log(done.folder) if "rollout/success" in line]
@@ -112,7 +112,11 @@ def test_imitating_what_succeeded_raises_success(start: Path, tmp_path: Path, ke
 
 def test_each_stage_starts_with_the_weights_of_the_one_before(tmp_path: Path) -> None:
     short = {"rounds": 1, "tasks_per_round": 8, "group_size": 4, "keep": "best"}
-    stages = [START | {"epochs": 6}, ROUNDS | {"epochs": 1, "attempts": short}, ROUNDS | {"attempts": short}]
+    stages = [
+        START | {"epochs": 6},
+        ROUNDS | {"epochs": 1, "rejection_sampling": short},
+        ROUNDS | {"rejection_sampling": short},
+    ]
     done = runs.run(runs.write(tmp_path, stages, evaluation={"n_tasks": 4}), tmp_path / "run")
     folder = done.folder / "checkpoints"
     starts = [folder / f"{i}-supervised-000000" for i in range(3)]
@@ -123,7 +127,7 @@ def test_each_stage_starts_with_the_weights_of_the_one_before(tmp_path: Path) ->
 
 
 def test_a_stage_that_was_stopped_goes_on_with_its_round(start: Path, tmp_path: Path) -> None:
-    rounds = ROUNDS | {"epochs": 1, "attempts": {"rounds": 3, "tasks_per_round": 4, "group_size": 4}}
+    rounds = ROUNDS | {"epochs": 1, "rejection_sampling": {"rounds": 3, "tasks_per_round": 4, "group_size": 4}}
     policy = {"kind": "pretrained", "path": str(start)}
     path = runs.write(tmp_path, [rounds, rounds], policy=policy, rewards=OUTCOME, evaluation={"n_tasks": 6})
     whole = runs.run(path, tmp_path / "whole")
@@ -141,7 +145,7 @@ def test_a_stage_that_was_stopped_goes_on_with_its_round(start: Path, tmp_path: 
 
 def test_attempts_of_which_none_succeeds_say_what_to_do(tmp_path: Path) -> None:
     few = {"rounds": 1, "tasks_per_round": 2, "group_size": 2}
-    path = runs.write(tmp_path, [ROUNDS | {"attempts": few}], evaluation={"n_tasks": 2})
+    path = runs.write(tmp_path, [ROUNDS | {"rejection_sampling": few}], evaluation={"n_tasks": 2})
     with pytest.raises(TrainingError, match="no attempt qualifies for imitation") as caught:
         runs.run(path, tmp_path / "run")
     assert caught.value.where == "round 1 of 0-supervised" and caught.value.got.startswith("0 of 4 attempts solved")
@@ -152,13 +156,21 @@ def test_attempts_of_which_none_succeeds_say_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "changes", "says"),
     [
-        ({"n_demonstrations": 9}, {}, ["stages[0].n_demonstrations", "stages[0].attempts takes the place"]),
+        ({"n_demonstrations": 9}, {}, ["stages[0].n_demonstrations", "stages[0].rejection_sampling takes the place"]),
         ({"random_share": 0.5}, {}, ["stages[0].random_share", "no effect"]),
-        ({"attempts": {"rounds": 0}}, {}, ["stages[0].attempts.rounds"]),
-        ({"attempts": {"keep": "solve"}}, {}, ["stages[0].attempts.keep", "solved"]),
-        ({"attempts": {"max_per_tasks": 1}}, {}, ["stages[0].attempts.max_per_tasks", "did you mean 'max_per_task'"]),
-        ({"attempts": {"keep": "best", "group_size": 1}}, {}, ["keep: best", "group_size"]),
-        ({"attempts": {"keep": "best"}}, {"rewards": {"a": {"kind": "outcome", "weight": 0}}}, ["rewards", "weight"]),
+        ({"rejection_sampling": {"rounds": 0}}, {}, ["stages[0].rejection_sampling.rounds"]),
+        ({"rejection_sampling": {"keep": "solve"}}, {}, ["stages[0].rejection_sampling.keep", "solved"]),
+        (
+            {"rejection_sampling": {"max_per_tasks": 1}},
+            {},
+            ["stages[0].rejection_sampling.max_per_tasks", "did you mean 'max_per_task'"],
+        ),
+        ({"rejection_sampling": {"keep": "best", "group_size": 1}}, {}, ["keep: best", "group_size"]),
+        (
+            {"rejection_sampling": {"keep": "best"}},
+            {"rewards": {"a": {"kind": "outcome", "weight": 0}}},
+            ["rewards", "weight"],
+        ),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(
@@ -180,4 +192,4 @@ def test_an_environment_without_an_oracle_will_do(tmp_path: Path) -> None:
     path = runs.write(tmp_path, [ROUNDS])
     text = (tmp_path / "words.py").read_text()
     (tmp_path / "words.py").write_text(text.replace("def plan(", "def planned("))
-    assert load(path).stages[0].attempts == Attempts(rounds=3, tasks_per_round=32, group_size=8)
+    assert load(path).stages[0].rejection_sampling == Attempts(rounds=3, tasks_per_round=32, group_size=8)

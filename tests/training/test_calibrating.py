@@ -70,8 +70,8 @@ def test_own_actions_stand_and_the_oracle_goes_on_from_the_bad_one() -> None:
 
 
 def test_what_could_not_be_corrected_is_refused(tmp_path: Path) -> None:
-    stage = ROUNDS | {"attempts": {"calibrate": True}}
-    assert load(runs.write(tmp_path / "with", [stage])).stages[0].attempts.calibrate
+    stage = ROUNDS | {"rejection_sampling": {"calibrate": True}}
+    assert load(runs.write(tmp_path / "with", [stage])).stages[0].rejection_sampling.calibrate
     path = runs.write(tmp_path / "without", [stage])
     without = path.with_name("words.py")
     without.write_text(without.read_text().replace("def plan(", "def planned("))
@@ -80,7 +80,10 @@ def test_what_could_not_be_corrected_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stage_imitates_corrections(tmp_path: Path) -> None:
-    short = ROUNDS | {"epochs": 1, "attempts": {"rounds": 2, "tasks_per_round": 6, "group_size": 2, "calibrate": True}}
+    short = ROUNDS | {
+        "epochs": 1,
+        "rejection_sampling": {"rounds": 2, "tasks_per_round": 6, "group_size": 2, "calibrate": True},
+    }
     done = runs.run(runs.write(tmp_path, [START | {"epochs": 2, "n_demonstrations": 32}, short]), tmp_path / "run")
     logged = [line for line in runs.log(done.folder) if "supervised/n_calibrated" in line]
     assert len(logged) == 2 and sum(v["supervised/n_calibrated"] for v in logged) > 0

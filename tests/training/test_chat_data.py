@@ -330,7 +330,7 @@ def test_all_tokens_are_learnt_with_a_weight_of_observations(tmp_path: Path) -> 
 @pytest.mark.parametrize("least", [None, 0.5])
 def test_attempts_of_another_policy_are_imitated(tmp_path: Path, least: float | None) -> None:
     first = recipe(tmp_path, {"path": "chats.jsonl"}, {
-        "kind": "supervised", "attempts": {"rounds": 1, "tasks_per_round": 32, "group_size": 4}, "epochs": 1,
+        "kind": "supervised", "rejection_sampling": {"rounds": 1, "tasks_per_round": 32, "group_size": 4}, "epochs": 1,
     }, stage={"epochs": 20})  # fmt: skip
     written(tmp_path, *chats(), {"messages": pair("Say red.", "red", "Right.", "red")})
     runs.run(first, tmp_path / "first")
@@ -433,7 +433,7 @@ def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> Non
     ({"from_run": "runs/a", "unsolved_system": ""}, {}, "would be given the same prompt"),
     ({"path": "a.jsonl"}, {"n_demonstrations": 7}, "n_demonstrations"),
     ({"path": "a.jsonl"}, {"split": "dev"}, "split"),
-    ({"path": "a.jsonl"}, {"attempts": {}}, "data"),
+    ({"path": "a.jsonl"}, {"rejection_sampling": {}}, "data"),
 ])  # fmt: skip
 def test_keys_without_an_effect_are_refused(data: Any, stage: Any, told: str, tmp_path: Path) -> None:
     with pytest.raises(RlhfError) as caught:

@@ -128,7 +128,7 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path) -> None:
     improve = {**POLICY_GRADIENT, "advantage": {"kind": "progress", "contributions": "critic"}, "critic": critic}
     path = runs.write(
         tmp_path, [SUPERVISED, improve], policy=runs.BASE["policy"] | {"hidden_size": 16},
-        evaluation={"n_tasks": 6, "watch_n_tasks": 4},
+        evaluation={"n_tasks": 6, "validation_n_tasks": 4},
         rewards={"words": {"kind": "environment"}, "short": SHORT},
     )  # fmt: skip
     runs.run(path, tmp_path / "whole")

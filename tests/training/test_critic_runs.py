@@ -21,7 +21,7 @@ def recipe(folder: Path, critic: dict[str, Any], lora: dict[str, Any] | None = N
     policy = runs.BASE["policy"] | {"hidden_size": 16} | ({"lora": lora} if lora else {})
     improve = {**POLICY_GRADIENT, "advantage": {"kind": "turn_gae"}, "critic": {**RATE, **critic}, **stage}
     return runs.write(
-        folder, [SUPERVISED, improve], policy=policy, evaluation={"n_tasks": 6, "watch_n_tasks": 4},
+        folder, [SUPERVISED, improve], policy=policy, evaluation={"n_tasks": 6, "validation_n_tasks": 4},
         rewards={"words": {"kind": "environment"}, "short": SHORT},
     )  # fmt: skip
 

@@ -41,9 +41,9 @@ from tests.training.together import together
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 #: Parameters of 16 to 5 thousand numbers lie in pieces only if nothing this small stays whole.
-WHOLE = {"keep_whole_below": 0}
+WHOLE = {"param_persistence_threshold": 0}
 
-KINDS = {f"zero{zero}": DeepSpeed(zero=zero, **WHOLE) for zero in (0, 1, 2, 3)}  # type: ignore[arg-type]
+KINDS = {f"zero{zero}": DeepSpeed(zero_stage=zero, **WHOLE) for zero in (0, 1, 2, 3)}  # type: ignore[arg-type]
 POLICIES = {"full": None, "lora": Lora(rank=2)}
 SCHEDULE = AdamW(lr=1e-3, schedule="cosine", warmup_steps=3, max_grad_norm=0.5)
 #: An ε this large makes the step of Adam a smooth function of the gradient, so that rounding stays rounding.
@@ -115,10 +115,10 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
     found["scores"] = _scores(KINDS["zero3"], samples)
     found["whole"] = {name: _whole(KINDS[name], samples) for name in ("zero1", "zero3")}
     others = {
-        "offloaded optimizer": DeepSpeed(zero=2, offload_optimizer=True),
-        "offloaded parameters": DeepSpeed(zero=3, offload_parameters=True, offload_optimizer=True, **WHOLE),
-        "recomputed": DeepSpeed(zero=2, gradient_checkpointing=True),
-        "recomputed in pieces": DeepSpeed(zero=3, gradient_checkpointing=True, **WHOLE),
+        "offloaded optimizer": DeepSpeed(zero_stage=2, offload_optimizer=True),
+        "offloaded parameters": DeepSpeed(zero_stage=3, offload_parameters=True, offload_optimizer=True, **WHOLE),
+        "recomputed": DeepSpeed(zero_stage=2, gradient_checkpointing=True),
+        "recomputed in pieces": DeepSpeed(zero_stage=3, gradient_checkpointing=True, **WHOLE),
     }
     for name, kind in others.items():
         found[name] = train(kind, None, samples, end=6)[1]
@@ -130,11 +130,13 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
     token_stats.PIECE = piece
     found["unused zero0"] = _unused(KINDS["zero0"], samples)
     for zero in (1, 2, 3):
-        kind = DeepSpeed(zero=zero, precision="bfloat16", **WHOLE)  # type: ignore[arg-type]
+        kind = DeepSpeed(zero_stage=zero, precision="bfloat16", **WHOLE)  # type: ignore[arg-type]
         found[f"bfloat16 zero{zero}"] = _resumed(kind, kind, samples)
         found[f"buffers zero{zero}"] = _buffers(kind, samples)
         found[f"unused zero{zero}"] = _unused(kind, samples)
-    found["gradients after bfloat16"] = _gradients_after(DeepSpeed(zero=1, precision="bfloat16", **WHOLE), samples)
+    found["gradients after bfloat16"] = _gradients_after(
+        DeepSpeed(zero_stage=1, precision="bfloat16", **WHOLE), samples
+    )
     return found
 
 

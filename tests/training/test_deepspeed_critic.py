@@ -36,10 +36,10 @@ SMOOTH = AdamW(lr=0.02, eps=1e-2, max_grad_norm=0.5)
 
 #: Critic, and the trainer that the policy has beside it.
 CASES = {
-    "own beside zero 1": (Critic(), DeepSpeed(zero=1)),
-    "own beside zero 3": (Critic(), DeepSpeed(zero=3, keep_whole_below=0)),
-    "adapters beside zero 3": (Critic(lora=Lora(rank=2)), DeepSpeed(zero=3, keep_whole_below=0)),
-    "head of the policy's beside zero 2": (Critic(backbone="policy"), DeepSpeed(zero=2)),
+    "own beside zero 1": (Critic(), DeepSpeed(zero_stage=1)),
+    "own beside zero 3": (Critic(), DeepSpeed(zero_stage=3, param_persistence_threshold=0)),
+    "adapters beside zero 3": (Critic(lora=Lora(rank=2)), DeepSpeed(zero_stage=3, param_persistence_threshold=0)),
+    "head of the policy's beside zero 2": (Critic(backbone="policy"), DeepSpeed(zero_stage=2)),
 }
 
 Seen = tuple[list[dict[str, float]], torch.Tensor, torch.Tensor]

@@ -77,7 +77,7 @@ def planning(folder: Path, trainer: Values) -> Path:
 
 
 def deepspeed(zero: int) -> Values:
-    return {"kind": "deepspeed", "zero": zero, "keep_whole_below": 0, "timeout_s": 60.0}
+    return {"kind": "deepspeed", "zero_stage": zero, "param_persistence_threshold": 0, "timeout_s": 60.0}
 
 
 #: Writes a recipe for a trainer: the shortest, and those that take their time.
@@ -297,8 +297,8 @@ def losses(folder: Path) -> list[Values]:
     ("change", "says"),
     [
         (["stages.0.trainer={kind: torch}"], "stages[0].trainer.kind: this trainer runs in one process"),
-        (["stages.1.trainer.zero=4"], "stages[1].trainer.zero"),
-        (["stages.1.trainer.offload_parameters=true"], "offload_parameters needs zero: 3"),
+        (["stages.1.trainer.zero_stage=4"], "stages[1].trainer.zero_stage"),
+        (["stages.1.trainer.offload_parameters=true"], "offload_parameters needs zero_stage: 3"),
         (["stages.1.trainer.zreo=1"], "did you mean 'zero'?"),
         (
             ["stages.1.advantage={kind: gae}", "stages.1.critic={backbone: policy, gradient: backbone}"],

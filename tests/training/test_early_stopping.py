@@ -33,7 +33,7 @@ STILL = {
 
 
 def recipe(folder: Path, **changes: Any) -> Path:
-    evaluation = {"n_tasks": 6, "watch_n_tasks": 8}
+    evaluation = {"n_tasks": 6, "validation_n_tasks": 8}
     return runs.write(folder, [SUPERVISED, STILL | changes], evaluation=evaluation)
 
 
@@ -69,7 +69,7 @@ def test_a_stage_ends_when_its_patience_does(tmp_path: Path) -> None:
 
 
 def test_a_later_stage_counts_its_own_evaluations(tmp_path: Path) -> None:
-    path = runs.write(tmp_path, [SUPERVISED, STILL, STILL], evaluation={"n_tasks": 6, "watch_n_tasks": 8})
+    path = runs.write(tmp_path, [SUPERVISED, STILL, STILL], evaluation={"n_tasks": 6, "validation_n_tasks": 8})
     state = state_of(runs.run(path, tmp_path / "run").folder)
     # the best is still that of the stage before: the first two of this one are no better
     assert (state["stage"], state["step"], state["best"]) == (2, 2, "1-policy_gradient-000001")
@@ -99,7 +99,7 @@ def test_a_resumed_run_ends_where_one_that_ran_on_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"evaluate_every": 0}, {"patience": 8}, {"evaluate_every": 3}])
 def test_a_patience_that_never_ends_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    evaluation = {"n_tasks": 6} if changes.get("evaluate_every") == 0 else {"n_tasks": 6, "watch_n_tasks": 8}
+    evaluation = {"n_tasks": 6} if changes.get("evaluate_every") == 0 else {"n_tasks": 6, "validation_n_tasks": 8}
     path = runs.write(tmp_path, [SUPERVISED, STILL | changes], evaluation=evaluation)
     with pytest.raises(RecipeError, match="patience has no effect: there are too few evaluations") as caught:
         load(str(path))

@@ -81,7 +81,7 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
     found["resumed bfloat16"] = _resumed([(SHORT, 3), (SHORT, 8)], samples, place)
     found["resumed bfloat16 lora"] = _resumed([(SHORT, 3), (SHORT, 8)], samples, place, Lora(rank=2))
     if find_spec("deepspeed"):
-        zero3 = DeepSpeed(zero=3, keep_whole_below=0)
+        zero3 = DeepSpeed(zero_stage=3, param_persistence_threshold=0)
         found["elsewhere"] = _resumed([(FSDP, 3), (zero3, 5), (FSDP, 8)], samples, place)
     found["bfloat16"] = _in_bfloat16(samples, folder / f"bfloat16-{rank}")
     found["whole"] = _whole(FSDP, samples)

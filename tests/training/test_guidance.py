@@ -35,7 +35,7 @@ SUPERVISED = {"kind": "supervised", "n_demonstrations": 128, "random_share": 0.8
               "optimizer": {"lr": 5.0e-3}}  # fmt: skip
 STAGE: dict[str, Any] = {"kind": "policy_gradient", "steps": 6, "tasks_per_step": 4, "group_size": 4,
                          "checkpoint_every": 2, "optimizer": {"lr": 4.0e-3}}  # fmt: skip
-LUFFY = {"loss": {"kind": "luffy", "entropy_coef": 0.001}, "advantage": {"kind": "guided"}, "expert": {}}
+LUFFY = {"loss": {"kind": "luffy", "entropy_coef": 0.001}, "advantage": {"kind": "guided"}, "group_demonstrations": {}}
 RELIFT = {"imitate_failed": {"size": 3}}
 BOTH = LUFFY | RELIFT
 DROPOUT = {"rank": 2, "dropout": 0.2}
@@ -77,11 +77,14 @@ def test_figures_of_the_policy_are_of_its_own_attempts(guided: runs.Done) -> Non
         found = list(read_trajectories(guided.folder / "trajectories", phase="train", steps=[line["step"]]))
         own = [r for r in found if not r.trajectory.is_demonstration]
         shown = [r for r in found if r.trajectory.is_demonstration]
-        assert len(own) == line["rollout/n_episodes"] == 16 and len(shown) == line["expert/n_trajectories"] == 4
+        assert (
+            len(own) == line["rollout/n_episodes"] == 16
+            and len(shown) == line["group_demonstrations/n_trajectories"] == 4
+        )
         assert line["rollout/success"] == pytest.approx(sum(r.trajectory.solved for r in own) / 16)
         assert line["rollout/n_tokens"] == sum(r.trajectory.n_tokens for r in own)
         assert line["reward/right"] == pytest.approx(sum(r.trajectory.solved for r in own) / 16)
-        assert line["expert/return_mean"] == 1.0 and line["expert/n_unguided_groups"] == 0.0
+        assert line["group_demonstrations/return_mean"] == 1.0 and line["group_demonstrations/n_unguided_groups"] == 0.0
         for record in shown:
             assert record.trajectory.solved and record.trajectory.attempt == 4 and record.score is not None
             assert {g.policy_version for g in record.trajectory.generations} == {DEMONSTRATED}
@@ -129,7 +132,10 @@ def test_a_task_without_a_demonstration_is_trained_on_as_it_is(tmp_path: Path) -
     assert plan in source
     (tmp_path / "words.py").write_text(source.replace(plan, lost))
     done = runs.run(path, tmp_path / "run")
-    counts = runs.curve(done.folder, "expert/n_trajectories"), runs.curve(done.folder, "expert/n_unguided_groups")
+    counts = (
+        runs.curve(done.folder, "group_demonstrations/n_trajectories"),
+        runs.curve(done.folder, "group_demonstrations/n_unguided_groups"),
+    )
     assert all(a + b == 4 for a, b in zip(*counts, strict=True)) and 0 < sum(counts[0]) < 24
     shown = [r for r in read_trajectories(done.folder / "trajectories", phase="train") if r.trajectory.is_demonstration]
     assert all(int(r.task_id.split("/")[1]) % 2 == 0 for r in shown)
@@ -270,9 +276,9 @@ def test_a_stopped_run_equals_an_uninterrupted_one(
 @pytest.mark.parametrize(
     ("stage", "changes", "where", "message"),
     [
-        (LUFFY | {"loss": {"kind": "ppo_clip"}}, {}, "expert", "loss ppo_clip treats every token"),
-        (LUFFY, {"rewards": {"vote": {"kind": "majority"}}}, "expert", "rewards.vote compares"),
-        (LUFFY | {"advantage": {"kind": "gae"}, "critic": {}}, {}, "expert", "a critic would learn"),
+        (LUFFY | {"loss": {"kind": "ppo_clip"}}, {}, "group_demonstrations", "loss ppo_clip treats every token"),
+        (LUFFY, {"rewards": {"vote": {"kind": "majority"}}}, "group_demonstrations", "rewards.vote compares"),
+        (LUFFY | {"advantage": {"kind": "gae"}, "critic": {}}, {}, "group_demonstrations", "a critic would learn"),
         (
             {"advantage": {"kind": "guided", "baseline": "own"}},
             {},
@@ -280,7 +286,7 @@ def test_a_stopped_run_equals_an_uninterrupted_one(
             "the stage adds no demonstrations",
         ),
         (RELIFT, {"environment": {"kind": "./mute.py:Mute"}}, "imitate_failed", "cannot demonstrate"),
-        (LUFFY, {"environment": {"kind": "./mute.py:Mute"}}, "expert", "cannot demonstrate"),
+        (LUFFY, {"environment": {"kind": "./mute.py:Mute"}}, "group_demonstrations", "cannot demonstrate"),
         (RELIFT, {"agent": {"kind": "./mute.py:Silent"}}, "imitate_failed", "lacks write"),
     ],
 )

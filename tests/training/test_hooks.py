@@ -110,7 +110,7 @@ def test_hooks_are_called_in_the_order_of_a_step(tmp_path: Path, monkeypatch: py
     recorder = Recorder()
     run_with(monkeypatch, lambda: recorder)
     stage = {**STAGE, "steps": 2, "evaluate_every": 1}
-    done = runs.run(runs.write(tmp_path, [stage], evaluation={"n_tasks": 4, "watch_n_tasks": 4}), tmp_path / "run")
+    done = runs.run(runs.write(tmp_path, [stage], evaluation={"n_tasks": 4, "validation_n_tasks": 4}), tmp_path / "run")
 
     def of_step(number: int) -> list[str]:
         begin = ["ends_stage", f"loss_of {number}", f"before step {number + 1} of 0-policy_gradient"]

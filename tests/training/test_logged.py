@@ -39,23 +39,23 @@ def _learn(start: Path, folder: Path, stage: dict[str, Any], **changes: Any) -> 
 
 def test_logs_alone_teach(logs: tuple[Path, Path], tmp_path: Path) -> None:
     start, other = logs
-    done = _learn(start, tmp_path, OFFLINE | {"logged": {"runs": [str(other)], "groups": 32}})
+    done = _learn(start, tmp_path, OFFLINE | {"offline_data": {"runs": [str(other)], "groups": 32}})
     assert done.result["n_episodes"] == 0
     assert done.result["interval_before"][1] < done.result["interval_after"][0], done.result
-    assert set(runs.curve(done.folder, "logged/n_stored")) == {64.0}
+    assert set(runs.curve(done.folder, "offline_data/n_stored")) == {64.0}
     assert runs.curve(done.folder, "loss/ratio_max")[-1] > 1.2  # of the present policy to that of the logs
 
 
 def test_runs_share_what_they_have_stored(logs: tuple[Path, Path], tmp_path: Path) -> None:
     start, other = logs
     logged = {"runs": [str(other), str(tmp_path / "none")], "groups": 4, "newest": 1, "sample": True}
-    stage = SAMPLING | {"steps": 2, "tasks_per_step": 2, "group_size": 4, "logged": logged}
+    stage = SAMPLING | {"steps": 2, "tasks_per_step": 2, "group_size": 4, "offline_data": logged}
     path = runs.write(tmp_path, [stage], policy={"kind": "pretrained", "path": str(start)}, rewards=OUTCOME,
                       evaluation={"n_tasks": 6})  # fmt: skip
     done = runs.run(path, tmp_path / "whole")
     assert done.result["n_episodes"] == 16 and arithmetic(load(path))["stages"][0]["n_episodes"] == 16
-    assert runs.curve(done.folder, "logged/n_groups") == [4.0, 4.0]
-    assert runs.curve(done.folder, "logged/n_stored") == [16.0, 16.0]  # the last step of the other run
+    assert runs.curve(done.folder, "offline_data/n_groups") == [4.0, 4.0]
+    assert runs.curve(done.folder, "offline_data/n_stored") == [16.0, 16.0]  # the last step of the other run
     assert min(runs.curve(done.folder, "batch/n_trained_trajectories")) >= 4 * 8
     calls: list[int] = []
     with words.on_every_step(path, lambda: calls.append(1)):
@@ -67,11 +67,11 @@ def test_runs_share_what_they_have_stored(logs: tuple[Path, Path], tmp_path: Pat
 def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Path) -> None:
     start, _ = logs
     with pytest.raises(RecipeError, match="holds no attempts"):
-        _learn(start, tmp_path / "a", OFFLINE | {"logged": {"runs": [str(tmp_path)]}})
+        _learn(start, tmp_path / "a", OFFLINE | {"offline_data": {"runs": [str(tmp_path)]}})
     few = SAMPLING | {"steps": 1, "tasks_per_step": 2, "group_size": 2}
     same = _learn(start, tmp_path / "b", few, rewards={"same": {"kind": "outcome", "failure": 1.0}})
     with pytest.raises(TrainingError, match="no stored attempts to learn from"):
-        _learn(start, tmp_path / "c", OFFLINE | {"logged": {"runs": [str(same.folder)]}})
+        _learn(start, tmp_path / "c", OFFLINE | {"offline_data": {"runs": [str(same.folder)]}})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Pa
     [
         ({"loss": {"kind": "reinforce", "max_weight": None}}, "this loss has no ratio"),
         (
-            {"loss": {"kind": "rover"}, "minibatches": 2, "logged": {"runs": ["x"], "sample": True}},
+            {"loss": {"kind": "rover"}, "minibatches": 2, "offline_data": {"runs": ["x"], "sample": True}},
             "this loss needs statistics that are not computed for attempts of other runs",
         ),
         ({"advantage": {"kind": "gae"}, "critic": {}}, "a critic cannot value"),
@@ -88,4 +88,4 @@ def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Pa
 )
 def test_what_cannot_learn_from_logs_is_refused(tmp_path: Path, stage: dict[str, Any], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
-        load(runs.write(tmp_path, [SAMPLING | {"logged": {"runs": ["x"]}} | stage]))
+        load(runs.write(tmp_path, [SAMPLING | {"offline_data": {"runs": ["x"]}} | stage]))

@@ -244,7 +244,7 @@ def test_the_memory_of_a_quantised_base(tmp_path: Path, quantization: str, n_byt
 # --- what does not go together ---------------------------------------------------------------------------------------
 
 VLLM = "engine={kind: vllm}"
-DEEPSPEED = "stages=[{kind: policy_gradient, trainer: {kind: deepspeed, zero: 3}}]"
+DEEPSPEED = "stages=[{kind: policy_gradient, trainer: {kind: deepspeed, zero_stage: 3}}]"
 CRITIC = "stages=[{kind: policy_gradient, advantage: {kind: gae}, critic: %s}]"
 
 
@@ -252,7 +252,7 @@ CRITIC = "stages=[{kind: policy_gradient, advantage: {kind: gae}, critic: %s}]"
     ("lora", "override", "where", "says"),
     [
         ("{dora: true}", "engine={kind: vllm, lora: adapter}", "engine.lora", "vLLM cannot hold DoRA"),
-        ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero", "whole base weights"),
+        ("{dora: true}", DEEPSPEED, "stages[0].trainer.zero_stage", "whole base weights"),
         ("{quantization: 4bit}", VLLM, "policy.lora.quantization", "vLLM"),
         ("{quantization: 4bit}", "asynchrony={staleness: 1}", "policy.lora.quantization", "a copy"),
         ("{quantization: 4bit}", DEEPSPEED, "policy.lora.quantization", "deepspeed"),
@@ -286,8 +286,8 @@ def test_an_adapter_on_a_weight_with_two_uses_is_refused(targets: tuple[str, ...
     with pytest.raises(
         ModelError, match="embeddings and output layer of this model are tied: an adapter cannot change only one"
     ) as raised:
-        policy(lora=Lora(rank=2, targets=targets))
-    assert raised.value.where == "policy.lora.targets"
+        policy(lora=Lora(rank=2, target_modules=targets))
+    assert raised.value.where == "policy.lora.target_modules"
 
 
 def test_the_hub_is_not_asked_for_the_base_of_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

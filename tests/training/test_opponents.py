@@ -243,8 +243,12 @@ def test_a_trial_that_ends_before_there_is_another_version_is_a_recipe(n_steps: 
 
 
 def test_a_trial_is_shorter_than_the_window_of_a_watched_reward() -> None:
-    watched = load("quickstart", ["rewards.seen={kind: called, tool: move, watch: {window: 30}}", "stages.1.steps=40"])
-    assert load("quickstart", ["rewards.seen={kind: called, tool: move, watch: {window: 30}}", *shortened(watched, 2)])
+    watched = load(
+        "quickstart", ["rewards.seen={kind: called, tool: move, monitor: {window: 30}}", "stages.1.steps=40"]
+    )
+    assert load(
+        "quickstart", ["rewards.seen={kind: called, tool: move, monitor: {window: 30}}", *shortened(watched, 2)]
+    )
 
 
 def test_a_trial_publishes_nothing() -> None:
@@ -349,7 +353,7 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, lora: Any) -> Non
         ({}, {"environment": {"kind": "./words.py:Words"}, "agent": {"kind": "chat"}}, ["no seats", "opponent: self"]),
         ({"advantage": {"kind": "gae"}, "critic": {}}, {}, ["a critic would also learn"]),
         ({"rollout": {"kind": "tree"}, "group_size": 9}, {}, ["rollout: tree"]),
-        ({"trainer": {"kind": "deepspeed", "zero": 3}}, {}, ["trainer.zero: 3"]),
+        ({"trainer": {"kind": "deepspeed", "zero_stage": 3}}, {}, ["trainer.zero_stage: 3"]),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(tmp_path: Path, stage: Any, changes: Any, says: list[str]) -> None:

@@ -148,8 +148,8 @@ def test_an_unreadable_model_folder(tmp_path: Path, how: str, says: str) -> None
 
 
 def test_an_adapter_for_layers_that_are_not_there() -> None:
-    with pytest.raises(ModelError, match=r"policy.lora.targets"):
-        built(FromScratch(hidden_size=16, n_heads=2, n_layers=1, vocab_size=340, lora=Lora(targets=("c_attn",))))
+    with pytest.raises(ModelError, match=r"policy.lora.target_modules"):
+        built(FromScratch(hidden_size=16, n_heads=2, n_layers=1, vocab_size=340, lora=Lora(target_modules=("c_attn",))))
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------

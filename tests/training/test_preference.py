@@ -155,7 +155,7 @@ def test_the_model_under_an_adapter_can_be_the_reference() -> None:
 
 
 def test_an_adapter_on_the_output_layer_is_refused() -> None:
-    policy = untied(Lora(rank=2, targets=("lm_head", "q_proj")))
+    policy = untied(Lora(rank=2, target_modules=("lm_head", "q_proj")))
     rows = _rows(policy, Preference(), made(policy))
     with pytest.raises(ModelError, match="output layer"):
         train_dpo(
@@ -360,7 +360,7 @@ def test_a_run_of_other_tokens_is_refused(start: Path, tmp_path: Path) -> None:
         ({}, {"rewards": {"a": {"kind": "outcome", "weight": 0}}}, ["rewards", "weight"]),
         (
             {},
-            {"stages": [STAGE, {"kind": "supervised", "trainer": {"kind": "deepspeed", "zero": 3}}]},
+            {"stages": [STAGE, {"kind": "supervised", "trainer": {"kind": "deepspeed", "zero_stage": 3}}]},
             ["sharded weights"],
         ),
     ],

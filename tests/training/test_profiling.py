@@ -130,7 +130,7 @@ def test_a_resumed_run_is_profiled_and_its_first_step_warms_up(both: tuple[Path,
 
 @pytest.mark.parametrize("attempts", [None, {"rounds": 2, "tasks_per_round": 16, "group_size": 8, "keep": "best"}])
 def test_a_supervised_stage_is_profiled_by_its_updates_or_rounds(attempts: Any, tmp_path: Path) -> None:
-    stages = [SUPERVISED] if attempts is None else [SUPERVISED, {"kind": "supervised", "attempts": attempts}]
+    stages = [SUPERVISED] if attempts is None else [SUPERVISED, {"kind": "supervised", "rejection_sampling": attempts}]
     path = recipe(tmp_path, "grpo", None, stages=stages, evaluation={"n_tasks": 6})
     profiled(path, tmp_path / "run", 2)
     found = json.loads((tmp_path / "run" / "profile" / "table.json").read_text())

@@ -340,7 +340,7 @@ LORAS = [
     Lora(rank=4),
     Lora(rank=3, alpha=7.0, rslora=True),
     Lora(rank=5, alpha=3.0, dora=True),
-    Lora(rank=2, dropout=0.5, targets=("q_proj", "down_proj")),
+    Lora(rank=2, dropout=0.5, target_modules=("q_proj", "down_proj")),
 ]
 
 
@@ -366,7 +366,7 @@ def test_merged_parameters_are_those_of_the_merged_model(lora, family):
     assert sent.keys() == merged.keys()
     assert max(float((sent[name] - merged[name]).abs().max()) for name in merged) < 1e-6
     adapted = [name for name in merged if float((merged[name] - base[name]).abs().max()) > 1e-3]
-    assert len(adapted) == 2 * (7 if lora.targets == "all-linear" else 2), "two layers, each with these"
+    assert len(adapted) == 2 * (7 if lora.target_modules == "all-linear" else 2), "two layers, each with these"
 
 
 @pytest.mark.parametrize("lora", LORAS, ids=lambda lora: f"rank {lora.rank}")

@@ -189,7 +189,7 @@ def test_an_update_does_not_depend_on_pieces(kind: str, monkeypatch: pytest.Monk
             "tied": tiny.policy,
             "untied": untied,
             "lora": partial(tiny.policy, lora=Lora()),
-            "lora on the output layer": partial(untied, Lora(targets=("q_proj", "lm_head"))),
+            "lora on the output layer": partial(untied, Lora(target_modules=("q_proj", "lm_head"))),
         }[kind]()
         trainer = TorchTrainer(made, AdamW(max_grad_norm=None), 1)
         trainer.update(batches, Reinforce(entropy_coef=0.1), temperature=0.9)

@@ -183,7 +183,7 @@ KL = 0.02
 
 def recipe(folder: Path, lora: dict[str, Any] | None, **reset: Any) -> Path:
     policy = runs.BASE["policy"] | ({"lora": lora} if lora else {})
-    evaluation = {"n_tasks": 6, "watch_n_tasks": 4}
+    evaluation = {"n_tasks": 6, "validation_n_tasks": 4}
     return runs.write(folder, [SUPERVISED, STAGE | {"reference_reset": reset}], policy=policy, evaluation=evaluation)
 
 

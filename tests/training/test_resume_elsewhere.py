@@ -101,7 +101,7 @@ def test_from_plain_torch_to_deepspeed_by_the_command_line(tmp_path: Path, whole
     path, out = recipe(tmp_path, {"kind": "torch"}), tmp_path / "run"
     with stopping(path, out, 2):
         runs.run(path, out)
-    ended = children.run(tmp_path, "train", "--resume", out, "stages.1.trainer={kind: deepspeed, zero: 1}")
+    ended = children.run(tmp_path, "train", "--resume", out, "stages.1.trainer={kind: deepspeed, zero_stage: 1}")
     assert ended.code == 0, ended.err
     assert (out / "deepspeed-1-policy_gradient.json").is_file()
     assert_close(out, whole)

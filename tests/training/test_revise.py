@@ -45,7 +45,7 @@ def recipe(folder: Path, steps: int, **changes: Any) -> Path:
         folder,
         [SUPERVISED, stage],
         policy=runs.BASE["policy"] | {"hidden_size": 16},
-        evaluation={"n_tasks": 6, "watch_n_tasks": 4},
+        evaluation={"n_tasks": 6, "validation_n_tasks": 4},
         rewards={**runs.BASE["rewards"], "short": SHORT},
     )
 
@@ -292,7 +292,7 @@ def test_what_comes_too_late_or_has_no_effect_is_refused(tmp_path: Path) -> None
         (["stages.1.filters.drop_zero_advantage=true"], "another value of stages.1.filters.drop_zero_advantage"),
         (["stages.1.loss={kind: reinforce}"], "a run resumes with its own recipe"),
         (["seed=3", f"{LR}=1e-4"], "another value of seed\n"),
-        (["stages.1.evaluate_every=1", "evaluation.watch_split=train"], "another value of evaluation.watch_split"),
+        (["stages.1.evaluate_every=1", "evaluation.validation_split=train"], "another value of evaluation."),
     ):
         refused = resume(run, *asked)
         assert refused.exit_code == 2 and told in refused.stderr, (asked, refused.stderr)

@@ -262,7 +262,7 @@ def test_adapters_are_merged_as_those_of_a_policy_are() -> None:
 
 def test_adapters_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ModelError, match="does not fit the model"):
-        Lora(targets=("q_projj",)).wrap_scorer(scoring_model(tiny.policy()))
+        Lora(target_modules=("q_projj",)).wrap_scorer(scoring_model(tiny.policy()))
 
 
 def test_the_reward_is_known_without_torch() -> None:

@@ -267,7 +267,7 @@ def recipe(folder: Path, start: dict[str, Any], learns: str, stages: list[dict[s
     kind = {"pairs": "reward_model", "outcome": "outcome_model", "steps": "process_model"}[learns]
     rewards = {"learned": {"kind": kind, "path": start[learns]}, "truth": {"kind": "./truth.py:odd", "weight": 0}}
     rewards |= changes.pop("rewards", {})
-    evaluation = {"n_tasks": 4, "watch_n_tasks": 4}
+    evaluation = {"n_tasks": 4, "validation_n_tasks": 4}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "truth.py").write_text(ODD)
     return runs.write(folder, stages, policy=start["policy"], rewards=rewards, evaluation=evaluation, **changes)
@@ -334,7 +334,7 @@ def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
         ({"solved_at": 0.5}, {}, ["reward_refresh.solved_at", "no effect"]),
         ({"truth": "learned"}, {}, ["reward_refresh.truth"]),
         ({"truth": "truht"}, {}, ["reward_refresh.truth", "did you mean 'truth'?"]),
-        ({"truth": "seen"}, {"seen": {"kind": "outcome", "watch": True}}, ["reward_refresh.truth", "weight: 0"]),
+        ({"truth": "seen"}, {"seen": {"kind": "outcome", "monitor": True}}, ["reward_refresh.truth", "weight: 0"]),
         ({"optimizer": {"schedule": "linear"}}, {}, ["optimizer.schedule", "constant"]),
         ({"replay_share": 1.0}, {}, ["reward_refresh.replay_share"]),
     ],

@@ -369,7 +369,11 @@ def test_seats_of_a_game_may_have_adapters(tmp_path: Path) -> None:
         ({"lora": {"roles": ["plan", "plan"]}}, "policy.lora", ""),
         ({"lora": {"roles": ["plan"], "dora": True}}, "policy.lora", ""),
         ({"engine": {"kind": "vllm", "lora": "merged"}}, "engine.lora", "roles"),
-        ({"stages": [{**GRADIENT, "trainer": {"kind": "deepspeed", "zero": 3}}]}, "stages[0].trainer.zero", "roles"),
+        (
+            {"stages": [{**GRADIENT, "trainer": {"kind": "deepspeed", "zero_stage": 3}}]},
+            "stages[0].trainer.zero_stage",
+            "roles",
+        ),
         ({"stages": [{"kind": "policy_gradient", "advantage": {"kind": "gae"}, "critic": {}}]}, "stages[0].critic", ""),
     ],
 )

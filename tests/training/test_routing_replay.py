@@ -181,7 +181,7 @@ def run_each(rank: int, folder: Path) -> None:
 
 @pytest.mark.extended
 def test_two_processes_replay_what_one_does(tmp_path: Path) -> None:
-    kinds = {"zero2": {"kind": "deepspeed", "zero": 2}, "fsdp": {"kind": "fsdp"}}
+    kinds = {"zero2": {"kind": "deepspeed", "zero_stage": 2}, "fsdp": {"kind": "fsdp"}}
     for name, trainer in kinds.items():
         recipe(tmp_path / name, "qwen3_moe", trainer=trainer | {"timeout_s": 120.0})
     together(run_each, tmp_path, timeout_s=300.0)

@@ -130,7 +130,9 @@ def recipe(folder: Path, start: str, stages: list[dict[str, Any]], **rewards: An
     } | rewards
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "own.py").write_text(OWN)
-    return runs.write(folder, stages, policy=policy, rewards=rewards, evaluation={"n_tasks": 2, "watch_n_tasks": 2})
+    return runs.write(
+        folder, stages, policy=policy, rewards=rewards, evaluation={"n_tasks": 2, "validation_n_tasks": 2}
+    )
 
 
 def test_a_stopped_run_equals_one_that_was_not(start: str, tmp_path: Path) -> None:

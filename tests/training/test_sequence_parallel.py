@@ -35,7 +35,9 @@ KINDS: dict[str, Any] = {
     "recomputed": Fsdp(sequence_parallel=2, gradient_checkpointing=0.5),
 }
 if find_spec("deepspeed"):
-    KINDS |= {f"zero{n}": DeepSpeed(zero=n, sequence_parallel=2, keep_whole_below=0) for n in (0, 2, 3)}
+    KINDS |= {
+        f"zero{n}": DeepSpeed(zero_stage=n, sequence_parallel=2, param_persistence_threshold=0) for n in (0, 2, 3)
+    }
 LOSSES = {"a token at a time": PPOClip(entropy_coef=0.01), "whole rows": GSPO()}
 
 

@@ -23,10 +23,10 @@ from tests.training.test_deepspeed import N_UPDATES, SCHEDULE, go_on, rows
 from tests.training.tiny import policy
 from tests.training.together import together
 
-KINDS: dict[str, Any] = {"fsdp": Fsdp(), **({"zero3": DeepSpeed(zero=3)} if find_spec("deepspeed") else {})}
+KINDS: dict[str, Any] = {"fsdp": Fsdp(), **({"zero3": DeepSpeed(zero_stage=3)} if find_spec("deepspeed") else {})}
 SHORT: dict[str, Any] = {"fsdp": Fsdp(precision="bfloat16")}
 if find_spec("deepspeed"):
-    SHORT |= {"zero3": DeepSpeed(zero=3, precision="bfloat16", keep_whole_below=0)}
+    SHORT |= {"zero3": DeepSpeed(zero_stage=3, precision="bfloat16", param_persistence_threshold=0)}
 FORMS: dict[str, Lora | None] = {"full": None, "lora": Lora(rank=2)}
 
 
@@ -69,7 +69,7 @@ def test_files_that_lack_a_name_are_left_to_transformers(tmp_path: Path) -> None
 def test_a_layout_is_shared_by_all_stages_or_none() -> None:
     assert layout_of([Fsdp(), Fsdp(reshard_after_forward=False)]) == Fsdp().layout is not None
     assert layout_of([Fsdp(), Fsdp(precision="bfloat16")]) is None and layout_of([Fsdp(), Torch()]) is None
-    assert layout_of([Torch()]) is None and layout_of([DeepSpeed(zero=2)]) is None and layout_of([]) is None
+    assert layout_of([Torch()]) is None and layout_of([DeepSpeed(zero_stage=2)]) is None and layout_of([]) is None
 
 
 # --- in two processes -----------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ STAGE: runs.Values = {
 
 
 def write(folder: Path, kind: str, **stage: Any) -> Path:
-    trainer: runs.Values = {"kind": "deepspeed", "zero": 3} if kind == "zero3" else {"kind": kind}
+    trainer: runs.Values = {"kind": "deepspeed", "zero_stage": 3} if kind == "zero3" else {"kind": kind}
     trainer |= {} if kind == "torch" else {"timeout_s": 120.0}
     model = {"kind": "pretrained", "path": str(folder.parent / "model")}
     rewards = {**runs.BASE["rewards"], "short": {"kind": "overlong", "max_tokens": 6, "buffer": 5}}

@@ -36,7 +36,7 @@ def recipe(folder: Path, kind: dict[str, Any]) -> Path:
         [SUPERVISED, stage],
         policy=policy,
         agent=kind.get("agent", runs.BASE["agent"]),
-        evaluation={"n_tasks": 6, "watch_n_tasks": 4},
+        evaluation={"n_tasks": 6, "validation_n_tasks": 4},
         rewards={**runs.BASE["rewards"], "short": SHORT},
     )
 

@@ -53,7 +53,7 @@ KEPT = dict.fromkeys(KINDS, moved) | {
 def recipe(folder: Path, *stages: Any, **changes: Any) -> Path:
     environment = {"kind": "./words.py:Words", "n_turns": 3, "n_tasks": 12}
     limits = {"max_turns": 4, "max_tokens": 6}
-    evaluation = {"n_tasks": 6, "watch_n_tasks": 4}
+    evaluation = {"n_tasks": 6, "validation_n_tasks": 4}
     values = {"environment": environment, "limits": limits, "evaluation": evaluation, **changes}
     return runs.write(folder, list(stages), **values)
 

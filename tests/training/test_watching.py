@@ -61,7 +61,7 @@ def played(
     watches, alarms, said = RewardMonitorHook({"exact": Watch(**settings)}), [], []
     for step, (a, b) in enumerate(zip(trained, watched, strict=True)):
         figures, cautions = watches.learn([group([a], [b])], f"step {step + 1} of x")
-        alarms.append(bool(figures["watch_alarm/exact"]))
+        alarms.append(bool(figures["monitor_alarm/exact"]))
         said += cautions.values()
     return watches, alarms, said
 
@@ -74,7 +74,7 @@ def test_a_reward_that_rises_while_the_watched_one_falls_raises_the_alarm() -> N
     assert alarms == [False] * 9 + [True] * 31  # as soon as there are 10 steps
     # The line through steps 1 to 10: 0 to 9/40, and 1 to 31/40.
     assert "Over 10 steps up to step 10 of x, the score, which is trained on, rose from 0 to 0.225" in said[0]
-    assert "the watched reward exact fell from 1 to 0.775" in said[0]
+    assert "the monitored reward exact fell from 1 to 0.775" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -123,17 +123,17 @@ def test_means_gap_and_correlation_as_worked_by_hand() -> None:
     figures, cautions = watches.learn([group([1, 1, 0, 0], [1, 0, 0, None])], "step 1 of x")
     assert figures == pytest.approx(
         {
-            "watch_failures/exact": 1,
-            "watch/exact": 1 / 3,
-            "watch_gap/exact": 1 / 3,
-            "watch_correlation/exact": 0.5,
-            "watch_alarm/exact": 0,
+            "monitor_failures/exact": 1,
+            "monitor/exact": 1 / 3,
+            "monitor_gap/exact": 1 / 3,
+            "monitor_correlation/exact": 0.5,
+            "monitor_alarm/exact": 0,
         }
     )
     assert "could not judge 1 of 4 attempts of step 1 of x, which are trained on all the same: no" in str(cautions)
     figures, _ = watches.learn([group([1, 1], [1, 0])], "step 2 of x")
-    assert "watch_correlation/exact" not in figures  # one of them does not vary
-    assert watches.learn([], "step 3 of x")[0] == {"watch_failures/exact": 0}
+    assert "monitor_correlation/exact" not in figures  # one of them does not vary
+    assert watches.learn([], "step 3 of x")[0] == {"monitor_failures/exact": 0}
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=30), st.integers(0, 30))
@@ -150,7 +150,7 @@ def test_one_that_is_resumed_goes_on_as_it_was(steps: list[tuple[float, float]],
 def test_it_stops_once() -> None:
     watches, _, _ = played(RISING[:12], FALLING[:12], window=10, stop=True)
     kept = watches.state_dict()
-    with pytest.raises(TrainingError, match=r"rewards\.exact\.watch\.stop asks: is the reward being hacked"):
+    with pytest.raises(TrainingError, match=r"rewards\.exact\.monitor\.stop asks: is the reward being hacked"):
         watches.check("step 13 of x")
     watches.check("step 13 of x")
     watches.learn([group([1.0], [0.0])], "step 13 of x")
@@ -209,7 +209,7 @@ def mentioned(answer: str, reference: str) -> float:
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 200, "epochs": 4, "optimizer": {"lr": 5.0e-3}, "batch_size": 16}
 IMPROVE = {"kind": "policy_gradient", "tasks_per_step": 8, "group_size": 8, "optimizer": {"lr": 5.0e-3}}
 HACKABLE = {"mentioned": {"kind": "./guess.py:mentioned"}}
-WATCHED = {"exact": {"kind": "exact_match", "watch": {"compare_with": "mentioned", "window": 10}}}
+WATCHED = {"exact": {"kind": "exact_match", "monitor": {"compare_with": "mentioned", "window": 10}}}
 
 
 def write(folder: Path, rewards: dict[str, Any], steps: int) -> Path:
@@ -224,36 +224,36 @@ def write(folder: Path, rewards: dict[str, Any], steps: int) -> Path:
 @pytest.mark.slow
 def test_a_reward_that_is_hacked_is_caught(tmp_path: Path) -> None:
     done = runs.run(write(tmp_path, HACKABLE | WATCHED, 25), tmp_path / "run")
-    trained, exact = (runs.curve(done.folder, name) for name in ("reward/mentioned", "watch/exact"))
+    trained, exact = (runs.curve(done.folder, name) for name in ("reward/mentioned", "monitor/exact"))
     assert sum(trained[:5]) / 5 < 0.4 and sum(trained[-5:]) / 5 > 0.6
     assert sum(exact[:5]) / 5 > 0.15 and sum(exact[-5:]) / 5 < 0.1
-    assert 1.0 in runs.curve(done.folder, "watch_alarm/exact")
+    assert 1.0 in runs.curve(done.folder, "monitor_alarm/exact")
     assert done.said.count("is the reward being hacked?") == 1
-    assert runs.curve(done.folder, "watch_gap/exact") == pytest.approx(
+    assert runs.curve(done.folder, "monitor_gap/exact") == pytest.approx(
         [a - b for a, b in zip(trained, exact, strict=True)]
     )
-    [finding] = [f for f in findings(RunData.read(done.folder)) if f.name == "Watched reward exact"]
+    [finding] = [f for f in findings(RunData.read(done.folder)) if f.name == "Monitored reward exact"]
     assert finding.level == "problem" and "the reward mentioned went from" in finding.words
-    assert "Watched reward exact" in (done.folder / "report.html").read_text()
+    assert "Monitored reward exact" in (done.folder / "report.html").read_text()
     records = list(read_trajectories(done.folder / "trajectories", phase="train"))
     assert all(set(r.score.parts) == {"mentioned"} and set(r.score.watched) == {"exact"} for r in records if r.score)
     # Watching changes nothing: all that the run logged of itself is what it logs without.
     bare = runs.run(write(tmp_path / "bare", HACKABLE, 3), tmp_path / "bare" / "run")
     own = [line for line in runs.lines(bare.folder) if line["stage"].startswith("1")]
     with_watch = [line for line in runs.lines(done.folder) if line["stage"].startswith("1")][: len(own) - 1]
-    assert [{k: v for k, v in line.items() if not k.startswith("watch")} for line in with_watch] == own[:-1]
+    assert [{k: v for k, v in line.items() if not k.startswith("monitor")} for line in with_watch] == own[:-1]
 
 
 @pytest.mark.slow
 def test_a_run_stops_where_it_is_told_to_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
-    watched = {"exact": {"kind": "exact_match", "watch": {"window": 8, "stop": True}}}
+    watched = {"exact": {"kind": "exact_match", "monitor": {"window": 8, "stop": True}}}
     recipe = write(tmp_path, HACKABLE | watched, 30)
-    with pytest.raises(TrainingError, match=r"stopped, as rewards\.exact\.watch\.stop asks"):
+    with pytest.raises(TrainingError, match=r"stopped, as rewards\.exact\.monitor\.stop asks"):
         runs.run(recipe, tmp_path / "run")
-    n_done = len(runs.curve(tmp_path / "run", "watch/exact"))
+    n_done = len(runs.curve(tmp_path / "run", "monitor/exact"))
     assert n_done < 30
     runs.run(recipe, tmp_path / "run", resume=True)
-    assert len(runs.curve(tmp_path / "run", "watch/exact")) == 30
+    assert len(runs.curve(tmp_path / "run", "monitor/exact")) == 30
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
@@ -264,12 +264,12 @@ def recipe(folder: Path, rewards: dict[str, Any], steps: int = 30) -> Any:
 
 
 def test_a_recipe_says_it_in_one_word_and_is_written_back(tmp_path: Path) -> None:
-    loaded = recipe(tmp_path, HACKABLE | {"exact": {"kind": "exact_match", "watch": True}})
-    assert loaded.rewards["exact"].watch == Watch() and set(loaded.trained_rewards) == {"mentioned"}
+    loaded = recipe(tmp_path, HACKABLE | {"exact": {"kind": "exact_match", "monitor": True}})
+    assert loaded.rewards["exact"].monitor == Watch() and set(loaded.trained_rewards) == {"mentioned"}
     assert values_of(loaded)["rewards"]["exact"]["watch"] == {"compare_with": None, "window": 20, "stop": False}
     assert recipe_of(values_of(loaded), name="x", base=tmp_path).rewards == loaded.rewards
-    off = recipe(tmp_path / "off", HACKABLE | {"exact": {"kind": "exact_match", "watch": False, "weight": 0.5}})
-    assert off.rewards["exact"].watch is None and off.rewards["exact"].weight == 0.5
+    off = recipe(tmp_path / "off", HACKABLE | {"exact": {"kind": "exact_match", "monitor": False, "weight": 0.5}})
+    assert off.rewards["exact"].monitor is None and off.rewards["exact"].weight == 0.5
 
 
 EXACT = {"kind": "exact_match"}
@@ -278,35 +278,35 @@ EXACT = {"kind": "exact_match"}
 @pytest.mark.parametrize(
     ("rewards", "where", "says"),
     [
-        ({"exact": {**EXACT, "watch": True}}, "rewards.exact.watch", "none is trained on"),
+        ({"exact": {**EXACT, "monitor": True}}, "rewards.exact.monitor", "none is trained on"),
         (
-            {"a": {**EXACT, "watch": True}, "b": {"kind": "outcome", "weight": 0}},
-            "rewards.a.watch",
+            {"a": {**EXACT, "monitor": True}, "b": {"kind": "outcome", "weight": 0}},
+            "rewards.a.monitor",
             "at least one reward with a weight",
         ),
-        (HACKABLE | {"exact": {**EXACT, "watch": True, "weight": 0.5}}, "rewards.exact.weight", "no effect"),
-        (HACKABLE | {"exact": {**EXACT, "watch": "yes"}}, "rewards.exact.watch", "write watch: true"),
-        (HACKABLE | {"exact": {**EXACT, "watch": {"windw": 9}}}, "rewards.exact.watch.windw", "did you mean 'window'?"),
-        (HACKABLE | {"exact": {**EXACT, "watch": {"window": 3}}}, "rewards.exact.watch.window", "at least 8"),
-        (HACKABLE | {"exact": {**EXACT, "watch": {"compare_with": "mentoned"}}},
-         "rewards.exact.watch.compare_with", "'mentioned'?"),
-        (HACKABLE | {"exact": {**EXACT, "watch": {"compare_with": "exact"}}},
-         "rewards.exact.watch.compare_with", "a training reward to compare with"),
-        (HACKABLE | {"same": {**HACKABLE["mentioned"], "watch": True}}, "rewards.same", "not held out"),
+        (HACKABLE | {"exact": {**EXACT, "monitor": True, "weight": 0.5}}, "rewards.exact.weight", "no effect"),
+        (HACKABLE | {"exact": {**EXACT, "monitor": "yes"}}, "rewards.exact.monitor", "write monitor: true"),
+        (HACKABLE | {"exact": {**EXACT, "monitor": {"windw": 9}}}, "rewards.exact.monitor.windw", "mean 'window'?"),
+        (HACKABLE | {"exact": {**EXACT, "monitor": {"window": 3}}}, "rewards.exact.monitor.window", "at least 8"),
+        (HACKABLE | {"exact": {**EXACT, "monitor": {"compare_with": "mentoned"}}},
+         "rewards.exact.monitor.compare_with", "'mentioned'?"),
+        (HACKABLE | {"exact": {**EXACT, "monitor": {"compare_with": "exact"}}},
+         "rewards.exact.monitor.compare_with", "a training reward to compare with"),
+        (HACKABLE | {"same": {**HACKABLE["mentioned"], "monitor": True}}, "rewards.same", "not held out"),
         (
-            HACKABLE | {"a": {**EXACT, "watch": True}, "b": {**EXACT, "watch": {"window": 9}}},
+            HACKABLE | {"a": {**EXACT, "monitor": True}, "b": {**EXACT, "monitor": {"window": 9}}},
             "rewards.b",
             "this reward is watched already",
         ),
         (
             {
                 "sum": {"kind": "combine", "parts": {"right": {"reward": EXACT}}},
-                "exact": {**EXACT, "watch": True},
+                "exact": {**EXACT, "monitor": True},
             },
             "rewards.exact",
             "a part of rewards.sum",
         ),
-        (HACKABLE | {"exact": {**EXACT, "watch": {"window": 40}}}, "rewards.exact.watch.window", "at most 30"),
+        (HACKABLE | {"exact": {**EXACT, "monitor": {"window": 40}}}, "rewards.exact.monitor.window", "at most 30"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, rewards: dict[str, Any], where: str, says: str) -> None:

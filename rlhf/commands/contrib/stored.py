@@ -129,7 +129,10 @@ def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
         raise RecipeError("there is no recipe", where=str(folder), got="no recipe.yaml", expected="recipe.yaml")
     values = read(recipe, ())
     asked = values.get("evaluation", {})
-    splits = [stage.get("split") for stage in values["stages"]] + [asked.get("split"), asked.get("watch_split")]
+    splits = [stage.get("split") for stage in values["stages"]] + [
+        asked.get("split"),
+        asked.get("validation_split") or asked.get("validation_split"),
+    ]
     made = build_environment(values["environment"], "environment", base=folder)
     yield made, list(dict.fromkeys(split for split in splits if split))
     for i, stage in enumerate(values["stages"]):

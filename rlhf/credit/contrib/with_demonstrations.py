@@ -49,14 +49,16 @@ class Guided:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse stages without demonstrations."""
-        if context.stage.expert is not None:
+        if context.stage.group_demonstrations is not None:
             return
         if self.baseline == "own" and context.parent is None:
             why = "the stage adds no demonstrations: every attempt is the policy's own"
-            yield no_effect(context.at("baseline"), "own", why, "remove the key, or set expert: {per_group: 1}")
+            yield no_effect(
+                context.at("baseline"), "own", why, "remove the key, or set group_demonstrations: {per_group: 1}"
+            )
         if not context.is_trained:
             same = "grpo" if self.normalize_std else "dr_grpo"
-            do = f"set expert: {{per_group: 1}}, or use {same}, which it then is"
+            do = f"set group_demonstrations: {{per_group: 1}}, or use {same}, which it then is"
             yield missing_part(self, context, "the stage adds no demonstrations", do)
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:

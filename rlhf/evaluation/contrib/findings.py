@@ -147,18 +147,18 @@ def _collapse(run: RunData) -> Iterator[Finding]:
 
 
 def _watched(run: RunData) -> Iterator[Finding]:
-    for name in run.names("watch/"):
-        watched, gaps = run.values(f"watch/{name}"), run.values(f"watch_gap/{name}")
-        curves = run.curves(f"watch_alarm/{name}")
+    for name in run.names("monitor/"):
+        watched, gaps = run.values(f"monitor/{name}"), run.values(f"monitor_gap/{name}")
+        curves = run.curves(f"monitor_alarm/{name}")
         alarms = [(c.stage, step) for c in curves for step, v in zip(c.steps, c.values, strict=True) if v]
         n = _quarter(watched)
         trained = [x + y for x, y in zip(watched, gaps, strict=True)]
         ends = [(_mean(values[:n]), _mean(values[-n:])) for values in (trained, watched)]
         (trained_first, trained_last), (first, last) = ends
-        keys = ("compare_with", "of")  # the second is how older runs have it
-        what = next((found for key in keys if (found := run.setting(f"rewards.{name}.watch.{key}"))), None)
+        keys = ("monitor.compare_with", "watch.compare_with", "watch.of")  # the others are how older runs have it
+        what = next((found for key in keys if (found := run.setting(f"rewards.{name}.{key}"))), None)
         yield Finding(
-            f"Watched reward {name}",
+            f"Monitored reward {name}",
             f"alarm at {len(alarms)} of {len(watched)} steps" if alarms else "no alarm",
             "problem" if alarms else "fine",
             f"From the first quarter of training to the last, {f'the reward {what}' if what else 'the score'} went "
@@ -202,7 +202,7 @@ def _renewed(run: RunData) -> Iterator[Finding]:
         f"Audited pairs of which a judge prefers the right attempt: {percent_text(accuracies[0])} of the first and "
         f"{percent_text(accuracies[-1])} of the last of {len(accuracies)} that were audited."
         + (" That one failed, so the judge before it stayed." if is_over else ""),
-        "read what it prefers, use another judge model, and compare with the watched reward" if is_over else "",
+        "read what it prefers, use another judge model, and compare with the monitored reward" if is_over else "",
     )
 
 

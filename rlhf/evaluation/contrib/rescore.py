@@ -42,7 +42,7 @@ class Judgement:
 
 
 def stored_value(record: TrajectoryRecord, against: str) -> float | None:
-    """Stored value of an attempt: `score`, `success`, or a reward's name, trained on or watched."""
+    """Stored value of an attempt: `score`, `success`, or a reward's name, trained on or monitored."""
     if against == "success":
         return float(record.trajectory.solved)
     if record.score is None:

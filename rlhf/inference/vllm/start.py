@@ -47,7 +47,7 @@ class StartOptions:
         max_sequences: most requests that run at a time; more wait.
         lora_rank: rank of the adapters that will come; 0 for none.
         n_adapters: how many belong to one version of the policy.
-        kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_share`.
+        kv_cache_bytes: memory for keys and values; None leaves it to `gpu_memory_utilization`.
         eager: whether the model runs without CUDA graphs; None is without them on a CPU and with them on a GPU.
         compile: whether the model is compiled too, where it is not eager.
         kv_cache_dtype: number format of keys and values; auto is `dtype`.
@@ -64,7 +64,7 @@ class StartOptions:
     lora_rank: int = 0
     n_adapters: int = 1
     kv_cache_bytes: int | None = None
-    gpu_memory_share: float = 0.4
+    gpu_memory_utilization: float = 0.4
     tensor_parallel: int = 1
     eager: bool | None = None
     compile: bool = False
@@ -94,7 +94,7 @@ class StartOptions:
             "worker_extension_cls": WORKER,
             "weight_transfer_config": {"backend": self.transfer},
             "tensor_parallel_size": self.tensor_parallel,
-            "gpu_memory_utilization": self.gpu_memory_share,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
             "generation_config": "vllm",
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
@@ -186,7 +186,7 @@ def start_error(text: str, options: StartOptions, log: Path | None) -> EngineErr
     where = f"engine.kind vllm, model {options.model}"
     see = f"; everything vLLM said is in {log}" if log else ""
     if "KV cache" in got or "cache blocks" in got:
-        key = "engine.gpu_memory_share" if torch.cuda.is_available() else "engine.kv_cache_gb"
+        key = "engine.gpu_memory_utilization" if torch.cuda.is_available() else "engine.kv_cache_gb"
         return EngineError(
             "there is too little memory for the KV cache", where=where, got=got, hint=f"raise {key}{see}"
         )

@@ -40,13 +40,13 @@ class LUFFY(Regularized):
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse stages without demonstrations."""
-        if context.stage.expert is None and not context.is_trained:
+        if context.stage.group_demonstrations is None and not context.is_trained:
             yield Problem(
                 "this loss is for demonstrations among the attempts, and the stage adds none",
                 where=context.at("kind"),
-                got="luffy without expert",
+                got="luffy without group_demonstrations",
                 expected="demonstrations: without them the loss is -A ratio",
-                do="set expert: {per_group: 1}, or use loss: {kind: ppo_clip}",
+                do="set group_demonstrations: {per_group: 1}, or use loss: {kind: ppo_clip}",
             )
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

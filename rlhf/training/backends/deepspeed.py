@@ -27,7 +27,7 @@ class _ZeroKeys(Protocol):
     """Recipe keys that the trainer reads; see `rlhf.training.backends.settings.DeepSpeed`."""
 
     @property
-    def zero(self) -> Literal[0, 1, 2, 3]: ...
+    def zero_stage(self) -> Literal[0, 1, 2, 3]: ...
     @property
     def precision(self) -> Precision | None: ...
 
@@ -55,12 +55,12 @@ class DeepSpeedTrainer(DistributedTrainer):
         super().__post_init__()
         self._own_format = self.policy.model.dtype
         precision = self.kind.precision or _format_of(self.policy.model)
-        if self.kind.zero == 0 and precision != "float32":
+        if self.kind.zero_stage == 0 and precision != "float32":
             raise TrainingError(
                 "ZeRO 0 computes in float32 only",
-                where="trainer.zero",
+                where="trainer.zero_stage",
                 got=f"a policy in {precision}",
-                expected="zero: 1, 2 or 3",
+                expected="zero_stage: 1, 2 or 3",
             )
         if self.policy.load is not None:
             self.policy.load.keeper.release()
@@ -68,7 +68,7 @@ class DeepSpeedTrainer(DistributedTrainer):
         self.meter = Meter.of(self.policy.model)  # the peak is that of the format
         on_gpu = torch.cuda.is_available()
         # Without ZeRO the plain stepper bounds the gradient itself.
-        limit = self.settings.max_grad_norm if self.kind.zero else None
+        limit = self.settings.max_grad_norm if self.kind.zero_stage else None
         self.config = self.kind.config(precision, limit, on_gpu=on_gpu)
         plain_optimizer = self.settings.build(self.policy.model.parameters(), masters=False)
         here = current()
@@ -81,9 +81,9 @@ class DeepSpeedTrainer(DistributedTrainer):
             )
         masters = precision != "float32"
         self.optimizer = GatheredOptimizerState(
-            self._engine, self.kind.zero, keeps=here.is_main, has_master_weights=masters
+            self._engine, self.kind.zero_stage, keeps=here.is_main, has_master_weights=masters
         )
-        if self.kind.zero:
+        if self.kind.zero_stage:
             self._stepper = _EngineStepper(
                 self.settings,
                 self._engine.optimizer,

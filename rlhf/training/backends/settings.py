@@ -109,7 +109,7 @@ class DeepSpeed:
     do not depend on how many there are, but for rounding.
     """
 
-    zero: Literal[0, 1, 2, 3] = 1
+    zero_stage: Literal[0, 1, 2, 3] = 1
     """ZeRO stage, what is sharded over processes: 0 nothing, 1 optimizer moments and float32 masters, 2 gradients too,
     3 weights as well."""
     offload_optimizer: bool = False
@@ -124,7 +124,7 @@ class DeepSpeed:
     memory. A share, such as 0.5, applies it to every second layer."""
     bucket_mb: Annotated[int, Field(ge=1)] = 200
     """Bucket size of the gradient reduction in megabytes; ZeRO 3 prefetches layer weights up to a tenth of it."""
-    keep_whole_below: Annotated[int, Field(ge=0)] = 100_000
+    param_persistence_threshold: Annotated[int, Field(ge=0)] = 100_000
     """ZeRO 3 does not shard parameters with fewer elements, which would cost more messages than memory."""
     sequence_parallel: Annotated[int, Field(ge=1)] = 1
     """Sequence-parallel size for long rows (Ulysses, Jacobs et al., arXiv 2309.14509): each process computes an equal
@@ -134,12 +134,14 @@ class DeepSpeed:
     """Maximum time one process waits for another, such as for the end of its rollouts; then all stop."""
 
     def __post_init__(self) -> None:
-        if self.offload_parameters and self.zero != 3:
-            raise ValueError(f"offload_parameters needs zero: 3, and zero is {self.zero}")
-        if self.offload_optimizer and self.zero == 0:
-            raise ValueError("offload_optimizer needs zero: 1, 2 or 3, and zero is 0")
-        if self.zero == 0 and self.precision not in (None, "float32"):
-            raise ValueError(f"zero: 0 computes in float32 only, and precision is {self.precision}; use zero: 1")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError(f"offload_parameters needs zero_stage: 3, and zero_stage is {self.zero_stage}")
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage: 1, 2 or 3, and zero_stage is 0")
+        if self.zero_stage == 0 and self.precision not in (None, "float32"):
+            raise ValueError(
+                f"zero_stage: 0 computes in float32 only, and precision is {self.precision}; use zero_stage: 1"
+            )
 
     @property
     def sharding(self) -> Sharding:
@@ -147,19 +149,19 @@ class DeepSpeed:
         formats: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
         return Sharding(
             processes=True,
-            optimizer=self.zero >= 1,
-            gradients=self.zero >= 2,
-            parameters=self.zero == 3,
-            min_numel=self.keep_whole_below,
-            formats=formats if self.zero else formats[:1],
+            optimizer=self.zero_stage >= 1,
+            gradients=self.zero_stage >= 2,
+            parameters=self.zero_stage == 3,
+            min_numel=self.param_persistence_threshold,
+            formats=formats if self.zero_stage else formats[:1],
             bucket_bytes=self.bucket_mb * 1_000_000,
-            key="zero",
+            key="zero_stage",
         )
 
     @property
     def layout(self) -> Any:
         """Under ZeRO 3 a policy is loaded in the pieces that it is trained in."""
-        if self.zero != 3:
+        if self.zero_stage != 3:
             return None
         from rlhf.training.backends.deepspeed import ZeroLayout
 
@@ -205,14 +207,14 @@ class DeepSpeed:
         """
         bucket = self.bucket_mb * 1_000_000 // (4 if precision == "float32" else 2)
         zero: dict[str, Any] = {
-            "stage": self.zero,
+            "stage": self.zero_stage,
             "overlap_comm": on_gpu,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
         }
-        if self.zero == 3:
+        if self.zero_stage == 3:
             zero |= {
-                "stage3_param_persistence_threshold": self.keep_whole_below,
+                "stage3_param_persistence_threshold": self.param_persistence_threshold,
                 "stage3_prefetch_bucket_size": bucket // 10,
             }
         if self.offload_optimizer:

@@ -91,7 +91,7 @@ def layout_of(kinds: Iterable[object]) -> Any:
 
 
 def key_that_shards(trainer: Any, kind: str) -> str:
-    """Return key and value that say what a trainer of this kind spreads, such as `trainer.zero: 3`."""
+    """Return key and value that say what a trainer of this kind spreads, such as `trainer.zero_stage: 3`."""
     key = sharding_of(trainer).key
     return f"trainer.{key}: {kind if key == 'kind' else getattr(trainer, key)}"
 
@@ -131,7 +131,7 @@ def format_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
             where=context.at(sharding.key),
             got=f"{key_that_shards(trainer, context.kind_of('trainer', trainer))}, with policy.dtype: {own}",
             expected="a supported number format in policy.dtype or trainer.precision",
-            do="deepspeed with zero: 1, 2 or 3 has all of them",
+            do="deepspeed with zero_stage: 1, 2 or 3 has all of them",
         )
 
 

@@ -73,7 +73,7 @@ class State:
         n_updates: optimiser updates of this stage.
         n_critic_updates: those of its critic.
         kl_coef: of the next step, where the stage's loss adapts it; None is the recipe's.
-        watched: step of this stage after which the policy was last evaluated on the tasks that are watched.
+        watched: step of this stage after which the policy was last evaluated on the validation tasks.
         n_since_best: these evaluations in this stage since the best one.
         references: names of the checkpoints that became the reference of their stage in its course, of the whole run,
             oldest first.

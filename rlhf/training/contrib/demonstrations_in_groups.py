@@ -47,7 +47,7 @@ class Expert:
                 where=context.path,
                 got=got,
                 expected="parts that distinguish demonstrations from attempts",
-                do=f"{do}, or remove expert",
+                do=f"{do}, or remove group_demonstrations",
             )
 
     def _in_the_way(self, context: CheckContext) -> Iterator[tuple[str, str]]:
@@ -114,7 +114,7 @@ def expert_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     ]
     totals = [x for row in returns for x in row]
     return {
-        "expert/n_trajectories": float(len(totals)),
-        "expert/n_unguided_groups": float(sum(not row for row in returns)),
-        "expert/return_mean": sum(totals) / max(len(totals), 1),
+        "group_demonstrations/n_trajectories": float(len(totals)),
+        "group_demonstrations/n_unguided_groups": float(sum(not row for row in returns)),
+        "group_demonstrations/return_mean": sum(totals) / max(len(totals), 1),
     }

@@ -22,7 +22,7 @@ from rlhf.training.stages.supervised import Supervised
 
 async def imitate_attempts(run: RunContext, stage: Supervised) -> None:
     """Attempt, keep and imitate, in rounds. An interrupted stage continues with its current round."""
-    source = stage.attempts
+    source = stage.rejection_sampling
     assert source is not None
     tasks = tasks_of(run.runner.environment, stage.split)
     if not run.state.step:

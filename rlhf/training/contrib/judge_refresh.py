@@ -263,7 +263,7 @@ def renewed(settings: JudgeRefresh, rewards: Mapping[str, Weighted]) -> tuple[st
     named: dict[str, object] = {
         name: weighted.reward
         for name, weighted in rewards.items()
-        if weighted.watch is None and settings.reward in (None, name)
+        if weighted.monitor is None and settings.reward in (None, name)
     }
     return next((name, r) for name, r in named.items() if isinstance(r, AsksModel) and r.path is not None)
 

@@ -53,13 +53,13 @@ class Logged:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse losses that take no old samples, and estimators that need more than the attempts."""
         stage = context.stage
-        yield from refuse_without_ratio(context, "logged", "what others sampled would count as if the policy had")
+        yield from refuse_without_ratio(context, "offline_data", "what others sampled would count as if the policy had")
         needs = LossNeeds(stage.loss)
         if needs.teacher is not None or needs.needs_mean_logprobs:
             yield Problem(
                 "this loss needs statistics that are not computed for attempts of other runs",
                 where=context.path,
-                got=f"logged with {context.kind_of('loss', stage.loss)}",
+                got=f"offline_data with {context.kind_of('loss', stage.loss)}",
                 expected="a loss of tokens and log-probs only",
                 do="use loss: {kind: ppo_clip}",
             )
@@ -67,7 +67,7 @@ class Logged:
             yield Problem(
                 "a critic cannot value the attempts of other runs",
                 where=context.path,
-                got=f"logged with {context.kind_of('advantage', stage.advantage)}",
+                got=f"offline_data with {context.kind_of('advantage', stage.advantage)}",
                 expected="an estimator without a critic",
                 do="use advantage: {kind: grpo}",
             )
@@ -76,7 +76,7 @@ class Logged:
             yield Problem(
                 "entropies are not computed for attempts of other runs",
                 where=context.path,
-                got=f"logged with filters.high_entropy_share: {stage.filters.high_entropy_share}",
+                got=f"offline_data with filters.high_entropy_share: {stage.filters.high_entropy_share}",
                 expected="no such filter",
                 do="remove the filter",
             )
@@ -143,12 +143,12 @@ class LoggedAttempts(StageHook):
         assert self.step is not None and self.source is not None
         stage, stored = self.step.stage, self.source.groups()
         groups = self._drawn(stored, self.step.number)
-        figures = {"logged/n_groups": float(len(groups)), "logged/n_stored": float(len(stored))}
+        figures = {"offline_data/n_groups": float(len(groups)), "offline_data/n_stored": float(len(stored))}
         if not groups:
             if not self.settings.sample:
                 raise TrainingError(
                     "there are no stored attempts to learn from",
-                    where=f"stages: {self.label}, logged.runs",
+                    where=f"stages: {self.label}, offline_data.runs",
                     got=f"{len(stored)} groups in {', '.join(self.settings.runs)}, each with equal scores",
                     expected="a group of which one attempt scores more than another",
                     hint="name runs with a policy_gradient stage",

@@ -272,6 +272,6 @@ def n_steps(stage: PolicyGradient | Supervised) -> int:
     """Number of steps of a stage: rounds of attempts, or updates."""
     if isinstance(stage, PolicyGradient):
         return stage.steps
-    if stage.attempts is not None:
-        return stage.attempts.rounds
+    if stage.rejection_sampling is not None:
+        return stage.rejection_sampling.rounds
     return stage.epochs * -(-stage.n_demonstrations // stage.batch_size)

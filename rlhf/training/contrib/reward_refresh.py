@@ -298,7 +298,7 @@ def refreshed(settings: RewardRefresh, rewards: Mapping[str, Weighted]) -> tuple
     found = [
         (name, weighted.reward)
         for name, weighted in rewards.items()
-        if isinstance(weighted.reward, ModelReward) and settings.reward in (None, name) and weighted.watch is None
+        if isinstance(weighted.reward, ModelReward) and settings.reward in (None, name) and weighted.monitor is None
     ]
     return found[0]
 

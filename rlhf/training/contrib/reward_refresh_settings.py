@@ -110,9 +110,9 @@ class RewardRefresh:
         watched = truth in recipe.rewards and truth not in recipe.trained_rewards
         if truth not in others or (self.reward is None and isinstance(recipe.rewards[truth].reward, ModelReward)):
             remove = "remove the key: what the environment calls solved is then true"
-            unwatch = f"write weight: 0 in place of watch in rewards.{truth}, or add a second reward to watch"
+            unwatch = f"write weight: 0 in place of monitor in rewards.{truth}, or add a second reward to watch"
             yield Problem(
-                "a watched reward cannot be trained on" if watched else "this reward cannot be the ground truth",
+                "a monitored reward cannot be trained on" if watched else "this reward cannot be the ground truth",
                 where=context.at("truth"),
                 got=truth,
                 expected="the name of another reward, or null",

@@ -3,7 +3,8 @@
 A policy finds what a reward pays for without its being done: the reward rises and the quality falls. A second reward
 that is never trained on shows it, as long as nothing is chosen by it. Over the last `window` steps, and over twice and
 four times as many and so on, as far as the stage goes back, a line is fitted to the mean of each reward per step. The
-alarm is raised where the 99.9% interval of the trained reward's slope lies above 0 and that of the watched one's below.
+alarm is raised where the 99.9% interval of the trained reward's slope lies above 0 and that of the monitored one's
+below.
 
 The interval is b ± t s / √Σ(x − x̄)², with s² = Σ residuals² / (n − 2) and Student's t of n − 2 degrees of freedom. The
 rule and its constants are our own; docs/rewards.md says how often it is wrong.
@@ -65,9 +66,9 @@ class RewardMonitorHook(StageHook):
     """Watch of each step's rewards; its state is in checkpoints.
 
     Attributes:
-        settings: of each watched reward, by its name in the recipe.
-        trained: name -> mean of the trained reward in each step of the stage that the watched one judged.
-        watched: name -> mean of the watched reward in the same steps.
+        settings: of each monitored reward, by its name in the recipe.
+        trained: name -> mean of the trained reward in each step of the stage that the monitored one judged.
+        watched: name -> mean of the monitored reward in the same steps.
         due: what to stop for before the next step, by name.
         stopped: names that the stage was stopped for; each does so once.
     """
@@ -82,8 +83,8 @@ class RewardMonitorHook(StageHook):
 
     @classmethod
     def of(cls, rewards: Mapping[str, Weighted]) -> RewardMonitorHook:
-        """Watch those of a recipe's rewards that it says are watched."""
-        return cls({name: weighted.watch for name, weighted in rewards.items() if weighted.watch is not None})
+        """Watch those of a recipe's rewards that it says are monitored."""
+        return cls({name: weighted.monitor for name, weighted in rewards.items() if weighted.monitor is not None})
 
     def before_step(self, run: RunContext, step: Step) -> None:
         """See `check`."""
@@ -107,21 +108,21 @@ class RewardMonitorHook(StageHook):
         cautions: dict[str, str] = {}
         for name, settings in self.settings.items():
             failures = [score.watch_errors[name] for score in scores if name in score.watch_errors]
-            figures[f"watch_failures/{name}"] = float(len(failures))
+            figures[f"monitor_failures/{name}"] = float(len(failures))
             if failures:
-                cautions[f"watch_failures/{name}"] = (
-                    f"caution: the watched reward {name} could not judge {len(failures)} of {len(scores)} attempts of "
-                    f"{where}, which are trained on all the same: {failures[0]}"
+                cautions[f"monitor_failures/{name}"] = (
+                    f"caution: the monitored reward {name} could not judge {len(failures)} of {len(scores)} attempts "
+                    f"of {where}, which are trained on all the same: {failures[0]}"
                 )
             both = [s for s in scores if name in s.watched and settings.compare_with in (None, *s.parts)]
             pairs = [(_trained(s, settings), s.watched[name].value) for s in both]
             if pairs:
                 figures |= self._compared(name, *zip(*pairs, strict=True))
                 if alarm := self._alarm(name, where):
-                    cautions[f"watch/{name}"] = f"caution: {alarm}"
+                    cautions[f"monitor/{name}"] = f"caution: {alarm}"
                     if settings.stop and name not in self.stopped:
                         self.due[name] = alarm
-                figures[f"watch_alarm/{name}"] = float(bool(alarm))
+                figures[f"monitor_alarm/{name}"] = float(bool(alarm))
         return figures, cautions
 
     def _compared(self, name: str, trained: Sequence[float], watched: Sequence[float]) -> dict[str, float]:
@@ -129,13 +130,13 @@ class RewardMonitorHook(StageHook):
         means = fmean(trained), fmean(watched)
         for values, mean in zip((self.trained, self.watched), means, strict=True):
             values.setdefault(name, []).append(mean)
-        figures = {f"watch/{name}": means[1], f"watch_gap/{name}": means[0] - means[1]}
+        figures = {f"monitor/{name}": means[1], f"monitor_gap/{name}": means[0] - means[1]}
         if len({*trained}) > 1 and len({*watched}) > 1:  # else there is no correlation
-            figures[f"watch_correlation/{name}"] = correlation(trained, watched)
+            figures[f"monitor_correlation/{name}"] = correlation(trained, watched)
         return figures
 
     def _alarm(self, name: str, where: str) -> str:
-        """Say how the trained reward and the watched one part, if they do."""
+        """Say how the trained reward and the monitored one part, if they do."""
         settings = self.settings[name]
         what = f"the reward {settings.compare_with}" if settings.compare_with else "the score"
         for n in _windows(settings.window, len(self.trained[name])):
@@ -143,22 +144,22 @@ class RewardMonitorHook(StageHook):
             if trained.low > 0 and watched.high < 0:
                 return (
                     f"is the reward being hacked? Over {n} steps up to {where}, {what}, which is trained on, rose from "
-                    f"{trained.first:.3g} to {trained.last:.3g}, and the watched reward {name} fell from "
+                    f"{trained.first:.3g} to {trained.last:.3g}, and the monitored reward {name} fell from "
                     f"{watched.first:.3g} to {watched.last:.3g}; read attempts that the one likes and the other does "
                     "not (`rlhf trajectories`), fix the reward, and go back to an earlier checkpoint"
                 )
         return ""
 
     def check(self, where: str) -> None:
-        """Raise TrainingError, once for each watched reward that says `stop: true`, where its alarm was raised."""
+        """Raise TrainingError, once for each monitored reward that says `stop: true`, where its alarm was raised."""
         if not self.due:
             return
         name, alarm = next(iter(self.due.items()))
         self.stopped, self.due = [*self.stopped, *self.due], {}
         raise TrainingError(
-            f"stopped, as rewards.{name}.watch.stop asks: {alarm}",
+            f"stopped, as rewards.{name}.monitor.stop asks: {alarm}",
             where=where,
-            got="a trained reward that rises while a watched one falls",
+            got="a trained reward that rises while a monitored one falls",
             expected="rewards that agree",
             hint="`rlhf train --resume RUN` continues anyway",
         )

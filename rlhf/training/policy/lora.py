@@ -43,7 +43,7 @@ class Lora:
     """LoRA alpha: adapter outputs are scaled by alpha/rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """LoRA dropout."""
-    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Target modules, such as [q_proj, v_proj]; or all linear layers except the output layer."""
     rslora: bool = False
     """Scale by alpha/sqrt(rank) instead (arXiv 2312.03732)."""
@@ -167,14 +167,14 @@ class Lora:
         """A model that says one number, with trainable adapters below and that number's weights trained in full."""
         from peft import get_peft_model
 
-        with self._fitting("lora.targets"):
+        with self._fitting("lora.target_modules"):
             return get_peft_model(model, self._config("SEQ_CLS", ["score"]), autocast_adapter_dtype=False)
 
     def wrap(self, model: Any) -> Any:
         """`model` with trainable adapters."""
         from peft import get_peft_model
 
-        with self._fitting("policy.lora.targets"):
+        with self._fitting("policy.lora.target_modules"):
             # In 16 bits as the base: the optimiser keeps float32 masters, and engines compute with this format too.
             adapted = get_peft_model(model, self._config("CAUSAL_LM"), autocast_adapter_dtype=False)
             self._refuse_tied(adapted)
@@ -193,7 +193,7 @@ class Lora:
         if base.config.get_text_config().tie_word_embeddings and any(isinstance(m, BaseTunerLayer) for m in ends):
             raise ModelError(
                 "embeddings and output layer of this model are tied: an adapter cannot change only one",
-                where="policy.lora.targets",
+                where="policy.lora.target_modules",
                 got=str(self._named),
                 expected="layers between the two, or all-linear",
             )
@@ -201,7 +201,7 @@ class Lora:
     @property
     def _named(self) -> str | list[str]:
         """Targets as PEFT takes them."""
-        return self.targets if isinstance(self.targets, str) else list(self.targets)
+        return self.target_modules if isinstance(self.target_modules, str) else list(self.target_modules)
 
     def _config(self, task_type: str, whole: Sequence[str] | None = None) -> Any:
         """These settings as PEFT has them; modules that are named `whole` are trained in full."""

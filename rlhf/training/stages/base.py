@@ -21,7 +21,7 @@ Work = Callable[[Run, Any], Awaitable[None]]
 def other_stage(stage: Any) -> tuple[str, Work] | None:
     """Return the kind of a stage and what runs it; None for a policy gradient."""
     if isinstance(stage, Supervised):
-        return "supervised", imitate if stage.attempts is None else imitate_attempts
+        return "supervised", imitate if stage.rejection_sampling is None else imitate_attempts
     if isinstance(stage, Preference):
         return "preference", prefer
     return ("reward_model", judge) if isinstance(stage, RewardModel) else None
@@ -29,4 +29,4 @@ def other_stage(stage: Any) -> tuple[str, Work] | None:
 
 def is_played(stage: Any) -> bool:
     """True if the policy learns from its own attempts, so that its initial success matters."""
-    return stage.attempts is not None if isinstance(stage, Supervised) else not isinstance(stage, RewardModel)
+    return stage.rejection_sampling is not None if isinstance(stage, Supervised) else not isinstance(stage, RewardModel)

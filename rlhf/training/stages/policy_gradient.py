@@ -84,13 +84,13 @@ class PolicyGradient(StageOverrides):
     """Aggregation of token losses."""
     filters: Filters = Field(default_factory=Filters)
     """Filters of rows excluded from the update."""
-    expert: Expert | None = None
+    group_demonstrations: Expert | None = None
     """Demonstrations added to the group of their task, for a loss that supports them; null adds none."""
     imitate_failed: ImitateFailed | None = None
     """SFT updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
     """Replay buffer: trajectories of recent steps that replace those filtered out; null replays nothing."""
-    logged: Logged | None = None
+    offline_data: Logged | None = None
     """Off-policy data: stored attempts of other runs, in addition to or instead of the policy's; null uses none."""
     self_certainty: SelfCertainty | None = None
     """Reward for the policy's self-certainty; null adds none."""
@@ -126,8 +126,8 @@ class PolicyGradient(StageOverrides):
     """Entropy and trainer/engine gap per sampled token, stored with the attempts for the viewer; null stores neither.
     """
     evaluate_every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations on `evaluation.watch_split`, none after the last step; 0 disables them. Independently,
-    a run is evaluated before its first stage with rollouts and after its last."""
+    """Steps between evaluations on `evaluation.validation_split`, none after the last step; 0 disables them.
+    Independently, a run is evaluated before its first stage with rollouts and after its last."""
     patience: Annotated[int, Field(ge=1)] | None = None
     """Early stopping: consecutive evaluations of `evaluate_every` without a new best lower end of the interval; null
     never stops early."""
@@ -257,7 +257,7 @@ class PolicyGradient(StageOverrides):
         """Yield problems with keys of the loss for ratios other than 1, where there are none."""
         recipe, loss = context.recipe, self.loss
         bypassed = isinstance(self.correction, Bypass) and not recipe.shares_policy
-        is_old = bypassed or self.replay is not None or self.logged is not None  # tokens of a policy of before
+        is_old = bypassed or self.replay is not None or self.offline_data is not None  # tokens of a policy of before
         if (
             self.updates_per_step > 1
             or is_old

@@ -23,15 +23,15 @@ class Supervised(StageOverrides):
     """SFT on the actions of demonstrations; observations are masked unless they have a weight.
 
     The demonstrations are played by the environment's oracle. `random_share` and `unsolved_share` spoil them on
-    purpose, so that the policy that reinforcement learning starts from is weak but not hopeless. With `attempts` the
-    policy imitates the best of its own attempts instead, with `data` chats of a file or attempts of another run, and
-    these three keys have no effect.
+    purpose, so that the policy that reinforcement learning starts from is weak but not hopeless. With
+    `rejection_sampling` the policy imitates the best of its own attempts instead, with `data` chats of a file or
+    attempts of another run, and these three keys have no effect.
     """
 
     #: Its rows know the role in which each call was made.
     knows_roles: ClassVar[bool] = True
 
-    attempts: Attempts | None = None
+    rejection_sampling: Attempts | None = None
     """Train on the policy's own best attempts, in rounds; null trains on the oracle's demonstrations."""
 
     data: Chats | None = None
@@ -56,8 +56,8 @@ class Supervised(StageOverrides):
     trainer: TrainerKind = Field(default_factory=Torch)
     """Training backend; torch is for a single process."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
-    """Updates between checkpoints for resume; 0 writes none, and the stage restarts. Rounds of `attempts` have their
-    own."""
+    """Updates between checkpoints for resume; 0 writes none, and the stage restarts. Rounds of
+    `rejection_sampling` have their own."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
@@ -70,11 +70,13 @@ class Supervised(StageOverrides):
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse demonstrations that cannot be made, and keys of demonstrations beside attempts."""
-        other = "attempts" if self.attempts is not None else "data" if self.data is not None else ""
+        other = "rejection_sampling" if self.rejection_sampling is not None else "data" if self.data is not None else ""
         if other:
             why = f"{context.at(other)} takes the place of demonstrations"
             keys: tuple[str, ...] = ("n_demonstrations", "random_share", "unsolved_share")
-            keys += ("data", "checkpoint_every") if other == "attempts" else ("split",) if self.reads_file else ()
+            keys += (
+                ("data", "checkpoint_every") if other == "rejection_sampling" else ("split",) if self.reads_file else ()
+            )
             yield from unused(self, keys, context.path, why, f"remove the key, or {other}")
             return
         environment = context.kind_of("environment", context.recipe.environment)

@@ -368,8 +368,8 @@ def _refuse_adapter_on_head(model: Any) -> None:
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):
         raise ModelError(
             "an adapter on the output layer would not be trained",
-            where="policy.lora.targets",
+            where="policy.lora.target_modules",
             got="the output layer among the targets",
             expected="layers below it",
-            hint="use targets: all-linear",
+            hint="use target_modules: all-linear",
         )

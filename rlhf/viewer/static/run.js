@@ -17,7 +17,7 @@ const CHARTS = [
   { title: "Trainer–engine gap", unit: "nats", names: { "loss/sampler_logprob_diff_mean": "mean", "loss/sampler_logprob_diff_max": "max", "loss/sampler_kl_k3": "divergence" } },
   { title: "Importance weights", share: true, names: { "loss/sampler_ess": "effective sample size", "loss/sampler_clipped_share": "clipped", "loss/sampler_masked_share": "masked", "loss/sampler_rejected_share": "rejected" } },
   { title: "Gradient norm", names: { "optimizer/grad_norm": "policy", "critic/grad_norm": "critic" } },
-  { title: "Monitored rewards", unit: "mean over the attempts, not trained on", names: { "watch/": "" } },
+  { title: "Monitored rewards", unit: "mean over the attempts, not trained on", names: { "monitor/": "" } },
   { title: "Turns", unit: "per episode", names: { "rollout/n_turns_mean": "mean turns" } },
   { title: "Prompt length", unit: "tokens", names: { "rollout/prompt_tokens_mean": "mean", "rollout/prompt_tokens_max": "longest" } },
   { title: "Sampled tokens", unit: "per step", names: { "rollout/n_tokens": "tokens" } },

@@ -59,7 +59,7 @@ def test_runs_by_the_clock_train_every_group_once(tmp_path: Path, server: tuple[
         return path
 
     whole = runs.run(ahead("whole", 1), tmp_path / "whole" / "run").folder
-    again = ahead("again", 2, checkpoint="now")
+    again = ahead("again", 2, checkpoint="restart")
     stop(again, tmp_path / "again" / "run")
     runs.run(again, tmp_path / "again" / "run", resume=True)
     first = runs.run(ahead("first", 3, order="first_finished"), tmp_path / "first" / "run").folder
