@@ -53,7 +53,10 @@ from rlhf.training.policy.model import FromScratch
 
 GROUP, TURNS, TOKENS, OBSERVATION, STATES, VOCABULARY = 8, 20, 30, 10, 40, 256
 #: Keys that an estimator cannot do without.
-NEEDED: dict[str, dict[str, Any]] = {"hrpo": {"reward": "steps"}, "hicra": {"grams": [[5, 3], [8]], "begin": [7]}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "hrpo": {"reward": "steps"},
+    "hicra": {"grams": [[5, 3], [8]], "plan_start_ids": [7]},
+}
 #: Settings that cost more than the defaults, by the name of their line.
 ALSO: dict[str, dict[str, Any]] = {"gigpo, similarity 0.9": {"kind": "gigpo", "similarity": 0.9}}
 WORDS = ("kitchen", "pantry", "hall", "garden", "cellar", "fridge", "table", "stove", "shelf", "apple", "key", "lamp")

@@ -48,7 +48,7 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
     "babyai": {"level": "GoToLocal"},
 }
 #: Kinds that are others in another coat.
-WRAPPERS = ("graded", "mixed", "processes")
+WRAPPERS = ("graded", "mixed", "worker_processes")
 MAX_STEPS = 30
 #: What is written where nothing is listed.
 WRITTEN = {"TextToSql": ("SELECT 1", "SELECT name FROM sqlite_master", "VALUES (1, 2), (3, 4)")}

@@ -191,7 +191,7 @@ def served_by(asked: argparse.Namespace, n: int, latency: float) -> tuple[Any, A
     from rlhf.rollout.limits import Limits
 
     engine, renderer = parts(latency)
-    environment = External(world=Rooms(n))  # type: ignore[arg-type]
+    environment = External(environment=Rooms(n))  # type: ignore[arg-type]
     limits = Limits(max_turns=asked.turns + 1, max_tokens=64, max_concurrent=asked.sessions)
     how = (environment, ExternalAgent(), engine, renderer, limits, SamplingParams())
     return environment, lambda tasks: run_groups(tasks, *how, group_size=1, seed=0)

@@ -45,9 +45,9 @@ TREE = {"kind": "tree", "branches_per_round": 1, "continuations": 2}
 #: What each model learns from, and the reward that asks it.
 MODELS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "pairs": ({"pairs": {"tasks": 200, "group_size": 8}, "epochs": 12}, "reward_model"),
-    "outcome": ({"learns": "outcome", "pairs": {"tasks": 128, "group_size": 9}, "epochs": 6}, "outcome_model"),
+    "outcome": ({"objective": "outcome", "pairs": {"tasks": 128, "group_size": 9}, "epochs": 6}, "outcome_model"),
     "steps": (
-        {"learns": "steps", "pairs": {"tasks": 128, "group_size": 9}, "epochs": 6, "rollout": TREE, "eta": 0.0},
+        {"objective": "process", "pairs": {"tasks": 128, "group_size": 9}, "epochs": 6, "rollout": TREE, "eta": 0.0},
         "process_model",
     ),
 }

@@ -78,8 +78,8 @@ def recipe_of(agent: str, taught: Path, python: str) -> dict[str, Any]:
         return {**found, "environment": WORLD, "agent": {"kind": "tools", **CALLS}}
     environment = {
         "kind": "external",
-        "world": WORLD,
-        "reward": "world",
+        "environment": WORLD,
+        "reward": "environment",
         "command": [str(Path(python).absolute()), str(EXAMPLES / AGENTS[agent])],
         "n_programs": 8,
     }

@@ -34,7 +34,7 @@ SAMPLERS: Mapping[str, Mapping[str, Any]] = {
         "schedule": "staged",
         "stage_steps": 12,
     },
-    "exit": {"kind": "exit"},
+    "exit": {"kind": "exploratory_iteration"},
 }
 
 

@@ -3,7 +3,7 @@
     python benchmarks/viewer.py                              # 1,000 steps with 500 attempts each
     python benchmarks/viewer.py --steps 100 --attempts 50    # a small one
     python benchmarks/viewer.py --cost 5                     # processor seconds of training, five pairs of runs
-    python benchmarks/viewer.py --figures 5                  # the same of the key token_figures, and its bytes a token
+    python benchmarks/viewer.py --figures 5                  # the same of the key token_stats, and its bytes a token
 
 A run folder is made of real episodes' shape, `rlhf view` is started on it in a process of its own, and its addresses
 are asked one after another, the first time and again. Live delay: lines are appended to the log, and the time until an
@@ -262,10 +262,10 @@ def main() -> None:
     parser.add_argument(
         "--cost", type=int, metavar="N", help="measure what it costs training, by so many pairs of runs"
     )
-    parser.add_argument("--figures", type=int, metavar="N", help="measure the key token_figures, by so many pairs")
+    parser.add_argument("--figures", type=int, metavar="N", help="measure the key token_stats, by so many pairs")
     given = parser.parse_args()
     if given.cost or given.figures:
-        cost(given.cost or given.figures, *["stages.0.token_figures={}"] * bool(given.figures))
+        cost(given.cost or given.figures, *["stages.0.token_stats={}"] * bool(given.figures))
         return
     with tempfile.TemporaryDirectory() as home:
         folder = (given.folder or Path(home)) / "made-up"

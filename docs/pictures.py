@@ -137,7 +137,7 @@ def main() -> None:
         if given.run is None:
             folder.mkdir()
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            command = [*CLI, "train", "quickstart", "stages.1.token_figures={}", "--out", str(folder)]
+            command = [*CLI, "train", "quickstart", "stages.1.token_stats={}", "--out", str(folder)]
             training = subprocess.Popen(command, env=environment)
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})

@@ -161,8 +161,9 @@ class Properties:
         seats: names of the seats that the agent plays, where it plays several (`StepResult.seat`).
         repeats: tasks of two splits may be the same to the agent, told the same at first and solved by the same: the
             package draws its small worlds by seeds and knows few of them, or there is one opening alone.
-        judged_by_rewards: a reward of the recipe says what is solved: the one with the key `solved_at`, else the first
-            that compares with the reference. What the environment says itself counts where no recipe is at hand.
+        judged_by_rewards: a reward of the recipe says what is solved: the one with the key `success_threshold`, else
+            the first that compares with the reference. What the environment says itself counts where no recipe is at
+            hand.
     """
 
     deterministic: bool = False

@@ -1,6 +1,6 @@
 """Plays a task of a verifiers taskset (0.4) by its own harness, and posts what it earned.
 
-python examples/verifiers_agent.py --list TASKSET > tasks.jsonl      # tasks, for environment.world
+python examples/verifiers_agent.py --list TASKSET > tasks.jsonl      # tasks, for environment.environment
 environment.command: [python, examples/verifiers_agent.py, TASKSET]  # one attempt, as the gateway starts it
 """
 

@@ -135,7 +135,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "rlhf.gateway.environment:External",
             "attempts by an external program, through the gateway",
         ),
-        "processes": Entry("environments.workers.pool:Processes", "another environment, in worker processes"),
+        "worker_processes": Entry("environments.workers.pool:Processes", "another environment, in worker processes"),
     },
     "agent": {
         "chat": Entry("agents.chat:ChatAgent", "one message per observation, one action per reply"),
@@ -288,7 +288,9 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
             "rlhf.tasks.contrib.start_states.reverse_curriculum:ReverseCurriculum",
             "starts along demonstrations, the goal within reach",
         ),
-        "exit": Entry("rlhf.tasks.contrib.start_states.exit:ExIt", "starts from own histories of mixed success"),
+        "exploratory_iteration": Entry(
+            "rlhf.tasks.contrib.start_states.exit:ExIt", "starts from own histories of mixed success"
+        ),
         "greso": Entry("rlhf.tasks.contrib.greso:GRESO", "skips what was too easy or too hard when it came last"),
         "curriculum": Entry("rlhf.tasks.contrib.curriculum:Curriculum", "easy tasks first, level by level"),
         "ladder": Entry("rlhf.tasks.contrib.ladder:Ladder", "hard tasks, in easier variants while they are failed"),
@@ -296,7 +298,7 @@ CATALOG: Mapping[str, Mapping[str, Entry]] = {
     "selection": {
         "all": Entry("rlhf.tasks.selection:All", "every group of one round"),
         "dynamic": Entry("rlhf.tasks.dynamic:Dynamic", "dynamic sampling: groups with non-zero variance"),
-        "uncertain": Entry("rlhf.tasks.contrib.uncertain:Uncertain", "the groups with the highest variance"),
+        "variance_filter": Entry("rlhf.tasks.contrib.uncertain:Uncertain", "the groups with the highest variance"),
     },
     "advantage": {
         "grpo": Entry("rlhf.credit.grpo:GRPO", "reward minus group mean, divided by the group std"),

@@ -26,8 +26,31 @@ from rlhf.commands import (
     view,
 )
 from rlhf.commands.contrib import browse, extrapolate, memory_store, play, score
-from rlhf.commands.output import STATE, report
+from rlhf.commands.output import STATE, caution, report
 from rlhf.commands.usage import usage_error
+
+#: By command: old option, or option and value -> new one, read for one release.
+_RENAMED = {
+    "evaluate": {"--also-trained": "--allow-overlap"},
+    "tune": {"--keep": "--reduction-factor"},
+    "score": {"--passes": "--threshold"},
+    "gateway": {"--reward=posted": "--reward=client", "--reward=world": "--reward=environment"},
+}
+
+
+def with_new_options(args: list[str]) -> list[str]:
+    """Arguments of a command under the present names of its options, with a caution for each old one."""
+    renamed = _RENAMED.get(next((arg for arg in args if not arg.startswith("-")), ""), {})
+    found: list[str] = []
+    for arg in args:
+        joined = f"{found[-1]}={arg}" if found and found[-1] == "--reward" else arg
+        if joined in renamed:
+            found, arg = found[: -1 if joined != arg else None], joined
+        old, equals, value = (arg, "", "") if arg in renamed else arg.partition("=")
+        if old in renamed:
+            caution(f"{old} is now called {renamed[old]}; the next release no longer reads {old}")
+        found.append(renamed.get(old, old) + equals + value)
+    return found
 
 
 class _Group(TyperGroup):
@@ -38,6 +61,7 @@ class _Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Move `--debug` to the front, then parse as usual."""
         self.as_json = "--json" in args
+        args = with_new_options(args)
         if "--debug" in args:
             args = ["--debug", *(arg for arg in args if arg != "--debug")]
         if not args:  # the help is wanted

@@ -35,14 +35,14 @@ NEEDED = {
     ("policy", "pretrained"): {"path": "somewhere"},
     ("environment", "textworld_express"): {"game": "coin"},
     ("environment", "dataset"): {"path": "tests/environments/questions.jsonl"},
-    ("environment", "processes"): {"environment": {"kind": "keyhole"}},
+    ("environment", "worker_processes"): {"environment": {"kind": "keyhole"}},
     ("environment", "mixed"): {
         "parts": {name: {"environment": {"kind": "keyhole", "rows": rows}} for name, rows in (("a", 2), ("b", 3))}
     },
     ("reward", "of_part"): {"part": "a", "reward": {"kind": "outcome"}},
     ("environment", "mcp"): {"questions": "questions.jsonl", "command": ["server"]},
     ("environment", "openenv"): {"url": "http://127.0.0.1:1"},
-    ("environment", "external"): {"world": {"kind": "keyhole"}, "command": ["agent"]},
+    ("environment", "external"): {"environment": {"kind": "keyhole"}, "command": ["agent"]},
     ("environment", "graded"): {"levels": [{"kind": "textworld_express", "game": "coin"}] * 2},
     ("reward", "budgeted"): {"budgets": [8]},
     ("rollout", "budgets"): {"budgets": [8]},
@@ -70,7 +70,7 @@ NEEDED = {
     ("advantage", "hrpo"): {"reward": "steps"},
     ("loss", "kdrl"): {"teacher": "somewhere"},
     ("engine", "guided"): {"tuned": "somewhere", "base": "somewhere"},
-    ("advantage", "hicra"): {"grams": [[5, 3]], "begin": [7]},
+    ("advantage", "hicra"): {"grams": [[5, 3]], "plan_start_ids": [7]},
 }
 
 

@@ -89,13 +89,13 @@ def test_all_problems_of_a_recipe_are_given(echo: Path) -> None:
 
 
 def test_every_part_has_one_place(echo: Path) -> None:
-    advantage = "stages.1.advantage={kind: two_level, high: {kind: task_normalised}}"
+    advantage = "stages.1.advantage={kind: two_level, planner: {kind: task_normalised}}"
     recipe = recipe_of(read(echo, [advantage]), name="e", base=echo.parent)
     found = {place.context.path: place for place in places(recipe)}
     assert len(found) == len(places(recipe))
-    nested = found["stages[1].advantage.high.inner"]
+    nested = found["stages[1].advantage.planner.inner"]
     assert nested.section == "advantage" and nested.context.stage is recipe.stages[1]
-    assert nested.context.parent is found["stages[1].advantage.high"].part
+    assert nested.context.parent is found["stages[1].advantage.planner"].part
     assert found["stages[1].advantage"].context.parent is None
     assert {"agent", "environment", "policy", "limits", "evaluation", "engine"} <= set(found)
 

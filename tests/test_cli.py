@@ -97,7 +97,7 @@ def test_an_evaluation_says_that_a_split_is_shorter_than_asked(trained: tuple[Pa
 def test_an_evaluation_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]], override: str) -> None:
     result = run("evaluate", trained[0], override)
     assert result.exit_code == 2 and "this key has no effect on an evaluation" in result.stderr
-    assert ("--also-trained" in result.stderr) == ("allow_overlap" in override)
+    assert ("--allow-overlap" in result.stderr) == ("allow_overlap" in override)
 
 
 def test_a_server_refuses_what_it_would_ignore(trained: tuple[Path, dict[str, Any]]) -> None:

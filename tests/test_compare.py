@@ -189,7 +189,11 @@ def judged_run(folder: Path, solved_by: str | None, **changes: Any) -> Path:
     [
         ({}, "right", ""),
         ({"rewards": {"right": {"kind": "exact_match"}}}, "right", "solved_by.kind math and exact_match"),
-        ({"rewards": {"right": {"kind": "math", "solved_at": 0.5}}}, None, "solved_by.solved_at 1.0 and 0.5"),
+        (
+            {"rewards": {"right": {"kind": "math", "success_threshold": 0.5}}},
+            None,
+            "solved_by.success_threshold 1.0 and 0.5",
+        ),
         ({}, None, "solved_by.kind math and the environment"),
         ({"limits": {"max_turns": 9}}, "right", "limits.max_turns 3 and 9"),
         ({"environment": {**JUDGED["environment"], "columns": {"prompt": "p"}}}, "right", "columns.prompt q and p"),
@@ -371,18 +375,22 @@ def test_a_leaderboard_ranks_what_was_measured_alike(tmp_path: Path) -> None:
         return len(found[0]["rows"])
 
     assert board_of() == 2
-    assert board_of(environment={"kind": "external", "world": world, "reward": "world", "command": ["a"]}) == 2
+    assert (
+        board_of(environment={"kind": "external", "environment": world, "reward": "environment", "command": ["a"]}) == 2
+    )
     assert board_of(environment={**world, "url": "http://elsewhere:1"}) == 2
     assert board_of(temperature=0.5) == board_of(limits={**limits, "max_turns": 8}) == 1
     assert board_of(environment={**world, "rows": 3}) == 1
-    assert board_of(rewards={"right": {"kind": "outcome", "solved_at": 1.0}, "quick": {"kind": "turn_cost"}}) == 1
+    assert (
+        board_of(rewards={"right": {"kind": "outcome", "success_threshold": 1.0}, "quick": {"kind": "turn_cost"}}) == 1
+    )
     # limits of a policy and of failures, processes that serve a world, and keys that an older version did not know
     assert board_of(limits={"max_turns": 20, "max_tokens": 9, "max_retries": 3}) == 2
-    assert board_of(environment={"kind": "processes", "environment": world, "n_workers": 2}) == 2
+    assert board_of(environment={"kind": "worker_processes", "environment": world, "n_workers": 2}) == 2
     assert board_of(environment={"kind": "keyhole"}) == 2
-    world = {"kind": "external", "world": world, "command": ["a.py"], "reward": "world"}
+    world = {"kind": "external", "environment": world, "command": ["a.py"], "reward": "environment"}
     assert board_of(environment={**world, "command": ["b.py"]}) == 2
-    assert board_of(environment={**world, "reward": "posted"}) == 1
+    assert board_of(environment={**world, "reward": "client"}) == 1
 
 
 def test_an_evaluation_that_is_not_finished_is_named(tmp_path: Path) -> None:

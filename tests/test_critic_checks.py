@@ -66,7 +66,7 @@ def test_an_estimator_of_turns_gets_a_critic_of_turns(echo: Path) -> None:
         (["stages.1.critic={}"], "stages[1].critic", "grpo compares with no values"),
         ([GAE, "stages.1.critic={warmup_steps: 3}"], "stages[1].critic.warmup_steps", "less than steps = 3"),
         ([GAE, "stages.1.critic={path: ./nowhere}"], "stages[1].critic.path", "config.json"),
-        ([GAE, "stages.1.critic={optimizer: {final_lr_share: 0.1}}"], "stages[1].critic.optimizer.final_lr_share",
+        ([GAE, "stages.1.critic={optimizer: {min_lr_ratio: 0.1}}"], "stages[1].critic.optimizer.min_lr_ratio",
          "constant"),
         ([GAE, "stages.1.critic={backbone: policy, lora: {}}"], "stages[1].critic", "lora have no effect"),
         ([GAE, "stages.1.critic={backbone: polcy}"], "stages[1].critic.backbone", "own, policy"),

@@ -180,8 +180,8 @@ def test_a_watched_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> N
     "advantage",
     [
         {"kind": "hrpo", "reward": "right"},
-        {"kind": "two_level", "low_reward": "right"},
-        {"kind": "two_level", "low": {"kind": "hrpo", "reward": "right"}},
+        {"kind": "two_level", "executor_reward": "right"},
+        {"kind": "two_level", "executor": {"kind": "hrpo", "reward": "right"}},
     ],
 )
 def test_a_reward_without_values_per_turn_is_told_of_where_an_estimator_reads_them(
@@ -269,7 +269,7 @@ def test_properties_of_another_type_are_told_of_and_the_run_goes_on(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("success", "rewards", "n_said"), [(None, {}, 1), (False, {}, 0), (None, {"solved_at": 1.0}, 0)]
+    ("success", "rewards", "n_said"), [(None, {}, 1), (False, {}, 0), (None, {"success_threshold": 1.0}, 0)]
 )
 def test_an_environment_that_never_says_what_is_solved_is_told_of_once(
     tmp_path: Path, success: bool | None, rewards: dict[str, Any], n_said: int

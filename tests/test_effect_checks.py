@@ -46,7 +46,7 @@ def echo(tmp_path: Path) -> Path:
             "agent.kind",
             "tools in wordle (environment[1])",
         ),
-        (["environment={kind: processes, environment: {kind: sokoban}}", CALLS], "agent.kind", "in sokoban"),
+        (["environment={kind: worker_processes, environment: {kind: sokoban}}", CALLS], "agent.kind", "in sokoban"),
         ([SEARCH, FORM], "rewards.form.transitions", "agent.think: require"),
         ([SEARCH, "rewards.t={kind: combine, parts: {a: {reward: {kind: tool_use}}}}"],
          "rewards.t.parts.a.reward.tools", "write tools: [search]"),
@@ -73,7 +73,7 @@ def test_what_would_do_nothing_is_refused(echo: Path, overrides: list[str], wher
         ["stages.1.loss={kind: ppo_clip, clip_high: 0.3}", "stages.1.minibatches=2"],
         [TOOLS, CALLS],
         [TOOLS, CALLS, "rewards.t={kind: tool_use}"],
-        ["environment={kind: processes, environment: {kind: tools}}", CALLS],
+        ["environment={kind: worker_processes, environment: {kind: tools}}", CALLS],
         [CALLS],  # a stranger's world may take calls and say nothing of it
         [SEARCH, "rewards.t={kind: tool_use, tools: [search]}"],
         [SEARCH, FORM, "agent={kind: chat, think: require}"],
@@ -87,6 +87,10 @@ def test_with_that_part_it_is_not(echo: Path, overrides: list[str]) -> None:
 def test_ids_beyond_the_vocabulary_are_refused_with_the_policy() -> None:
     names = tokenizer()
     check_parts([HICRA(grams=((5, len(names) - 1),))], names)
-    for bad in (HICRA(grams=((5, len(names)),)), HICRA(begin=(-1,)), HICRA(begin=(3,), end=(10**6,))):
+    for bad in (
+        HICRA(grams=((5, len(names)),)),
+        HICRA(plan_start_ids=(-1,)),
+        HICRA(plan_start_ids=(3,), plan_end_ids=(10**6,)),
+    ):
         with pytest.raises(RecipeError, match="no such token"):
             check_parts([TaskNormalised(inner=bad)], names)

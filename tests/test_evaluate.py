@@ -122,7 +122,7 @@ def test_chance_and_the_oracle_are_policies(suite: Path) -> None:
 def test_an_oracle_that_takes_its_time_uses_up_none_of_its_episodes(tmp_path: Path) -> None:
     shutil.copy(troubled.__file__, tmp_path / "troubled.py")
     path = tmp_path / "slow.yaml"
-    served = "{kind: processes, environment: {kind: './troubled.py:Troubled', plan_s: 0.6}}"
+    served = "{kind: worker_processes, environment: {kind: './troubled.py:Troubled', plan_s: 0.6}}"
     limits = "{max_turns: 3, max_tokens: 8, max_concurrent: 8, episode_timeout_s: 4.0}"
     part = f"{{environment: {served}, tasks: {{split: test, n: 10}}}}"
     path.write_text(
@@ -476,5 +476,5 @@ def test_a_run_and_the_model_in_it_are_judged_on_one_suite(tmp_path: Path) -> No
     misspelt = run("evaluate", tmp_path / "run", "--suite", suite, "--split", "trian")
     assert misspelt.exit_code == 2 and "error --split: the environment has no such split" in misspelt.stderr
     assert "did you mean 'train'" in misspelt.stderr
-    wanted = ("--split", "train", "--n", "2", "--also-trained", "--json")
+    wanted = ("--split", "train", "--n", "2", "--allow-overlap", "--json")
     assert last_json(run("evaluate", tmp_path / "run", *wanted))["n"] == 2

@@ -67,7 +67,7 @@ def test_a_system_message_of_all_tasks_makes_none_the_same() -> None:
         ({"split": "train"}, STAGES, "evaluation.split", "got:      train, which stages[0] draws from"),
         ({"split": "train"}, [*STAGES, IMPROVE], "evaluation.split", "which stages[0] and stages[1] draw from"),
         ({"validation_split": "train"}, [*STAGES, IMPROVE], "stages[0].split", "would be trained on"),
-        ({"validation_split": "test"}, [*STAGES, IMPROVE], "evaluation.validation_split", "would be watched"),
+        ({"validation_split": "test"}, [*STAGES, IMPROVE], "evaluation.validation_split", "would be validated on"),
         ({}, [STAGES[0] | {"split": "dev"}, IMPROVE], "stages[0].split", "would be trained on"),
     ],
 )

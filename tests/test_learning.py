@@ -44,7 +44,7 @@ POLICY_GRADIENT = {
     "kind": "policy_gradient",
     "tasks_per_step": 8,
     "group_size": 8,
-    "optimizer": {"lr": 6.0e-3, "schedule": "linear", "final_lr_share": 0.2},
+    "optimizer": {"lr": 6.0e-3, "schedule": "linear", "min_lr_ratio": 0.2},
 }
 
 
@@ -194,7 +194,7 @@ def test_every_other_loss_learns(start: Path, tmp_path: Path, loss: str) -> None
 def test_more_certainty_alone_raises_success(start: Path, tmp_path: Path, seed: int) -> None:
     # What the start is most certain of is mostly right, and no reward is looked at. It collapses after more updates.
     stage = {"loss": {"kind": "min_entropy"}, "filters": {"drop_zero_advantage": False}, "temperature": 0.5}
-    optimizer = {"lr": 2.0e-3, "schedule": "linear", "final_lr_share": 0.2}
+    optimizer = {"lr": 2.0e-3, "schedule": "linear", "min_lr_ratio": 0.2}
     done = learn(start, tmp_path, seed, steps=8, optimizer=optimizer, **stage)
     assert_learnt(done, LOSS_ACTS["min_entropy"], 0.5)
     assert done.result["interval_before"][1] < done.result["interval_after"][0]

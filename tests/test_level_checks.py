@@ -21,11 +21,11 @@ def echo(tmp_path: Path) -> Path:
 
 def test_a_reward_of_the_low_level_has_to_be_one(echo: Path) -> None:
     with pytest.raises(RecipeError, match="there is no such reward") as caught:
-        load(echo, ["stages.1.advantage={kind: two_level, low_reward: rigth}"])
-    assert caught.value.where == "stages[1].advantage.low_reward" and "right" in str(caught.value)
+        load(echo, ["stages.1.advantage={kind: two_level, executor_reward: rigth}"])
+    assert caught.value.where == "stages[1].advantage.executor_reward" and "right" in str(caught.value)
     with pytest.raises(RecipeError, match="there is no such reward") as caught:
-        load(echo, ["stages.1.advantage={kind: two_level, low: {kind: two_level, low_reward: rigth}}"])
-    assert caught.value.where == "stages[1].advantage.low.low_reward"
+        load(echo, ["stages.1.advantage={kind: two_level, executor: {kind: two_level, executor_reward: rigth}}"])
+    assert caught.value.where == "stages[1].advantage.executor.executor_reward"
 
 
 def test_two_levels_of_an_agent_that_never_plans_are_refused(echo: Path) -> None:

@@ -357,7 +357,7 @@ def test_the_stage_of_a_reward_model_holds_what_is_estimated(keys: str, own: str
 
 
 def test_a_model_of_single_attempts_reads_half_as_many_rows_as_one_of_pairs(tmp_path: Path) -> None:
-    of = {name: f"stages=[{{kind: reward_model, learns: {name}}}]" for name in ("pairs", "outcome")}
+    of = {name: f"stages=[{{kind: reward_model, objective: {name}}}]" for name in ("pairwise", "outcome")}
     longer = "limits.max_context=512"
     found = [estimates(recipe(tmp_path, SMALL, keys, longer))[0].values()["activations"] for keys in of.values()]
     assert found[1] == pytest.approx(found[0] / 2, rel=0.02)

@@ -420,7 +420,7 @@ def test_the_table_of_the_page_is_the_one_that_is_kept() -> None:
     assert shown == table_of_page()
 
 
-@pytest.mark.parametrize("kind", ["keyhole", "shop", "wordle", "collaborate", "mcp", "graded", "processes"])
+@pytest.mark.parametrize("kind", ["keyhole", "shop", "wordle", "collaborate", "mcp", "graded", "worker_processes"])
 def test_rows_of_the_page_are_those_of_the_command(kind: str) -> None:
     assert rows_of_page()[kind][:5] == [f"`{kind}`", *cells(described(kind, []))[1:5]]
 

@@ -321,7 +321,7 @@ def test_a_crash_is_neither_scored_nor_trained_on_and_ends_nothing_else() -> Non
             "step_weight is 0",
         ),
         (["evaluation.validation_n_tasks=9"], "evaluation.validation_n_tasks", "no stage sets evaluate_every"),
-        (["stages.1.optimizer.final_lr_share=0.1"], "stages[1].optimizer.final_lr_share", "the schedule is constant"),
+        (["stages.1.optimizer.min_lr_ratio=0.1"], "stages[1].optimizer.min_lr_ratio", "the schedule is constant"),
         (["stages.0.unsolved_share=1"], "stages[0].random_share", "unsolved_share is 1"),
         (["stages.1.reduction.per=row"], "stages[1].reduction", "per: row has no effect"),
         (["stages.1.loss={kind: ppo_clip, kl_coef: 0.1}"], "stages[1].loss", "kl_coef: 0.1 has no effect"),

@@ -369,7 +369,7 @@ def test_objects_that_are_no_parts_are_refused(given: dict[str, Any], where: str
         ({"split": 5}, "rlhf.evaluate(split=...)", "text"),
         ({"strategy": ["best_of_n"]}, "rlhf.evaluate(strategy=...)", "a mapping with a kind"),
         ({"strategy": {"kind": "best_of_n", "n": object()}}, "strategy.n", "a plain value"),
-        ({"also_trained": "no"}, "rlhf.evaluate(also_trained=...)", "True or False"),
+        ({"allow_overlap": "no"}, "rlhf.evaluate(allow_overlap=...)", "True or False"),
         ({"policy": None}, "rlhf.evaluate(policy)", "a result of rlhf.train"),
     ],
 )
@@ -762,7 +762,7 @@ def test_the_stage_that_the_page_gives_as_trls_has_its_defaults(folder: Path) ->
         theirs.adam_beta2,
         theirs.adam_epsilon,
     )
-    assert (own.schedule, own.final_lr_share, own.warmup_steps) == (theirs.lr_scheduler_type, 0, theirs.warmup_steps)
+    assert (own.schedule, own.min_lr_ratio, own.warmup_steps) == (theirs.lr_scheduler_type, 0, theirs.warmup_steps)
     assert (own.weight_decay, own.max_grad_norm) == (theirs.weight_decay, theirs.max_grad_norm)
 
 

@@ -512,13 +512,13 @@ def change(path: Path, *overrides: str) -> RecipeError:
         (["stages.1.evaluate_every=1", "evaluation.validation_split=x"], "evaluation.validation_split", "train, dev"),
         (["limits.max_context=128"], "limits.max_context", "policy.max_context = 64"),
         (["limits.max_tokens=64"], "limits.max_tokens", "less than the context of 64"),
-        (["stages.1.optimizer={final_lr_share: 0.1}"], "stages[1].optimizer.final_lr_share", "constant"),
+        (["stages.1.optimizer={min_lr_ratio: 0.1}"], "stages[1].optimizer.min_lr_ratio", "constant"),
         (["stages.0.unsolved_share=1", "stages.0.random_share=0.5"], "stages[0].random_share", "random"),
         (["engine={kind: vllm, lora: merged}"], "engine.lora", "the policy has no adapter"),
         (["policy.n_kv_heads=3"], "policy", "multiple of n_kv_heads"),
         (["rewards.right.kind=./parts.py:Forgetful"], "rewards.right.at_least", "attribute"),
         (["rewards.right.kind=./parts.py:Heavy"], "rewards.right.weight", "class without it"),
-        (["rewards.right.bonus=1"], "rewards.right.bonus", "weight, monitor or solved_at"),
+        (["rewards.right.bonus=1"], "rewards.right.bonus", "weight, monitor or success_threshold"),
         (["rewards.right.weight=heavy"], "rewards.right.weight", "a number"),
         (["rewards=[1]"], "rewards", "a mapping"),
         (["stages={}"], "stages", "a list"),
@@ -527,7 +527,7 @@ def change(path: Path, *overrides: str) -> RecipeError:
         (["agent.tone=lowd"], "agent.tone", "one of flat, loud"),
         (["name=a/b"], "name", "letters"),
         (["seed=-1"], "seed", "from 0 to"),
-        (["rewards.right.solved_at=.nan"], "rewards.right.solved_at", "a number"),
+        (["rewards.right.success_threshold=.nan"], "rewards.right.success_threshold", "a number"),
         (["seed=true"], "seed", "a whole number"),
         (["sed=1"], "sed", "seed"),
     ],
@@ -557,7 +557,7 @@ def test_the_default_of_an_optional_section_needs_no_kind(echo: Path) -> None:
 def test_a_key_of_another_part_and_a_misspelt_one_of_a_reward_are_shown_to_the_right_one(echo: Path) -> None:
     assert refused(lambda: load(echo, ["agent.max_turns=3"])).hint == "it is a key of limits: limits.max_turns"
     error = refused(lambda: load(echo, ["rewards.learned={kind: overlong, max_tokens: 9, buffer: 2, weigth: 0.5}"]))
-    assert error.hint == "did you mean 'weight'?" and "solved_at" in error.expected
+    assert error.hint == "did you mean 'weight'?" and "success_threshold" in error.expected
     assert refused(lambda: load(echo, ["stages.1.advantage.kind=GRPO"])).hint == "did you mean 'grpo'?"
 
 

@@ -11,16 +11,18 @@ from typer.testing import CliRunner
 
 from agents.stores.cases import Cases
 from agents.tools import ToolAgent
+from rewards.combinators.combine import Combine
 from rewards.contrib.guides import Subgoals
 from rewards.judges.judge import Grade
 from rewards.sandbox.container import Container
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.catalog import CATALOG
-from rlhf.cli import app
+from rlhf.cli import app, with_new_options
 from rlhf.errors import RecipeError, RenamedWarning, RlhfError
 from rlhf.evaluation.evaluate import Evaluation
+from rlhf.gateway.environment import External
 from rlhf.recipe import dump, find, load, load_values
-from rlhf.recipe.builder import build
+from rlhf.recipe.builder import build, build_part, plain_part
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.renamed import RENAMED_KEYS, other_names
 from rlhf.recipe.text import overridden, parse
@@ -33,7 +35,10 @@ from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.critics.values import Critic
 from rlhf.training.policy.lora import Lora
 from rlhf.training.stages.policy_gradient import PolicyGradient
+from rlhf.training.stages.reward_model import RewardModel
 from rlhf.training.stages.supervised import Supervised
+
+PARTS = {"parts": {"a": {"reward": {"kind": "outcome"}}}}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,9 @@ from rlhf.training.stages.supervised import Supervised
         (PolicyGradient, {"expert": {"per_group": 2}}, {"group_demonstrations": {"per_group": 2}}),
         (Lora, {"targets": ["q_proj"]}, {"target_modules": ["q_proj"]}),
         (DeepSpeed, {"zero": 3}, {"zero_stage": 3}),
+        (RewardModel, {"learns": "steps"}, {"objective": "process"}),
+        (External, {"world": {"kind": "keyhole"}}, {"environment": {"kind": "keyhole"}}),
+        (Combine, {"low": 0.5} | PARTS, {"min_value": 0.5} | PARTS),
     ],
 )
 def test_old_key_is_read_as_the_new_one(part: Any, old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
@@ -107,20 +115,45 @@ def test_key_of_every_reward_is_read_under_its_old_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "old", "new"),
+    [
+        ("environment", {"kind": "processes", "environment": {"kind": "keyhole"}}, "worker_processes"),
+        ("sampler", {"kind": "exit"}, "exploratory_iteration"),
+        ("selection", {"kind": "uncertain"}, "variance_filter"),
+    ],
+)
+def test_old_kind_is_read_as_the_new_one(section: str, old: dict[str, Any], new: str, tmp_path: Path) -> None:
+    with pytest.warns(RenamedWarning, match=rf"part\.kind: {old['kind']} is now called {new}"):
+        built = build_part(section, old, "part", base=tmp_path)
+    assert plain_part(section, built) == plain_part(
+        section, build_part(section, {**old, "kind": new}, "", base=tmp_path)
+    )
+    assert plain_part(section, built)["kind"] == new
+
+
+def test_old_key_that_another_kind_has_is_read(tmp_path: Path) -> None:
+    with pytest.warns(RenamedWarning, match=r"e\.world is now called environment"):
+        made = build_part("environment", {"kind": "external", "world": {"kind": "keyhole"}}, "e", base=tmp_path)
+    assert made == build_part(
+        "environment", {"kind": "external", "environment": {"kind": "keyhole"}}, "e", base=tmp_path
+    )
+
+
+@pytest.mark.parametrize(
     ("held", "override"),
     [
         ({"watch_n_tasks": 5, "n_tasks": 7}, "evaluation.validation_n_tasks=9"),
         ({"validation_n_tasks": 5, "n_tasks": 7}, "evaluation.watch_n_tasks=9"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::rlhf.moved.RenamedWarning")
+@pytest.mark.filterwarnings("ignore::rlhf.errors.RenamedWarning")
 def test_an_override_replaces_a_key_under_its_other_name(held: dict[str, int], override: str) -> None:
     assert build(
         Evaluation, overridden(held, [override.removeprefix("evaluation.")], ""), "", base=Path()
     ) == Evaluation(validation_n_tasks=9, n_tasks=7)
 
 
-@pytest.mark.filterwarnings("ignore::rlhf.moved.RenamedWarning")
+@pytest.mark.filterwarnings("ignore::rlhf.errors.RenamedWarning")
 def test_an_override_below_a_key_under_its_old_name_keeps_its_other_values() -> None:
     values = overridden({"rewards": REWARDS}, ["rewards.audit.monitor.stop=true"], "")
     assert values["rewards"]["audit"]["monitor"] == {"window": 9, "stop": True}
@@ -146,3 +179,19 @@ def test_the_record_of_a_run_is_read_without_a_word(tmp_path: Path, recwarn: pyt
     (tmp_path / "recipe.yaml").write_text(old, "utf-8")
     assert load(tmp_path) == load("quickstart")
     assert not [w for w in recwarn if issubclass(w.category, RenamedWarning)]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("tune --keep=4 --help", "tune --reduction-factor=4 --help"),
+        ("score --passes 0.7 --help", "score --threshold 0.7 --help"),
+        ("evaluate --also-trained --help", "evaluate --allow-overlap --help"),
+        ("gateway --reward world --help", "gateway --reward=environment --help"),
+    ],
+)
+def test_old_option_is_read_as_the_new_one(given: str, read: str) -> None:
+    assert with_new_options(given.split()) == read.split()
+    assert with_new_options(read.split()) == read.split()
+    done = CliRunner().invoke(app, given.split())
+    assert done.exit_code == 0 and "is now called" in done.stderr, done.output

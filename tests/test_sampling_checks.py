@@ -25,7 +25,11 @@ def recipe(folder: Path, rewards: dict[str, Any] | None = None, **stage: Any) ->
     ("stage", "where", "says"),
     [
         ({"selection": {"kind": "dynamic"}, "group_size": 1}, "stages[0].group_size", "at least 2 for dynamic"),
-        ({"selection": {"kind": "uncertain"}, "group_size": 1}, "stages[0].group_size", "at least 2 for uncertain"),
+        (
+            {"selection": {"kind": "variance_filter"}, "group_size": 1},
+            "stages[0].group_size",
+            "at least 2 for variance_filter",
+        ),
         ({"sampler": {"kind": "greso"}, "group_size": 1}, "stages[0].group_size", "at least 2 for greso"),
         (
             {"selection": {"kind": "dynamic", "metric": "reward/wrds"}},
@@ -47,7 +51,7 @@ def recipe(folder: Path, rewards: dict[str, Any] | None = None, **stage: Any) ->
         ),
         ({"sampler": {"kind": "greso", "p_step": 0, "p_min": 0.1}}, "stages[0].sampler.p_min", "p_step is 0"),
         ({"selection": {"kind": "dinamic"}}, "stages[0].selection.kind", "did you mean 'dynamic'?"),
-        ({"selection": {"kind": "uncertain", "rule": "top_k_abs"}}, "stages[0].selection", "needs a value"),
+        ({"selection": {"kind": "variance_filter", "rule": "top_k_abs"}}, "stages[0].selection", "needs a value"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, stage: dict[str, Any], where: str, says: str) -> None:
@@ -83,7 +87,9 @@ def test_penalties_that_would_keep_a_group_are_worth_a_word(tmp_path: Path) -> N
 def test_a_critic_whose_groups_are_dropped_is_worth_a_word(tmp_path: Path) -> None:
     with_critic = {"critic": {}, "advantage": {"kind": "gae"}}
     for drop_equal in (True, False):
-        said = cautions(recipe(tmp_path, **with_critic, selection={"kind": "uncertain", "drop_equal": drop_equal}))
+        said = cautions(
+            recipe(tmp_path, **with_critic, selection={"kind": "variance_filter", "drop_equal": drop_equal})
+        )
         assert any("where a critic still gives an advantage" in text for text in said) == drop_equal
 
 

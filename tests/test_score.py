@@ -123,7 +123,7 @@ def test_what_is_printed(folder: Path) -> None:
 
 
 def test_filters_thresholds_and_what_is_compared_with(folder: Path) -> None:
-    options = ("--phase", "train", "--against", "success", "--passes", "1.5")
+    options = ("--phase", "train", "--against", "success", "--threshold", "1.5")
     [row] = last_json(run("score", folder, "--reward", "./judges.py:length", *options, "--json"))["rewards"]
     # "10", "0", "11", "11", "20": lengths 2 1 2 2 2, of which four are above 1.5, and no success is.
     assert row["all"]["n"] == 5 and row["all"]["after"]["mean"] == pytest.approx(9 / 5)

@@ -33,7 +33,7 @@ SELF_PLAY = {
     "tasks_per_step": 2,
     "group_size": 32,
     "advantage": {"kind": "seats"},
-    "optimizer": {"lr": 4.0e-3, "schedule": "linear", "final_lr_share": 0.2},
+    "optimizer": {"lr": 4.0e-3, "schedule": "linear", "min_lr_ratio": 0.2},
 }
 
 

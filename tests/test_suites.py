@@ -93,7 +93,7 @@ WITHOUT_SUITE = {*SERVERS, "mixed", "dataset", "next_segment", "verdicts", "self
 @pytest.mark.parametrize("kind", sorted({*CATALOG["environment"]} - WITHOUT_SUITE))
 def test_every_environment_of_the_catalogue_has_a_suite(kind: str, suites: dict[str, Suite]) -> None:
     parts = [part.environment for suite in suites.values() for part in suite.parts]
-    parts += [one.environment for one in parts if kind_of("environment", one) == "processes"]  # type: ignore[attr-defined]
+    parts += [one.environment for one in parts if kind_of("environment", one) == "worker_processes"]  # type: ignore[attr-defined]
     assert any(kind_of("environment", part) == kind for part in parts)
 
 

@@ -77,7 +77,7 @@ def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_pa
     with pytest.raises(RecipeError, match="opponents") as caught:
         nim = load("textarena/nim-opponents")
         Tuning("textarena/nim-opponents", (), nim, tmp_path / "tuned", 1).check([()], 3)
-    assert "3 of 30 steps" in caught.value.got and "--keep" in caught.value.hint
+    assert "3 of 30 steps" in caught.value.got and "--reduction-factor" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,11 @@ def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_pa
     [
         ("limits.max_turns=2", "limits.max_turns 2, in the recipe 3"),
         ("limits={max_turns: 3, max_generations_per_turn: 2, max_tokens: 8}", "limits.max_generations_per_turn"),
-        ("rewards.right.solved_at=0.5", "solved_by.solved_at"),
-        ("rewards.right={kind: outcome, solved_at: 1.0}", "solved_by.kind outcome, in the recipe parts.py:solved"),
+        ("rewards.right.success_threshold=0.5", "solved_by.success_threshold"),
+        (
+            "rewards.right={kind: outcome, success_threshold: 1.0}",
+            "solved_by.kind outcome, in the recipe parts.py:solved",
+        ),
         ("rewards={other: {kind: outcome}}", "solved_by.kind the environment"),
         ("rewards.right.weight=2.0", ""),
         ("rewards.short={kind: turn_cost, cost: 0.1}", ""),
@@ -95,7 +98,7 @@ def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_pa
 )
 def test_no_choice_changes_what_decides_success(tmp_path: Path, choice: str, key: str) -> None:
     tuning = tuning_of(tmp_path)
-    own = ("rewards.right.solved_at=1.0",)
+    own = ("rewards.right.success_threshold=1.0",)
     tuning = replace(tuning, overrides=own, loaded=load(tuning.recipe, list(own)))
     if not key:
         tuning.check([(), (choice,)], 4)
@@ -212,7 +215,7 @@ def test_no_run_of_a_tuning_is_pushed(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_choices_are_trained_the_best_goes_on_and_is_judged_with_other_seeds(tmp_path: Path) -> None:
     recipe = recipe_parts.write(tmp_path)
-    arguments = ("tune", recipe, "--try", "stages.1.optimizer.lr=1e-2,1e-8", "--seeds", "1", "--keep", "2")
+    arguments = ("tune", recipe, "--try", "stages.1.optimizer.lr=1e-2,1e-8", "--seeds", "1", "--reduction-factor", "2")
     found = last_json(run(*arguments, "--out", tmp_path / "tuned", "--json"))
     record = json.loads((tmp_path / "tuned" / "tune.json").read_text())
     assert {name.partition("@")[2] for name in record["success"]} == {"2", "3"}

@@ -47,7 +47,7 @@ def test_its_other_recipes_load(folder: Path) -> None:
     row = '{"text": "Add.", "test_list": ["assert add(1, 2) == 3"], "test_setup_code": "", "code": "def add(a, b): 1"}'
     (folder / "mbpp.jsonl").write_text(f"{row}\n")
     made = load(folder / "programs.yaml")
-    assert len(made.environment.tasks("train")) == 1 and made.rewards["right"].solved_at == 1
+    assert len(made.environment.tasks("train")) == 1 and made.rewards["right"].success_threshold == 1
     [tool] = load(folder / "shop.yaml").environment.tasks("train")[0].info["tools"]
     assert tool["function"]["parameters"]["properties"]["name"]["description"] == "of the thing, such as `cup`."
     rewards = yaml.safe_load(re.search(r"```yaml\n(rewards:.*?)```", PAGE, re.DOTALL)[1])  # type: ignore[index]
@@ -55,7 +55,10 @@ def test_its_other_recipes_load(folder: Path) -> None:
     whole = yaml.safe_load((folder / "gsm8k.yaml").read_text())
     (folder / "other.yaml").write_text(yaml.safe_dump(whole | rewards))
     made = load(folder / "other.yaml")
-    assert {name: weighted.solved_at for name, weighted in made.rewards.items()} == {"right": 0.8, "brief": None}
+    assert {name: weighted.success_threshold for name, weighted in made.rewards.items()} == {
+        "right": 0.8,
+        "brief": None,
+    }
 
 
 def test_its_keys_are_those_of_the_environment() -> None:

@@ -76,7 +76,7 @@ class Bandit(Drawn):
     """Standard deviation of Gaussian payments."""
     max_steps: Annotated[int, Field(ge=1)] = 20
     """Pulls of one episode."""
-    solved_at: Annotated[float, Field(ge=0, le=1)] = 0.5
+    success_threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Score from which an episode counts as solved."""
     reward: Literal["regret", "payment", "score"] = "regret"
     """Of each pull: minus its regret, or what it paid; or the score, at the last one."""
@@ -124,7 +124,7 @@ class Bandit(Drawn):
             means = levers.means[levers.guest(episode.n_pulled)]
             path.append(f"pull {levers.names[means.index(max(means))]}")
             episode.do(path[-1])
-        return tuple(path) if episode.score >= self.solved_at else None
+        return tuple(path) if episode.score >= self.success_threshold else None
 
 
 class BanditEpisode:
@@ -164,7 +164,7 @@ class BanditEpisode:
             raise after_end("Bandit step", action)
         before = self.regret
         said, paid = self.do(action)
-        solved = self.over and self.score >= self._settings.solved_at
+        solved = self.over and self.score >= self._settings.success_threshold
         rewards = {
             "regret": before - self.regret,
             "payment": paid or 0.0,

@@ -103,7 +103,7 @@ class MatrixGame(Drawn):
     """Rules by which the other may play, one of which the seed draws; all of the game where none is given."""
     max_steps: Annotated[int, Field(ge=2, le=100)] = 10
     """Rounds of one episode."""
-    solved_at: Annotated[float, Field(ge=0, le=1)] = 0.8
+    success_threshold: Annotated[float, Field(ge=0, le=1)] = 0.8
     """Score from which an episode counts as solved."""
     reward: Literal["regret", "payment", "score"] = "regret"
     """Of each round: minus its regret, or what it paid; or the score, at the last one."""
@@ -153,7 +153,7 @@ class MatrixGame(Drawn):
         while not episode.over:
             path.append(CHOICES[self.game][episode.best()])
             episode.do(path[-1])
-        return tuple(path) if episode.score >= self.solved_at else None
+        return tuple(path) if episode.score >= self.success_threshold else None
 
 
 class MatrixGameEpisode:
@@ -203,7 +203,7 @@ class MatrixGameEpisode:
             reward=float(rewards[self._settings.reward]),
             terminated=self.over,
             state_key=self._state_key(),
-            success=self.score >= self._settings.solved_at if self.over else None,
+            success=self.score >= self._settings.success_threshold if self.over else None,
             valid=understood,
             admissible_actions=() if self.over else tuple(sorted(self._choices)),
         )

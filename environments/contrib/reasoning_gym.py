@@ -119,7 +119,7 @@ class ReasoningGym(SplitByContent):
     """Settings of the generator, as the package has them, without `seed` and `size`."""
     max_steps: Annotated[int, Field(ge=1)] = 1
     """Attempts at one problem."""
-    solved_at: Annotated[float, Field(gt=0, le=1)] = 1.0
+    success_threshold: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Score of the package from which an answer counts as right."""
     reward: Literal["success", "score"] = "success"
     """1 for a right answer; or by how much the package's score exceeds the best so far."""
@@ -186,7 +186,7 @@ class ReasoningGym(SplitByContent):
         if not isinstance(reference, str):
             return None
         flat = " ".join(reference.split())
-        right = next((text for text in (flat, reference) if self.score(task, text) >= self.solved_at), None)
+        right = next((text for text in (flat, reference) if self.score(task, text) >= self.success_threshold), None)
         return plan_answer(self.start(task), taken, right)
 
     def score(self, task: Task, answer: str) -> float:
@@ -227,7 +227,7 @@ class ReasoningEpisode(Attempts):
 
     def _judged(self, text: str) -> Judged:
         self._score = self._settings.score(self._task, text)
-        solved = self._score >= self._settings.solved_at
+        solved = self._score >= self._settings.success_threshold
         return Judged("Right." if solved else "That is not right.", text.strip() or None, solved)
 
 

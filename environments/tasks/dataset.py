@@ -5,7 +5,7 @@
       right: {kind: numeric}
 
 A row becomes a task: its prompt is what the agent reads, its reference what verifiers compare with. Whether an attempt
-is solved is what the first reward that compares with the reference says, or the one with `solved_at`.
+is solved is what the first reward that compares with the reference says, or the one with `success_threshold`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Episodes of any environment in worker processes, so that what a package does there stays there.
 
     environment:
-      kind: processes
+      kind: worker_processes
       environment: {kind: textworld_express, game: coin}
       n_workers: 8
       max_memory_mb: 1024
@@ -66,7 +66,7 @@ class Processes:
     def __post_init__(self) -> None:
         if isinstance(self.environment, Processes):
             raise EnvError(
-                "kind processes within kind processes",
+                "kind worker_processes within kind worker_processes",
                 where="environment",
                 got="processes in processes",
                 expected="an environment without its own workers",

@@ -58,13 +58,13 @@ class Part:
     """A reward or a verifier, with its kind and keys."""
     weight: _Number | Schedule = 1.0
     """Weight in the sum; a number, or a schedule over the steps. 0 for a part that is only a gate."""
-    low: _Number | None = None
+    min_value: _Number | None = None
     """Its value counts for no less than this."""
-    high: _Number | None = None
+    max_value: _Number | None = None
     """Its value counts for no more than this."""
 
     def __post_init__(self) -> None:
-        _check_bounds(self.low, self.high)
+        _check_bounds(self.min_value, self.max_value)
 
     def weight_at(self, step: int) -> float:
         """Return the weight at a step."""
@@ -86,9 +86,9 @@ class Combine:
     """Part -> the least value, as that part gives it, for the sum to count at all: `{form: 1}` is "form must pass"."""
     gated_score: _Number = 0.0
     """Reward of an attempt that a gate stops."""
-    low: _Number | None = None
+    min_value: _Number | None = None
     """The sum is no less than this."""
-    high: _Number | None = None
+    max_value: _Number | None = None
     """The sum is no more than this."""
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Combine:
             raise ValueError("parts: at least one reward to combine")
         if unknown := sorted(set(self.gates) - set(self.parts)):
             raise ValueError(f"gates: there is no part '{unknown[0]}'; there are {', '.join(self.parts)}")
-        _check_bounds(self.low, self.high)
+        _check_bounds(self.min_value, self.max_value)
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Ask every part; raises what they raise."""
@@ -105,10 +105,12 @@ class Combine:
 
     def sum(self, verdicts: Mapping[str, Verdict], step: int, n_turns: int) -> Verdict:
         """Combine the verdicts of the parts."""
-        terms = {n: p.weight_at(step) * clipped(verdicts[n].value, p.low, p.high) for n, p in self.parts.items()}
+        terms = {
+            n: p.weight_at(step) * clipped(verdicts[n].value, p.min_value, p.max_value) for n, p in self.parts.items()
+        }
         why = ", ".join(f"{name} {verdicts[name].value:g} → {term:g}" for name, term in terms.items())
         shut = [name for name, least in self.gates.items() if verdicts[name].value < least]
-        total = self.gated_score if shut else clipped(math.fsum(terms.values()), self.low, self.high)
+        total = self.gated_score if shut else clipped(math.fsum(terms.values()), self.min_value, self.max_value)
         found = Verdict(total, why=f"{' and '.join(shut)} closed; {why}" if shut else why)
         if not n_turns or all(v.per_turn is None for v in verdicts.values()):
             return found
@@ -129,4 +131,4 @@ def clipped(value: float, low: float | None, high: float | None) -> float:
 
 def _check_bounds(low: float | None, high: float | None) -> None:
     if low is not None and high is not None and low > high:
-        raise ValueError(f"low: {low:g} is more than high: {high:g}")
+        raise ValueError(f"min_value: {low:g} is more than max_value: {high:g}")

@@ -51,7 +51,7 @@ class EpisodicMemory:
     """β_e, weight of being unlike failures."""
     success_reward: str | None = None
     """Reward of the recipe that says what came out right, by name; null for what the environment calls solved."""
-    above: Annotated[float, Field(allow_inf_nan=False)] = 0.5
+    correct_above: Annotated[float, Field(allow_inf_nan=False)] = 0.5
     """An attempt is a success where that reward is above this; solved counts 1, anything else 0."""
     nearest: _Count = 1
     """K, the remembered queries whose answers are looked at."""
@@ -158,7 +158,7 @@ class Episodes:
             name, values = self.settings.success_reward, {**score.watched, **score.parts}
             value = float(trajectory.solved) if name is None else values[name].value if name in values else None
             if value is not None:  # a watched reward may have failed
-                shelf = self.successes if value > self.settings.above else self.failures
+                shelf = self.successes if value > self.settings.correct_above else self.failures
                 shelf.add(query_of(trajectory), embedded(answer_of(trajectory), self.settings.dim))
         self.exploits = [*self.exploits, *likes][-self.settings.window :]
         self.explores = [*self.explores, *unlikes][-self.settings.window :]

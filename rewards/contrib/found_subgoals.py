@@ -40,8 +40,9 @@ class FoundSubgoals:
     """Reward of the first turn in which each subgoal is reached; subgoals are found in the stage's own attempts.
 
     An event is a sentence or a line of an environment's reply. Of the events of the last `window` attempts, those are
-    subgoals that solved attempts come by more often than failed ones, by at least `min_difference`: the `most` with the
-    largest difference, of equals the more frequent. Those of a solved attempt's last turn are its end and no subgoal.
+    subgoals that solved attempts come by more often than failed ones, by at least `min_difference`: the `max_subgoals`
+    with the largest difference, of equals the more frequent. Those of a solved attempt's last turn are its end and no
+    subgoal.
     Each of n subgoals is worth `bonus` / n, on the turn that reaches it first.
 
     A subgoal with what it takes to reach it is an option that was found and not given: with the planner's words for its
@@ -56,7 +57,7 @@ class FoundSubgoals:
 
     bonus: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     """Reward of all subgoals together."""
-    most: _Count = 4
+    max_subgoals: _Count = 4
     """Number of subgoals."""
     min_difference: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Least difference between the shares of solved and of failed attempts that come by an event."""
@@ -122,7 +123,7 @@ class SubgoalState:
                 counts[event] = counts.get(event, 0) + 1
         worth = {event: difference(self.paths, event) for event, n in counts.items() if n >= settings.min_solved}
         best = sorted(worth, key=lambda event: (-worth[event], -counts[event], event))
-        return tuple(event for event in best[: settings.most] if worth[event] >= settings.min_difference)
+        return tuple(event for event in best[: settings.max_subgoals] if worth[event] >= settings.min_difference)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that was seen."""

@@ -39,7 +39,7 @@ class Subgoals(AsksModel):
         if not trajectories:
             return []
         told = "\n".join([*(message.content for message in task.messages), trajectories[0].opening])
-        [goals] = await self.all_of([self._propose(told[: self.max_characters])])
+        [goals] = await self.all_of([self._propose(told[: self.max_chars])])
         found = await self.all_of(self._find(goals, task, t) for t in trajectories)
         return [self._verdict(goals, reached, t) for reached, t in zip(found, trajectories, strict=True)]
 
@@ -60,7 +60,7 @@ class Subgoals(AsksModel):
             "REACHED {mark}: number of the subgoal AT number of the action. Where none was, write REACHED {mark}: NONE."
         )
         listed = "\n".join(f"{i}. {goal}" for i, goal in enumerate(goals, start=1))
-        record = record_of(task, trajectory, self.max_characters)
+        record = record_of(task, trajectory, self.max_chars)
         question = asked([("Subgoals", listed), ("Attempt", record)], wanted)
         n_goals, n_turns = len(goals), len(trajectory.turns)
         return lambda asker: asker.verdict(question, lambda reply: reached(reply, question.mark, n_goals, n_turns))
@@ -127,7 +127,7 @@ class Feedback(AsksModel):
         """Judge all replies of a group. Raises RewardError where that cannot be done."""
         told = "\n".join([*(message.content for message in task.messages), *(t.opening for t in trajectories[:1])])
         replies = list(dict.fromkeys(turn.reply for t in trajectories for turn in t.turns))
-        said = await self.all_of(self._call(told[: self.max_characters], reply) for reply in replies)
+        said = await self.all_of(self._call(told[: self.max_chars], reply) for reply in replies)
         helps = dict(zip(replies, said, strict=True))
         return [self._verdict(t, helps) for t in trajectories]
 
@@ -135,7 +135,7 @@ class Feedback(AsksModel):
         wanted = (
             f"{self.question}\n\nReason first. Then end with one line, VERDICT {{mark}}: YES or VERDICT {{mark}}: NO."
         )
-        shown = [("What the agent was told first", told), ("Reply", reply[: self.max_characters])]
+        shown = [("What the agent was told first", told), ("Reply", reply[: self.max_chars])]
         question = asked(shown, wanted)
         return lambda asker: asker.verdict(question, lambda text: marked(text, question.mark, "YES|NO") == "YES")
 

@@ -45,7 +45,7 @@ class ProxyAnswer(AsksModel):
         wanted = (
             f"{about}\n\nAnswer from the text above and from nothing else. End with one line, VERDICT {{mark}}: and "
         )
-        question = asked([("Text", answer[: self.max_characters])], f"{wanted}the answer in a few words.")
+        question = asked([("Text", answer[: self.max_chars])], f"{wanted}the answer in a few words.")
 
         async def call(asker: Asker) -> str:
             return await asker.verdict(question, lambda reply: marked(reply, question.mark, r"[^\n]*?"))

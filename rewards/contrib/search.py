@@ -154,13 +154,13 @@ class Called:
 
     tool: _Tag = "search"
     """The name of the call."""
-    least: Annotated[int, Field(ge=1)] = 1
+    min_calls: Annotated[int, Field(ge=1)] = 1
     """Number of calls that is enough."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Count the calls; never raises."""
         n = n_calls(trajectory, self.tool)
-        return Verdict(float(n >= self.least), why=f"{n} calls of {self.tool}")
+        return Verdict(float(n >= self.min_calls), why=f"{n} calls of {self.tool}")
 
 
 def thrift(cost: float, low: float, high: float) -> float:
@@ -175,10 +175,11 @@ def thrift(cost: float, low: float, high: float) -> float:
 class CostAware:
     """Broken form −1; wrong `format_score` · (1 − c); else (metric + `format_score`)(1 − c) + c · S, S the thrift.
 
-    S = 1 − (√cost − `low`) / (`high` − `low`), between 0 and 1, or .5 where both are equal. Metric .8, c .6 and S .5
-    give .8 · .4 + .6 · .5 = .62. The cost is the sum of the numbers that `cost` finds in the environment's replies.
+    S = 1 − (√cost − `min_sqrt_cost`) / (`max_sqrt_cost` − `min_sqrt_cost`), between 0 and 1, or .5 where both are
+    equal. Metric .8, c .6 and S .5 give .8 · .4 + .6 · .5 = .62. The cost is the sum of the numbers that `cost` finds
+    in the environment's replies.
 
-    Source: Router-R1, arXiv 2506.09033. There `low` and `high` are the 5th and 95th percentile of √cost over the last
+    Source: Router-R1, arXiv 2506.09033. There both are the 5th and 95th percentile of √cost over the last
     1000 attempts; here they are set, so that equal attempts earn the same at any time.
     """
 
@@ -195,9 +196,9 @@ class CostAware:
     """Weight of the cost."""
     cost: str = r"(?i)cost[=: ]+(\d+(?:\.\d+)?)"
     """A regular expression whose first group is the cost of a call, in a reply."""
-    low: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    min_sqrt_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """√cost that is as cheap as it gets."""
-    high: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max_sqrt_cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """√cost that is as dear as it gets."""
 
     def __post_init__(self) -> None:
@@ -228,5 +229,5 @@ class CostAware:
         if score == 0:
             return self.format_score * (1 - self.cost_weight)
         return (score + self.format_score) * (1 - self.cost_weight) + self.cost_weight * thrift(
-            spent, self.low, self.high
+            spent, self.min_sqrt_cost, self.max_sqrt_cost
         )

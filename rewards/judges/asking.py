@@ -77,11 +77,11 @@ class AsksModel:
     """Maximal requests for a verdict, each with another seed. Then it is an error."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature of the first try; later ones are sampled with at least 0.7, or they would say the same."""
-    concurrent: Annotated[int, Field(ge=1)] = 8
+    max_concurrent: Annotated[int, Field(ge=1)] = 8
     """Requests at a time."""
-    request_s: Annotated[float, Field(gt=0)] = 60.0
+    request_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that one request may take. All attempts at a task have `limits.reward_timeout_s` together."""
-    max_characters: Annotated[int, Field(ge=200)] = 20000
+    max_chars: Annotated[int, Field(ge=200)] = 20000
     """Longest record of an attempt that is shown; of a longer one the middle is left out."""
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class AsksModel:
             raise ValueError("model: has no effect with path")
 
     async def all_of(self, calls: Iterable[Callable[[Asker], Awaitable[Found]]]) -> list[Found]:
-        """Make calls with one connection, `concurrent` at a time; returns what they return, in order.
+        """Make calls with one connection, `max_concurrent` at a time; returns what they return, in order.
 
         Raises:
             RewardError: a call raised one, the model did not answer, or its package is not installed.
@@ -140,9 +140,9 @@ class AsksModel:
             ) from error
 
     def _limit(self) -> asyncio.Semaphore:
-        """Semaphore of an event loop for `concurrent` calls at a time, or one of a local model."""
+        """Semaphore of an event loop for `max_concurrent` calls at a time, or one of a local model."""
         limits = _LIMITS.setdefault(asyncio.get_running_loop(), {})
-        n = self.concurrent if self.path is None else 1
+        n = self.max_concurrent if self.path is None else 1
         return limits.setdefault((self.url, self.path, n), asyncio.Semaphore(n))
 
 
@@ -167,7 +167,7 @@ class Asker:
 
     def __init__(self, settings: AsksModel) -> None:
         self.settings = settings
-        patience = RetryPolicy(n_tries=4, most_s=8.0, request_s=settings.request_s)
+        patience = RetryPolicy(n_tries=4, most_s=8.0, request_s=settings.request_timeout_s)
         place, hint = "the judge", "check url and model of the reward"
         self.server = (
             ChatServer(settings.url, settings.model, patience, where=place, hint=hint) if settings.url else None

@@ -54,7 +54,7 @@ class Judge(MayShowReference):
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Verdict]:
         """Compare all attempts at a task. Raises RewardError where that cannot be done."""
-        records = [record_of(task, t, self.max_characters) for t in trajectories]
+        records = [record_of(task, t, self.max_chars) for t in trajectories]
         reference = self.reference_of(task)
         different = list(dict.fromkeys(records))
         n = len(different) - 1
@@ -178,7 +178,7 @@ class Grade(MayShowReference):
         what = "0 to 10, the number of points" if self.scale == "points" else "YES or NO"
         wanted = f"{self.question}\n\nReason first. Then end with one line, VERDICT {{mark}}: and {what}."
         reference = self.reference_of(task)
-        question = asked([("Attempt", record_of(task, trajectory, self.max_characters))], wanted, reference)
+        question = asked([("Attempt", record_of(task, trajectory, self.max_chars))], wanted, reference)
 
         async def call(asker: Asker) -> float:
             return await asker.verdict(question, lambda reply: self._read(reply, question))
@@ -218,7 +218,7 @@ class Principles(MayShowReference):
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt. Raises RewardError where that cannot be done."""
-        record = record_of(task, trajectory, self.max_characters)
+        record = record_of(task, trajectory, self.max_chars)
         reference = self.reference_of(task)
         found = await self.all_of(self._call(record, principle, reference) for principle in self.principles)
         kept = [max(-self.max_difference, min(self.max_difference, x)) for x in found]

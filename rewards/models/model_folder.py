@@ -41,9 +41,9 @@ class ModelReward:
     """
 
     #: Keys of `reward_refresh` that mean nothing to it.
-    unrefreshed: ClassVar[tuple[str, ...]] = ("solved_at", "eta")
+    unrefreshed: ClassVar[tuple[str, ...]] = ("success_threshold", "eta")
     #: What the model has to have learnt.
-    learnt: ClassVar[str] = "pairs"
+    learnt: ClassVar[str] = "pairwise"
     #: It reads ids, which a policy on a server does not give.
     reads_tokens: ClassVar[bool] = True
 
@@ -58,13 +58,13 @@ class ModelReward:
         index, stages = stage_of(self), context.recipe.stages
         if index is None:
             return
-        trains = [f"stages[{i}]" for i, s in enumerate(stages) if getattr(s, "learns", None) == self.learnt]
+        trains = [f"stages[{i}]" for i, s in enumerate(stages) if getattr(s, "objective", None) == self.learnt]
         if f"stages[{index}]" not in trains:
             yield Problem(
                 "this stage trains no reward model of that kind",
                 where=context.at("path"),
                 got=self.path,
-                expected=" or ".join(trains) or f"a stage of kind reward_model with learns: {self.learnt}",
+                expected=" or ".join(trains) or f"a stage of kind reward_model with objective: {self.learnt}",
                 do=f"name {trains[0]}" if trains else "add the stage, or name the folder of a model",
             )
         elif context.parent is not None:
@@ -165,14 +165,15 @@ class ModelReward:
                 expected="one label, and the tokenizer of the policy, whose ids it reads",
                 hint="train one with a reward_model stage on this policy",
             )
-        learnt = getattr(model.config, LEARNT, "pairs")
+        learnt = getattr(model.config, LEARNT, "pairwise")
+        learnt = {"pairs": "pairwise", "steps": "process"}.get(learnt, learnt)  # as older versions have it
         if learnt != self.learnt:
-            kinds = {"pairs": "reward_model", "outcome": "outcome_model", "steps": "process_model"}
+            kinds = {"pairwise": "reward_model", "outcome": "outcome_model", "process": "process_model"}
             raise ModelError(
                 "the reward model was trained with another objective",
                 where=f"reward model {self.path}",
-                got=f"a stage with learns: {learnt}",
-                expected=f"one with learns: {self.learnt}",
+                got=f"a stage with objective: {learnt}",
+                expected=f"one with objective: {self.learnt}",
                 hint=f"score with kind: {kinds.get(learnt, learnt)}",
             )
 

@@ -39,8 +39,8 @@ class RewardModelScore(ModelReward):
 class OutcomeModelScore(ModelReward):
     """Probability that the attempt is correct: σ of a reward model's score at the last sampled token.
 
-    The folder is that of a `reward_model` stage with `learns: outcome`. What cannot be read, or a model that fails, is
-    a failure of the reward, and never a zero.
+    The folder is that of a `reward_model` stage with `objective: outcome`. What cannot be read, or a model that fails,
+    is a failure of the reward, and never a zero.
     """
 
     unrefreshed: ClassVar[tuple[str, ...]] = ("eta", "max_per_task", "centring")
@@ -56,10 +56,11 @@ class OutcomeModelScore(ModelReward):
 class ProcessModelScore(ModelReward):
     """Change of the probability of success with each turn, by a process reward model.
 
-    The folder is that of a `reward_model` stage with `learns: steps`, read at the last sampled token of each turn:
-    p_k = σ(number). With `credit: telescoped` turn k earns p_k − p_{k−1}, with p_0 = 0; the turns sum to the last p, so
-    that a policy gains nothing by more steps. Otherwise the attempt earns one number, on its last turn. Probabilities
-    (.9, .8, .3) are worth .9, −.1 and −.5 by turn; as one number .3 (min), .216 (product), .3 (last) or .667 (mean).
+    The folder is that of a `reward_model` stage with `objective: process`, read at the last sampled token of each turn:
+    p_k = σ(number). With `aggregation: telescoped` turn k earns p_k − p_{k−1}, with p_0 = 0; the turns sum to the last
+    p, so that a policy gains nothing by more steps. Otherwise the attempt earns one number, on its last turn.
+    Probabilities (.9, .8, .3) are worth .9, −.1 and −.5 by turn; as one number .3 (min), .216 (product), .3 (last) or
+    .667 (mean).
 
     With `node` n the turns of an attempt are taken n at a time, and a node earns on its last turn: a mistake
     that is mended within it costs nothing, by `min` neither. A model that was trained with `merge` reads each node with
@@ -73,9 +74,9 @@ class ProcessModelScore(ModelReward):
     """
 
     unrefreshed: ClassVar[tuple[str, ...]] = ("max_per_task", "centring")
-    learnt: ClassVar[str] = "steps"
+    learnt: ClassVar[str] = "process"
 
-    credit: Literal["telescoped", "min", "product", "last", "mean"] = "telescoped"
+    aggregation: Literal["telescoped", "min", "product", "last", "mean"] = "telescoped"
     """Aggregate of the probabilities: a value for each turn, or one number."""
     node: Annotated[int, Field(ge=1)] = 1
     """Turns that are judged as one, from the first of the attempt on; no more than the model has learnt, where it
@@ -110,8 +111,8 @@ class ProcessModelScore(ModelReward):
         """Values per turn, or one number."""
         p = [sigmoid(x) for row in said for x in row]
         why = f"{', '.join(f'{x:.2f}' for x in p[-12:])} by {self.name}"
-        if self.credit != "telescoped":
-            return Verdict(aggregated(p, self.credit), why)
+        if self.aggregation != "telescoped":
+            return Verdict(aggregated(p, self.aggregation), why)
         earned = [0.0] * len(trajectory.turns)
         turns = [row.turns[last] for row in step_rows(trajectory) for _, last in self._nodes(row)]
         for number, x in zip(turns, telescoped(p), strict=True):

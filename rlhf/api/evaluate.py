@@ -81,7 +81,7 @@ def evaluate(
     endpoint: str = "",
     model: str = "",
     tries: int | None = None,
-    also_trained: bool = False,
+    allow_overlap: bool = False,
     progress: bool = True,
     **overrides: Any,
 ) -> Evaluation:
@@ -102,7 +102,7 @@ def evaluate(
         endpoint: address of the OpenAI-compatible server of the model to evaluate.
         model: name of the model on that server.
         tries: maximum tries of a request to that server.
-        also_trained: whether to allow tasks that the policy was trained on.
+        allow_overlap: whether to allow tasks that the policy was trained on.
         progress: whether to print progress.
         overrides: recipe overrides.
 
@@ -122,7 +122,7 @@ def evaluate(
         n=checked.count(n, _CALL, "n"),
         attempts=checked.count(attempts, _CALL, "attempts"),
         strategy=_strategy(strategy, arguments),
-        also_trained=checked.flag(also_trained, _CALL, "also_trained"),
+        also_trained=checked.flag(allow_overlap, _CALL, "allow_overlap"),
         endpoint=checked.text(endpoint, _CALL, "endpoint", "http://localhost:8000/v1"),
         model=checked.text(model, _CALL, "model", "Qwen/Qwen3-0.6B"),
         tries=checked.count(tries, _CALL, "tries"),

@@ -171,7 +171,7 @@ def refuse_trained(
                 got=f"{len(both)} of {len(judged)} tasks are in the split {stage.split!r} of stages[{i}], "
                 f"such as {both[0]}",
                 expected="tasks that training never drew from",
-                hint="evaluate on another split; to evaluate on training tasks, add --also-trained",
+                hint="evaluate on another split; to evaluate on training tasks, add --allow-overlap",
             )
 
 

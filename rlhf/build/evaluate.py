@@ -6,9 +6,8 @@ import asyncio
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,17 @@ from rlhf.build.record import programs_record, versions
 from rlhf.build.resume import without_empty
 from rlhf.data import Task
 from rlhf.digests import FILES, Manifest, mark_of, read_listed, write_listed
-from rlhf.errors import RecipeError, RenamedWarning, RlhfError, disk
+from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
 from rlhf.evaluation.play import Played, play_part
 from rlhf.evaluation.summary import summarize
 from rlhf.finite import finite
 from rlhf.progress import RichProgress
-from rlhf.recipe.builder import build_part, plain_part
+from rlhf.recipe.builder import plain_part
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.evaluation_target import EvaluationTarget, contender
-from rlhf.recipe.suites import Part, Suite, hash_of, suite_of, values_of_suite
+from rlhf.recipe.suites import Part, Suite, hash_of, renewed, values_of_suite
 from rlhf.recipe.text import parse, to_text
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import deciding_reward
@@ -262,12 +261,12 @@ def begin(
     path, written = folder / PLAN, parse(to_text(plan), "plan")
     if path.is_file():
         held = parse(read_listed(path), str(path))
-        held |= _renewed({key: held[key] for key in ("suite", "policy") if key in held}, folder)
+        held |= renewed({key: held[key] for key in ("suite", "policy") if key in held}, folder)
         before, now = ({k: v.get(k) for k in plan if k in held} for v in (held, written))
         if (folder / VERSIONS).is_file():
             record = json.loads(read_listed(folder / VERSIONS))
             if found.recipe and "engine" in record:
-                record |= _renewed({"engine": record["engine"]}, folder)
+                record |= renewed({"engine": record["engine"]}, folder)
             before |= _kept(record, record)
             now |= _kept(json.loads(json.dumps(versions_of(found, is_kept=is_kept))), record)
         before, now = flat(before), flat(now)
@@ -294,21 +293,6 @@ def begin(
         folder.mkdir(parents=True, exist_ok=True)
         write_listed(folder / VERSIONS, json.dumps(versions_of(found, is_kept=is_kept), indent=1) + "\n")
         write_listed(path, to_text(plan))
-
-
-def _renewed(held: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Suite and parts of a plan on record, with the present names of keys, as far as they can still be built."""
-    found: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RenamedWarning)
-        for key, value in held.items():
-            with suppress(RlhfError):
-                if key == "suite":
-                    found[key] = values_of_suite(suite_of(value, name="", base=folder))
-                else:
-                    found[key] = plain_part(key, build_part(key, value, key, base=folder))
-    plain: dict[str, Any] = parse(to_text(found), "plan")
-    return plain
 
 
 def _is_same(before: Any, now: Any) -> bool:

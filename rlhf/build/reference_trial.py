@@ -75,7 +75,7 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
     for path, seen in worlds(recipe):
         split = next((stage.split for stage in seen.stages if not stage.reads_file), recipe.evaluation.split)
         for name, weighted in seen.rewards.items():
-            if weighted.solved_at is None or not any(compared_in(name, weighted.reward, None)):
+            if weighted.success_threshold is None or not any(compared_in(name, weighted.reward, None)):
                 continue
             asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
             if not asks and (copied := to_try(weighted)) is not None:
@@ -143,7 +143,7 @@ async def _given(task: Task, answer: str, weighted: Weighted, limits: Limits) ->
         else:
             verdict = group.scores[0].parts[weighted.name]
             reason = f", {verdict.why}" if verdict.why else ""
-            first = first or _Tried(task, answer, f"worth {verdict.value:g} of {weighted.solved_at:g}{reason}")
+            first = first or _Tried(task, answer, f"worth {verdict.value:g} of {weighted.success_threshold:g}{reason}")
     assert first is not None
     return first
 
@@ -167,8 +167,8 @@ def _none_right(path: str, tried: Sequence[_Tried]) -> RewardError:
         where=path,
         got="; ".join(one.shown for one in tried[:_N_SHOWN]),
         expected="full marks for a reference, plain, in a box, in answer tags, or after `The answer is`",
-        hint="fix the reward, lower its solved_at, or cut the answer out of the reference, as answer_pattern does in "
-        "a data set; limits.max_error_fraction: 1 starts anyway",
+        hint="fix the reward, lower its success_threshold, or cut the answer out of the reference, as "
+        "answer_pattern does in a data set; limits.max_error_fraction: 1 starts anyway",
     )
 
 

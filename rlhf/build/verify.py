@@ -15,6 +15,7 @@ from rlhf.digests import read_listed
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, refuse_unfinished
 from rlhf.evaluation.store import read_failures, read_trajectories
 from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.suites import renewed
 from rlhf.recipe.text import from_text, parse
 from rlhf.terminal import CleanConsole
 
@@ -75,6 +76,7 @@ def _comparable(kept: dict[str, Any], again: dict[str, Any]) -> tuple[dict[str, 
 def _facts(folder: Path) -> dict[str, Any]:
     """Identity of an evaluation: policy, tasks and versions."""
     plan = parse(read_listed(folder / PLAN), str(folder / PLAN))
+    plan |= renewed({key: plan[key] for key in ("suite", "policy") if key in plan}, folder)
     return flat({"versions": _json(folder / VERSIONS), **plan})
 
 

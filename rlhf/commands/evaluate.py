@@ -54,9 +54,9 @@ StrategyName = Annotated[
     str,
     typer.Option(help="Test-time strategy per attempt: best_of_n, or with settings '{kind: best_of_n, n: 8}'."),
 ]
-AlsoTrained = Annotated[
+AllowOverlap = Annotated[
     bool,
-    typer.Option("--also-trained", help="Allow tasks that the policy was trained on, which are an error otherwise."),
+    typer.Option("--allow-overlap", help="Allow tasks that the policy was trained on, which are an error otherwise."),
 ]
 ProgramCommand = Annotated[
     str,
@@ -92,7 +92,7 @@ def evaluate(
     tries: Annotated[
         int | None, typer.Option(min=1, help="Maximum tries of a request to --endpoint before it counts as an error.")
     ] = None,
-    also_trained: AlsoTrained = False,
+    allow_overlap: AllowOverlap = False,
     program: ProgramCommand = "",
     programs: NPrograms = None,
     verify: Annotated[
@@ -121,7 +121,7 @@ def evaluate(
         n=n,
         attempts=attempts,
         strategy=strategy,
-        also_trained=also_trained,
+        also_trained=allow_overlap,
         endpoint=endpoint,
         model=model,
         tries=tries,
@@ -329,7 +329,7 @@ def _refuse_of_training(overrides: Sequence[str]) -> None:
                     where=f"evaluation.{key}",
                     got=override,
                     expected=f"a key of evaluation among {', '.join(_EVALUATION_KEYS)}",
-                    hint="give --also-trained" if key == "allow_overlap" else "remove it",
+                    hint="give --allow-overlap" if key == "allow_overlap" else "remove it",
                 )
 
 

@@ -14,8 +14,8 @@ from rlhf.commands.output import Overrides, command, errors, quiet_libraries
 class Judge(StrEnum):
     """Source of an attempt's reward."""
 
-    posted = "posted"
-    world = "world"
+    client = "client"
+    environment = "environment"
     recipe = "recipe"
 
 
@@ -35,7 +35,7 @@ def gateway(
     split: Annotated[str, typer.Option(help="Task split for clients that name no task.")] = "test",
     reward: Annotated[
         Judge | None,
-        typer.Option(help="Source of the reward: posted by the client (default), the environment, or the recipe."),
+        typer.Option(help="Source of the reward: client (default), environment, or recipe."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Any client with a key can sample.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
@@ -47,7 +47,8 @@ def gateway(
 
     Solved attempts are also written as chats for a supervised stage: data: {path: gateway/chats.jsonl}
 
-    Examples: rlhf gateway runs/quickstart-seed0 --reward world; rlhf gateway RECIPE --endpoint URL --model NAME -n 500
+    Examples: rlhf gateway runs/quickstart-seed0 --reward environment; rlhf gateway RECIPE --endpoint URL --model NAME
+    -n 500
     """
     from rlhf.commands.evaluate import recipe_and_checkpoint, refuse_ignored
     from rlhf.errors import RecipeError
@@ -86,4 +87,4 @@ def gateway(
         model=model,
         most=most,
     )
-    console.print(f"rejection_sampling: {ended['attempts']}", highlight=False)
+    console.print(f"attempts: {ended['attempts']}", highlight=False)

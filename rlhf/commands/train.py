@@ -284,12 +284,15 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
 def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield the dotted key of each kind that differs between two recipes, with both names."""
     from rlhf.build.revise import OF_TRAINER, is_of
+    from rlhf.recipe.renamed import RENAMED_KINDS
 
     if isinstance(mine, list) and isinstance(theirs, list):
         mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
     if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping) or is_of(path, OF_TRAINER):
         return
     before, kind = str(mine.get("kind")), str(theirs.get("kind"))
+    if any(renamed.get(kind) == before for renamed in RENAMED_KINDS.values()):
+        kind = before
     if "kind" in mine and "kind" in theirs and kind != before and not (":" in kind and ":" in before):
         yield f"{path}.kind", kind, before  # one class of a file has several names: how it is loaded says whether it is
         return

@@ -52,7 +52,7 @@ def tune(
     seeds: Annotated[
         int, typer.Option(min=1, help="Seeds per configuration, and as many new ones for the final comparison.")
     ] = 2,
-    keep: Annotated[int, typer.Option(min=2, help="Reduction factor: the best 1/N of each round advance.")] = 3,
+    reduction_factor: Annotated[int, typer.Option(min=2, help="The best 1/N of each round advance.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs (default: runs/tune-NAME).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def tune(
     loaded = load(recipe, own)
     choices = [(), *choices_of(tried or [])]
     tuning = Tuning(recipe, tuple(own), loaded, out or Path("runs") / f"tune-{loaded.name}", seeds)
-    plan = rounds(len(choices), tuning.steps, keep)
+    plan = rounds(len(choices), tuning.steps, reduction_factor)
     tuning.check(choices, plan[0][1])
     told = ", ".join(f"{n} of {steps} steps" for n, steps in plan)
     errors().print(f"{seeds} seeds of each choice: {told}; then 2 of {tuning.steps} with other seeds", highlight=False)
@@ -134,8 +134,8 @@ def _parted(text: str) -> Iterator[str]:
     yield part.strip()
 
 
-def rounds(n: int, steps: int, keep: int) -> list[tuple[int, int]]:
-    """Choices and steps of each round, the last with all steps, each before it with one `keep`-th.
+def rounds(n: int, steps: int, reduction_factor: int) -> list[tuple[int, int]]:
+    """Choices and steps of each round, the last with all steps, each before it with one `reduction_factor`-th.
 
     >>> rounds(10, 36, 3)
     [(10, 4), (4, 12), (2, 36)]
@@ -143,8 +143,8 @@ def rounds(n: int, steps: int, keep: int) -> list[tuple[int, int]]:
     sizes = []
     while n > 1:
         sizes.append(n)
-        n = -(-n // keep)
-    return [(size, max(1, round(steps / keep**later))) for later, size in enumerate(reversed(sizes))][::-1]
+        n = -(-n // reduction_factor)
+    return [(size, max(1, round(steps / reduction_factor**later))) for later, size in enumerate(reversed(sizes))][::-1]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Tuning:
                 load(self.recipe, [*words, f"stages.{len(self.loaded.stages) - 1}.steps={first}"])
             except RecipeError as error:
                 error.got += f", with {first} of {self.steps} steps in the first round"
-                error.hint = f"choose among fewer values, or with a larger --keep; else {error.hint}"
+                error.hint = f"choose among fewer values, or with a larger --reduction-factor; else {error.hint}"
                 raise
         if judge.validation_split == judge.split:
             raise RecipeError(

@@ -82,9 +82,9 @@ def critic_of(estimator: object) -> str | None:
 
 
 def with_nested(estimator: object) -> Iterator[object]:
-    """Yield an estimator and all within it: `inner`, or the levels `high` and `low`."""
+    """Yield an estimator and all within it: `inner`, or the levels `planner` and `executor`."""
     yield estimator
-    for name in ("inner", "high", "low"):
+    for name in ("inner", "planner", "executor"):
         if (part := getattr(estimator, name, None)) is not None:
             yield from with_nested(part)
 

@@ -81,7 +81,7 @@ def _paired(stage: Any, recipe: Recipe) -> dict[str, Any]:
 
     A reward model that learns from single attempts passes over these.
     """
-    source, is_single = stage.pairs, isinstance(stage, RewardModel) and stage.learns != "pairs"
+    source, is_single = stage.pairs, isinstance(stage, RewardModel) and stage.objective != "pairwise"
     n_groups = source.tasks * (recipe.limits.max_turns if source.level == "expert" else 1)
     n_pairs = n_groups * (source.group_size if is_single else source.max_per_task) if source.is_attempted else None
     return {

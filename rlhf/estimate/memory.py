@@ -270,7 +270,7 @@ def _pass_of(recipe: Recipe, stage: Any, config: Any) -> Pass:
     if isinstance(stage, Supervised):
         n_trajectories, reads_all = stage.batch_size, stage.observation_weight > 0
     elif isinstance(stage, PairStage):  # two rows each, padded to one length; a model of single attempts reads one
-        is_single = isinstance(stage, RewardModel) and stage.learns != "pairs"
+        is_single = isinstance(stage, RewardModel) and stage.objective != "pairwise"
         n_trajectories, reads_all = stage.at_once * (1 if is_single else 2), False
     else:
         loss, reads_all = stage.loss, False

@@ -74,7 +74,9 @@ def judged_by(part: Mapping[str, Any], solved_by: str | None) -> dict[str, Any]:
         `environment` and `limits`, as far as they say what is asked, and `solved_by`, the keys of the reward.
     """
     limits, rewards = part.get("limits", {}), part.get("rewards", {})
-    solved_by = next((name for name, reward in rewards.items() if "solved_at" in reward), solved_by)
+    solved_by = next(
+        (name for name, reward in rewards.items() if {"success_threshold", "solved_at"} & {*reward}), solved_by
+    )
     found = {
         "environment": _asked(part.get("environment", {})),
         "limits": {key: limits[key] for key in _LIMITS if key in limits},
@@ -83,7 +85,8 @@ def judged_by(part: Mapping[str, Any], solved_by: str | None) -> dict[str, Any]:
         found["solved_by"] = {"kind": "the environment"}
     elif solved_by in rewards:
         reward = {key: value for key, value in rewards[solved_by].items() if key != "weight"}
-        found["solved_by"] = {"solved_at": 1.0, **_portable(reward)}
+        threshold = reward.pop("solved_at", 1.0)  # as older versions have it
+        found["solved_by"] = {"success_threshold": threshold, **_portable(reward)}
     return found
 
 
@@ -103,11 +106,14 @@ def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, An
 def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of an environment that define its tasks, without those of worker processes."""
     kind, inner = environment.get("kind"), environment.get("environment")
-    if kind == "processes" and isinstance(inner, Mapping):
+    if kind in ("worker_processes", "processes") and isinstance(inner, Mapping):
         return _asked(inner)
-    if kind == "external" and isinstance(world := environment.get("world"), Mapping):
-        own = {key: environment[key] for key in ("kind", "reward", "solved_at") if key in environment}
-        return _asked(world) if environment.get("reward") == "world" else own | {"world": _asked(world)}
+    inner = environment.get("world", inner)  # as older versions have it
+    if kind == "external" and isinstance(inner, Mapping):
+        names = {"posted": "client", "world": "environment"}
+        reward = {"reward": names.get(environment["reward"], environment["reward"])} if "reward" in environment else {}
+        own = {key: environment[key] for key in ("kind", "success_threshold") if key in environment} | reward
+        return _asked(inner) if reward == {"reward": "environment"} else own | {"environment": _asked(inner)}
     # Paths and addresses differ between machines: what was told there is compared by itself.
     own = _portable({key: value for key, value in environment.items() if key not in OF_TRAINING})
     return {key: _asked(value) if isinstance(value, Mapping) else value for key, value in own.items()}

@@ -67,7 +67,7 @@ class ExternalAgent:
                 where=context.at("kind"),
                 got=f"external in {kind}",
                 expected="environment: {kind: external}",
-                do="name the environment inside it: environment: {kind: external, world: {kind: ...}}",
+                do="name the environment inside it: environment: {kind: external, environment: {kind: ...}}",
             )
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:

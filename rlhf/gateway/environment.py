@@ -3,7 +3,7 @@
     environment:
       kind: external
       command: [/path/to/venv/bin/python, agent.py]
-      world: {kind: dataset, path: questions.jsonl}
+      environment: {kind: dataset, path: questions.jsonl}
     agent: {kind: external}
 
 Each attempt has an address and a key of its own. A turn is what the policy said between two waits for the program, so
@@ -60,7 +60,7 @@ class External:
     inline: ClassVar[bool] = True  # a step waits on the event loop for the program, and computes nothing there
     limits_defaults: ClassVar[Mapping[str, Any]] = {"step_timeout_s": 120.0}
 
-    world: Environment
+    environment: Environment
     """Source of the tasks: `{kind: dataset, path: tasks.jsonl}`, or any environment."""
     command: tuple[str, ...] = ()
     """The agent's program and its arguments; empty waits for agents that come by themselves and ask for attempts."""
@@ -72,9 +72,9 @@ class External:
     """Folder that the program is run in; null is the present one."""
     variables: Mapping[str, str] = Field(default_factory=dict)
     """Environment variables of the program, beside those that tell it of the gateway."""
-    reward: Literal["posted", "world", "recipe"] = "posted"
-    """Source of the reward: the program; the world, played through the gateway; or the recipe's rewards."""
-    solved_at: float = 1.0
+    reward: Literal["client", "environment", "recipe"] = "client"
+    """Source of the reward: the program; the environment, played through the gateway; or the recipe's rewards."""
+    success_threshold: float = 1.0
     """A posted reward of at least so much is a success, where the program does not say."""
     reward_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
     """Most seconds for which a reward may come after the end of an attempt."""
@@ -101,18 +101,13 @@ class External:
     def max_episodes(self) -> int | None:
         """As many as there are programs and worlds for: none waits for one while its clock runs."""
         own = None if self.n_programs is None else self.n_programs * self.max_concurrent
-        of_world = max_concurrent_episodes(self.world) if self.reward == "world" else None
+        of_world = max_concurrent_episodes(self.environment) if self.reward == "environment" else None
         return min((n for n in (own, of_world) if n is not None), default=None)
-
-    @property
-    def environment(self) -> Environment:
-        """The environment that the tasks are of."""
-        return self.world
 
     @property
     def world_limits(self) -> Limits:
         """Limits of the world's calls: what the world suggests, and a step as long as one of the program at least."""
-        suggested = Capabilities(self.world).limits_defaults
+        suggested = Capabilities(self.environment).limits_defaults
         usual = float(self.limits_defaults["step_timeout_s"])
         return Limits(step_timeout_s=max(usual, float(suggested.get("step_timeout_s", 0.0))))
 
@@ -124,7 +119,7 @@ class External:
     @property
     def properties(self) -> Properties:
         """Declared properties: no more than is known of a stranger's program."""
-        found = properties_of(self.world)
+        found = properties_of(self.environment)
         return Properties(
             splits=found.splits,
             package=found.package,
@@ -163,11 +158,11 @@ class External:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of the world."""
-        return list(self.world.tasks(split))
+        return list(self.environment.tasks(split))
 
     def fingerprint(self) -> str:
         """Digest of the data that the world reads."""
-        own = Capabilities(self.world).fingerprint
+        own = Capabilities(self.environment).fingerprint
         return own() if own else ""
 
     async def start(self, task: Task) -> ExternalEpisode:
@@ -192,19 +187,19 @@ class ExternalEpisode:
     def __init__(self, settings: External, task: Task, programs: Programs) -> None:
         self._settings, self._task, self._programs = settings, task, programs
         self._world: EnvSession | None = None
-        self._lanes = lanes_of(settings.world)
+        self._lanes = lanes_of(settings.environment)
         self._now = StepResult("")
         self._earned, self._is_valid, self._is_over = 0.0, True, False
         self._program: Program | None = None
         self._world_error: AgentFailed | EnvError | None = None
-        self.session = Session(payload(task, with_reference=settings.reward == "posted"))
+        self.session = Session(payload(task, with_reference=settings.reward == "client"))
         self.opening = StepResult("")
 
     async def begin(self) -> None:
         """Start the program, or offer the attempt, and wait for its first request."""
         settings, session = self._settings, self.session
-        if settings.reward == "world":
-            self._world = EnvSession(settings.world, self._task, settings.world_limits, self._lanes.open())
+        if settings.reward == "environment":
+            self._world = EnvSession(settings.environment, self._task, settings.world_limits, self._lanes.open())
             self._now = await self._of_world(self._world.start())
             session.task = {**session.task, "opening": self._now.reply}
             session.step = self._step_world
@@ -283,7 +278,7 @@ class ExternalEpisode:
             complaint = complaint or self._program.complaint
         of_world = self._now.terminated or self._now.truncated
         is_judged = of_world or (session.reward is not None and not complaint)
-        if self._is_full and not is_judged and (complaint or self._settings.reward != "posted"):
+        if self._is_full and not is_judged and (complaint or self._settings.reward != "client"):
             raise self._out_of_context(complaint)
         if complaint:
             raise AgentFailed("the agent's program failed", where=self._task.id, got=session.told(complaint))
@@ -311,12 +306,12 @@ class ExternalEpisode:
     async def _end(self) -> StepResult:
         """The end of the attempt, with what it earned."""
         settings, session = self._settings, self.session
-        if settings.reward == "world":
+        if settings.reward == "environment":
             now, cut = self._now, self._now.truncated and not self._now.terminated
             won = bool(now.success)
             end = StepResult(now.reply, terminated=not cut, truncated=cut, success=won, state_key=now.state_key)
             return self._since(end)
-        if session.reward is None and settings.reward == "posted":
+        if session.reward is None and settings.reward == "client":
             try:
                 async with asyncio.timeout(settings.reward_timeout_s):
                     while session.reward is None:
@@ -334,7 +329,7 @@ class ExternalEpisode:
         reward = session.reward
         if reward is None:
             return StepResult("", terminated=True, success=False)
-        won = reward.value >= settings.solved_at if reward.success is None else reward.success
+        won = reward.value >= settings.success_threshold if reward.success is None else reward.success
         told = json.dumps({"reward": reward.value, "parts": dict(reward.parts)})
         return StepResult(told, reward.value, terminated=True, success=won)
 

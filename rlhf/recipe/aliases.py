@@ -18,7 +18,7 @@ ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "lr_warmup_style"), "stages.N.optimizer.schedule"),
     **dict.fromkeys(("lr_warmup_steps", "num_warmup_steps", "warmup"), "stages.N.optimizer.warmup_steps"),
     **dict.fromkeys(("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio"), "stages.N.optimizer.warmup_steps"),
-    "min_lr_ratio": "stages.N.optimizer.final_lr_share",
+    **dict.fromkeys(("rpo_alpha", "nll_loss_coef"), "stages.N.sft_coef"),
     **dict.fromkeys(("adam_betas", "adam_beta1", "adam_beta2"), "stages.N.optimizer.betas"),
     **dict.fromkeys(("adam_epsilon", "adam_eps"), "stages.N.optimizer.eps"),
     **dict.fromkeys(("l2", "adam_weight_decay"), "stages.N.optimizer.weight_decay"),

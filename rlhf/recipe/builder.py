@@ -29,7 +29,7 @@ from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.part_as_text import as_mapping
 from rlhf.recipe.places import KEYS, NESTED_KEYS, above, beside, nested_key_hint
-from rlhf.recipe.renamed import with_new_keys
+from rlhf.recipe.renamed import with_new_keys, with_new_kind
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
 from rlhf.sections import DEFAULT_KIND
@@ -94,6 +94,7 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
             expected=", ".join(CATALOG[section]) + ", package.module:Name, or ./file.py:Name",
             hint="write kind: ... first; `rlhf recipes --kinds` lists all kinds",
         )
+    kind = with_new_kind(section, kind, path)
     target = resolve(section, kind, base=base, where=join(path, "kind"))
     settings: Mapping[Any, Any] = {key: value for key, value in values.items() if key != "kind"}
     if not inspect.isclass(target):
@@ -103,8 +104,8 @@ def build_part(section: str, values: Any, path: str, *, base: Path, default: obj
                 "a function takes no keys of its own",
                 where=join(path, key),
                 got=f"a key for {kind}",
-                expected="weight, monitor or solved_at" if section == "reward" else "no keys",
-                hint=nearest(key, ("weight", "monitor", "solved_at") if section == "reward" else ())
+                expected="weight, monitor or success_threshold" if section == "reward" else "no keys",
+                hint=nearest(key, ("weight", "monitor", "success_threshold") if section == "reward" else ())
                 or "make it a dataclass with fields and a __call__",
             )
         return target
@@ -227,7 +228,7 @@ def _elsewhere(name: str, keys: Mapping[str, Key], path: str) -> str:
 _OF_PAIRS = ("pairs", "beta", "reference", "epochs", "batch_size", "pairs_per_microbatch", "optimizer")
 
 #: Keys that a recipe has beside those of a reward.
-OF_EVERY_REWARD = ("weight", "monitor", "solved_at")
+OF_EVERY_REWARD = ("weight", "monitor", "success_threshold")
 
 #: Key that no part of a recipe has -> where what it names belongs.
 _ELSEWHERE = {"strategy": "a strategy belongs to an evaluation: a suite's key strategy, or `rlhf evaluate --strategy`"}

@@ -70,7 +70,10 @@ def contender(asked: EvaluationRequest) -> EvaluationTarget:
         found = replace(found, suite=_outside(found.suite, asked, found.kind))
     environments = {part.name: part.environment for part in found.suite.parts}
     solving = {
-        part.name: name for part in found.suite.parts for name, w in part.rewards.items() if w.solved_at is not None
+        part.name: name
+        for part in found.suite.parts
+        for name, w in part.rewards.items()
+        if w.success_threshold is not None
     }
     check_strategy(found.suite.strategy, environments, found.has_tokens, found.name, solving)
     return found
@@ -108,7 +111,7 @@ def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
     for part in suite.parts:
         own = part.environment
         command = tuple(shlex.split(asked.command))
-        outside = own if isinstance(own, External) else External(world=own, command=command, reward="world")
+        outside = own if isinstance(own, External) else External(environment=own, command=command, reward="environment")
         environment: Any = replace(outside, command=command, n_programs=asked.programs)
         place: ToolDefinitions = "chat_template" if kind == "endpoint" else "system_prompt"
         agent = external_agent(part.agent, place, override_sampling=True)

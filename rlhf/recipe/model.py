@@ -100,11 +100,12 @@ class Recipe:
         found = reweighted(self.rewards, stage.weights)
         if stage.environment is not None:
             found = {name: w for name, w in found.items() if stage.weights is None or name in stage.weights}
-        elif all(w.solved_at is None for w in stage.own_rewards.values()):
+        elif all(w.success_threshold is None for w in stage.own_rewards.values()):
             return found
         # What decides because nothing else does need not do so in another environment, or beside what does.
         return {
-            name: w if w.max_value is None else replace(w, solved_at=None, max_value=None) for name, w in found.items()
+            name: w if w.max_value is None else replace(w, success_threshold=None, max_value=None)
+            for name, w in found.items()
         }
 
 

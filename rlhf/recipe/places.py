@@ -17,7 +17,7 @@ _OF_PARTS: Mapping[str, tuple[str, ...]] = {
         "max_tokens_per_microbatch",
     ),
     "stages.N.optimizer": (
-        "lr", "betas", "weight_decay", "schedule", "final_lr_share", "warmup_steps", "max_grad_norm",
+        "lr", "betas", "weight_decay", "schedule", "min_lr_ratio", "warmup_steps", "max_grad_norm",
     ),
     "stages.N.loss": ("kl", "kl_coef", "kl_target", "entropy_coef", "clip_low", "clip_high", "dual_clip"),
     "stages.N.advantage": ("gamma", "lam", "normalize_std", "whiten"),

@@ -40,8 +40,8 @@ def is_judged_by_rewards(folder: Path, part: str) -> bool:
     Arguments and errors are those of `environment_of`.
     """
     if not is_evaluation(folder):
-        return any(weighted.solved_at is not None for weighted in _recipe_of(folder, part).rewards.values())
-    says = any("solved_at" in reward for reward in _planned(folder, part)["rewards"].values())
+        return any(weighted.success_threshold is not None for weighted in _recipe_of(folder, part).rewards.values())
+    says = any("success_threshold" in reward for reward in _planned(folder, part)["rewards"].values())
     return says or properties_of(environment_of(folder, part)).judged_by_rewards
 
 

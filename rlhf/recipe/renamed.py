@@ -24,11 +24,21 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "rlhf.training.stages.policy_gradient:PolicyGradient": {
         "judge_renewal": "judge_refresh",
         "relift": "imitate_failed",
+        "token_figures": "token_stats",
         "expert": "group_demonstrations",
         "logged": "offline_data",
         "trains": "train_roles",
     },
     "rlhf.training.stages.supervised:Supervised": {"attempts": "rejection_sampling"},
+    "rlhf.training.stages.preference:Preference": {
+        "good_weight": "desirable_weight",
+        "imitation_weight": "sft_coef",
+    },
+    "rlhf.training.backends.optimizer:AdamW": {"final_lr_share": "min_lr_ratio"},
+    "rlhf.credit.contrib.two_level:TwoLevel": {"high": "planner", "low": "executor", "low_reward": "executor_reward"},
+    "rlhf.credit.contrib.ktae:KTAE": {"top": "max_bonus"},
+    "rlhf.credit.contrib.hicra:HICRA": {"begin": "plan_start_ids", "end": "plan_end_ids"},
+    "rlhf.credit.contrib.actor_critic_agents:Reviews": {"above": "correct_above"},
     "rlhf.training.policy.lora:Lora": {"targets": "target_modules"},
     "rlhf.training.backends.settings:DeepSpeed": {
         "zero": "zero_stage",
@@ -44,30 +54,64 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "agents.tools:ToolAgent": _TOOL_KEYS | {"max_uses": "max_calls_per_tool"},
     "rlhf.gateway.agent:ExternalAgent": _TOOL_KEYS,
     "rlhf.training.contrib.reference_reset:ReferenceReset": {"kl_above": "max_kl"},
-    "rlhf.training.contrib.judge_refresh_settings:JudgeRefresh": {"least": "min_accuracy", "enough": "solved_at"},
+    "rlhf.training.contrib.judge_refresh_settings:JudgeRefresh": {
+        "least": "min_accuracy",
+        "enough": "success_threshold",
+        "solved_at": "success_threshold",
+    },
     "rlhf.training.contrib.node_merging:Merging": {"longest": "max_turns", "least_children": "min_children"},
-    "rlhf.training.contrib.reward_refresh_settings:RewardRefresh": {"enough": "solved_at", "old_share": "replay_share"},
-    "rlhf.training.stages.reward_model:RewardModel": {"enough": "solved_at"},
+    "rlhf.training.contrib.reward_refresh_settings:RewardRefresh": {
+        "enough": "success_threshold",
+        "solved_at": "success_threshold",
+        "old_share": "replay_share",
+    },
+    "rlhf.training.stages.reward_model:RewardModel": {
+        "enough": "success_threshold",
+        "solved_at": "success_threshold",
+        "learns": "objective",
+    },
     "rlhf.losses.contrib.kdrl:KDRL": {"right_above": "correct_above"},
-    "rlhf.gateway.environment:External": {"at_once": "max_concurrent"},
+    "rlhf.gateway.environment:External": {
+        "at_once": "max_concurrent",
+        "world": "environment",
+        "solved_at": "success_threshold",
+    },
     "rlhf.rollout.contrib.budgets:Budgets": {"say": "prompt"},
-    "environments.contrib.bandit:Bandit": {"guests": "n_contexts"},
+    "environments.contrib.bandit:Bandit": {"guests": "n_contexts", "solved_at": "success_threshold"},
+    "environments.contrib.matrix_game:MatrixGame": {"solved_at": "success_threshold"},
+    "environments.contrib.reasoning_gym:ReasoningGym": {"solved_at": "success_threshold"},
+    "environments.contrib.textarena.environment:TextArena": {"solved_at": "success_threshold"},
+    "environments.contrib.remote.openenv:OpenEnv": {"success_from": "success_threshold"},
     "rlhf.training.contrib.critics.sweet:SweetCritic": {"told": "privileged_text"},
     "rlhf.training.stages.chat_settings:Chats": {"least": "min_score"},
     "rlhf.rollout.reward_watch:Watch": {"of": "compare_with"},
     "rewards.answers.tags:Format": {"then": "transitions"},
-    "rewards.combinators.combine:Combine": {"closed": "gated_score"},
+    "rewards.combinators.combine:Combine": {"closed": "gated_score", "low": "min_value", "high": "max_value"},
+    "rewards.combinators.combine:Part": {"low": "min_value", "high": "max_value"},
     "rewards.sandbox.container:Container": {"at_once": "max_concurrent"},
     "rewards.answers.pattern:Pattern": {"of": "match_in"},
-    "rewards.contrib.episodic_memory:EpisodicMemory": {"of": "success_reward"},
+    "rewards.contrib.episodic_memory:EpisodicMemory": {"of": "success_reward", "above": "correct_above"},
     "rewards.contrib.fluency:LanguageConsistency": {"enough": "min_share"},
     "rewards.contrib.guides:Feedback": {"show_reference": None},
     "rewards.contrib.guides:Subgoals": {"most": "max_subgoals", "show_reference": None},
     "rewards.contrib.page_action:PageAction": {"least": "min_score"},
     "rewards.contrib.proxy_answer:ProxyAnswer": {"show_reference": None},
-    "rewards.contrib.search:CostAware": {"kept": "format_score", "c": "cost_weight"},
+    "rewards.contrib.search:CostAware": {
+        "kept": "format_score",
+        "c": "cost_weight",
+        "low": "min_sqrt_cost",
+        "high": "max_sqrt_cost",
+    },
+    "rewards.contrib.search:Called": {"least": "min_calls"},
+    "rewards.contrib.found_subgoals:FoundSubgoals": {"most": "max_subgoals"},
     "rewards.contrib.search:SearchEfficiency": {"tried": "searched_wrong_score"},
-    "rewards.judges.asking:AsksModel": {"tries": "max_requests"},
+    "rewards.judges.asking:AsksModel": {
+        "tries": "max_requests",
+        "concurrent": "max_concurrent",
+        "request_s": "request_timeout_s",
+        "max_characters": "max_chars",
+    },
+    "rewards.models.reward_model:ProcessModelScore": {"credit": "aggregation"},
     "rewards.judges.judge:Principles": {"most": "max_difference"},
     "rewards.shaping.length:Concise": {"enough": "min_correct"},
     "agents.contrib.critic:ActorCritic": {"again": "revision_message"},
@@ -84,13 +128,22 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     **{(critic, "gradient"): {"trunk": "backbone"} for critic in _CRITICS},
     ("rlhf.asynchrony.settings:Asynchrony", "weight_update"): {"clock": "immediate", "fixed": "deterministic"},
     ("rlhf.asynchrony.settings:Asynchrony", "checkpoint"): {"now": "restart"},
+    ("rlhf.training.stages.reward_model:RewardModel", "objective"): {"pairs": "pairwise", "steps": "process"},
+    ("rlhf.gateway.environment:External", "reward"): {"posted": "client", "world": "environment"},
     ("agents.tools:ToolAgent", "tool_definitions"): _TOOL_PLACES,
     ("rlhf.gateway.agent:ExternalAgent", "tool_definitions"): _TOOL_PLACES,
 }
 
 
-#: The same of every reward, whose class knows nothing of them.
-RENAMED_OF_REWARDS: Mapping[str, str] = {"watch": "monitor"}
+#: By section: old kind -> new kind.
+RENAMED_KINDS: Mapping[str, Mapping[str, str]] = {
+    "environment": {"processes": "worker_processes"},
+    "sampler": {"exit": "exploratory_iteration"},
+    "selection": {"uncertain": "variance_filter"},
+}
+
+#: Keys of every reward, whose class knows nothing of them: old name -> new name.
+RENAMED_OF_REWARDS: Mapping[str, str] = {"watch": "monitor", "solved_at": "success_threshold"}
 
 
 def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
@@ -107,6 +160,14 @@ def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[An
             found[key] = values_of[value]
             _warn(f"{path}.{key}: {value}".lstrip("."), found[key], value)
     return found
+
+
+def with_new_kind(section: str, kind: str, path: str) -> str:
+    """Return the present name of a kind, with a warning where it is another one."""
+    new = RENAMED_KINDS.get(section, {}).get(kind, kind)
+    if new != kind:
+        _warn(f"{path}.kind: {kind}".lstrip("."), new, kind)
+    return new
 
 
 def under_new_names(values: Mapping[Any, Any], new_keys: Mapping[str, str | None], path: str) -> dict[Any, Any]:

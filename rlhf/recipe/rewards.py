@@ -38,12 +38,12 @@ def rewards_of(values: Any, base: Path, path: str = "rewards") -> dict[str, Weig
 
 
 def refuse_two(rewards: Mapping[str, Weighted], path: str = "rewards") -> None:
-    """Raise RecipeError where two rewards have `solved_at`."""
-    solving = [name for name, weighted in rewards.items() if weighted.solved_at is not None]
+    """Raise RecipeError where two rewards have `success_threshold`."""
+    solving = [name for name, weighted in rewards.items() if weighted.success_threshold is not None]
     if len(solving) > 1:
         raise RecipeError(
-            "only one reward may have solved_at",
-            where=f"{path}.{solving[1]}.solved_at",
+            "only one reward may have success_threshold",
+            where=f"{path}.{solving[1]}.success_threshold",
             got=", ".join(solving),
             expected="the key at one of them",
             hint="remove it from the others; a reward of kind combine joins several",
@@ -59,7 +59,11 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
             if weighted.monitor
             else {"weight": plain(float, weighted.weight)}
         )
-        | ({} if weighted.solved_at is None or weighted.max_value is not None else {"solved_at": weighted.solved_at})
+        | (
+            {}
+            if weighted.success_threshold is None or weighted.max_value is not None
+            else {"success_threshold": weighted.success_threshold}
+        )
         for name, weighted in rewards.items()
     }
 
@@ -77,7 +81,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
     from rewards.combinators.parts import compared_in
 
     if not properties_declared_by(environment).judged_by_rewards or any(
-        w.solved_at is not None for w in rewards.values()
+        w.success_threshold is not None for w in rewards.values()
     ):
         return rewards
     scored = [name for name, w in rewards.items() if w.monitor is None]
@@ -89,19 +93,21 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
             where=join(path, compared[0]),
             got="monitor",
             expected="a reward that defines success",
-            hint=f"write weight: 0 in place of monitor, so that {compared[0]} defines success without training on it, or
-            " f"{path}.{scored[0]}.solved_at with its threshold",
+            hint=f"write weight: 0 in place of monitor, so that {compared[0]} defines success untrained, or "
+            f"{path}.{scored[0]}.success_threshold with its threshold",
         )
     if not comparing and len(scored) > 1:
         raise RecipeError(
             "no reward defines when an attempt is solved",
             where=path,
             got=", ".join(scored),
-            expected="solved_at at one of them",
-            hint=f"write {path}.{scored[0]}.solved_at: 1.0, or another threshold",
+            expected="success_threshold at one of them",
+            hint=f"write {path}.{scored[0]}.success_threshold: 1.0, or another threshold",
         )
     first, most = (comparing or scored)[:1], 1.0 if comparing else None  # a verifier says at most 1
-    return {name: replace(w, solved_at=1.0, max_value=most) if name in first else w for name, w in rewards.items()}
+    return {
+        name: replace(w, success_threshold=1.0, max_value=most) if name in first else w for name, w in rewards.items()
+    }
 
 
 def as_named(reward: Any) -> Any:
@@ -130,15 +136,19 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
             expected="a number",
             hint="the weight multiplies this reward in the sum",
         )
-    solved_at = settings.pop("solved_at", None) if isinstance(settings, dict) else None
-    is_number = isinstance(solved_at, int | float) and not isinstance(solved_at, bool) and math.isfinite(solved_at)
-    if solved_at is not None and (monitor or not is_number):
+    success_threshold = settings.pop("success_threshold", None) if isinstance(settings, dict) else None
+    is_number = (
+        isinstance(success_threshold, int | float)
+        and not isinstance(success_threshold, bool)
+        and math.isfinite(success_threshold)
+    )
+    if success_threshold is not None and (monitor or not is_number):
         raise RecipeError(
             "a monitored reward does not define success" if monitor else "wrong type",
-            where=join(path, "solved_at"),
-            got=given(solved_at),
+            where=join(path, "success_threshold"),
+            got=given(success_threshold),
             expected="a number: an attempt is solved if the reward is at least this",
-            hint="remove the key or monitor" if monitor else "solved_at: 1.0",
+            hint="remove the key or monitor" if monitor else "success_threshold: 1.0",
         )
     reward = build_part("reward", settings, path, base=base)
     for key in {*OF_EVERY_REWARD} & set(() if inspect.isroutine(reward) else keys_of(type(reward))):
@@ -149,8 +159,8 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
             expected="a class without it",
             hint="remove the field; the recipe applies the weight" if key == "weight" else "remove the field",
         )
-    least = None if solved_at is None else float(solved_at)
-    return Weighted(name=name, weight=float(weight), reward=as_reward(reward), monitor=monitor, solved_at=least)
+    least = None if success_threshold is None else float(success_threshold)
+    return Weighted(name=name, weight=float(weight), reward=as_reward(reward), monitor=monitor, success_threshold=least)
 
 
 def _monitor(settings: dict[str, Any], path: str, base: Path) -> Watch | None:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, field, replace
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.suite import names as suite_names
-from rlhf.errors import RecipeError, closest, meant, nearest
+from rlhf.errors import RecipeError, RenamedWarning, RlhfError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import with_defaults
@@ -35,7 +37,7 @@ from rlhf.recipe.model import Recipe
 from rlhf.recipe.rewards import deciding, plain_rewards, rewards_of
 from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
-from rlhf.recipe.text import read
+from rlhf.recipe.text import parse, read, to_text
 from rlhf.recipe.values import join
 from rlhf.settings import STRICT
 
@@ -266,6 +268,26 @@ def values_of_suite(suite: Suite) -> dict[str, Any]:
             for part in suite.parts
         },
     }
+
+
+def renewed(held: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Return parts of a plan on record under the present names of their keys, as far as they can still be built.
+
+    Args:
+        held: `suite`, and parts of a recipe by their sections.
+        base: folder of the plan.
+    """
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RenamedWarning)
+        for key, value in held.items():
+            with suppress(RlhfError):
+                if key == "suite":
+                    found[key] = values_of_suite(suite_of(value, name="", base=base))
+                else:
+                    found[key] = plain_part(key, build_part(key, value, key, base=base))
+    plain: dict[str, Any] = parse(to_text(found), "plan")
+    return plain
 
 
 def suite_of_recipe(recipe: Recipe) -> Suite:

@@ -264,12 +264,12 @@ class Retry:
                 expected="a game of one seat",
                 do="use rollout: {kind: independent}",
             )
-        solving = next((name for name, w in context.recipe.rewards.items() if w.solved_at is not None), None)
+        solving = next((name for name, w in context.recipe.rewards.items() if w.success_threshold is not None), None)
         if solving and self.until == "solved" and context.learns and not context.is_trained:
             yield Problem(
                 "retries stop before rewards are computed",
                 where=context.at("until"),
-                got=f"solved, which rewards.{solving}.solved_at defines",
+                got=f"solved, which rewards.{solving}.success_threshold defines",
                 expected="end",
                 do="write until: end, or use rollout: {kind: independent}",
             )

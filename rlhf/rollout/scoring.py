@@ -43,8 +43,8 @@ class Weighted:
         weight: factor in the total.
         reward: called with (task, trajectory), or with (task, trajectories) by its method `over_group`; plain or async.
         monitor: for a reward that is no part of the score: it is asked, and nothing is trained or chosen by it.
-        solved_at: an attempt is solved where this reward is worth at least so much, whatever the environment says; None
-            leaves that to the environment. At most one reward of a recipe has it.
+        success_threshold: an attempt is solved where this reward is worth at least so much, whatever the environment
+            says; None leaves that to the environment. At most one reward of a recipe has it.
         max_value: a value above it is an error, where nobody has said what a right answer is worth; None is no bound.
     """
 
@@ -52,7 +52,7 @@ class Weighted:
     weight: float
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
     monitor: Watch | None = None
-    solved_at: float | None = None
+    success_threshold: float | None = None
     max_value: float | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Weighted:
 
 def deciding_reward(rewards: Mapping[str, Weighted]) -> str | None:
     """Name of the reward that says what is solved; None where the environment does."""
-    return next((name for name, weighted in rewards.items() if weighted.solved_at is not None), None)
+    return next((name for name, weighted in rewards.items() if weighted.success_threshold is not None), None)
 
 
 async def score_group(
@@ -102,7 +102,7 @@ async def score_group(
     try:
         with Watchdog():
             trajectories, decided = await scorer.decide(trajectories)
-            others = await scorer.together(trajectories, [n for n, w in rewards.items() if w.solved_at is None])
+            others = await scorer.together(trajectories, [n for n, w in rewards.items() if w.success_threshold is None])
             shared = [{**first, **then} for first, then in zip(decided, others, strict=True)]
             judged = await asyncio.gather(*map(scorer.judge, trajectories, shared))
     finally:
@@ -190,7 +190,7 @@ class _Scorer:
             return trajectories, [{} for _ in trajectories]
         weighted, shared = self.rewards[name], await self.together(trajectories, [name])
         said = await asyncio.gather(*(self._said(weighted, t, s) for t, s in zip(trajectories, shared, strict=True)))
-        after = [_decided(t, v, weighted.solved_at) for t, v in zip(trajectories, said, strict=True)]
+        after = [_decided(t, v, weighted.success_threshold) for t, v in zip(trajectories, said, strict=True)]
         return after, [{} if verdict is None else {name: verdict} for verdict in said]
 
     async def _said(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict | RewardError | None:
@@ -290,11 +290,11 @@ def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
     if weighted.max_value is None or verdict.value <= weighted.max_value + 1e-6:
         return verdict
     raise RewardError(
-        "the value exceeds the presumed value of a correct answer; solved_at sets it",
+        "the value exceeds the presumed value of a correct answer; success_threshold sets it",
         where=f"reward {weighted.name}",
         got=f"{verdict.value:g}",
         expected=f"from 0 for wrong to {weighted.max_value:g} for right",
-        hint=f"write rewards.{weighted.name}.solved_at with the value of a correct answer, or divide by it",
+        hint=f"write rewards.{weighted.name}.success_threshold with the value of a correct answer, or divide by it",
     )
 
 

@@ -48,7 +48,7 @@ def serve(
     checkpoint: Path | None,
     out: Path,
     split: str,
-    reward: Literal["posted", "world", "recipe"] | None,
+    reward: Literal["client", "environment", "recipe"] | None,
     host: str,
     port: int,
     console: CleanConsole,
@@ -75,7 +75,7 @@ def serve(
         RlhfError: the policy cannot be loaded, or the port is in use.
     """
     given: Any = recipe.environment
-    found = given if isinstance(given, External) else External(world=given)
+    found = given if isinstance(given, External) else External(environment=given)
     found = found if reward is None else replace(found, reward=reward)
     environment: Any = replace(found, command=(), n_programs=None, host=host, port=port)
     tool_definitions: Any = "chat_template" if endpoint else "system_prompt"

@@ -69,7 +69,7 @@ def _undecided(collected: RolloutBatch, where: str) -> str:
         return ""
     return (
         f"{n} of {len(trajectories)} attempts in {where} count as unsolved, as {UNDECIDED}: return success=True or "
-        "False with terminated=True, or write solved_at at the reward that says what is solved"
+        "False with terminated=True, or write success_threshold at the reward that says what is solved"
     )
 
 

@@ -51,8 +51,8 @@ def split_by_task(items: Sequence[Item], share: float, seed: str) -> tuple[list[
     return [x for x in items if x.task_id not in out], [x for x in items if x.task_id in out]
 
 
-def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
-    """Sequence classifier with one output, a copy of the policy, adapters merged; its config keeps `learns`."""
+def scoring_model(policy: Policy, objective: str = "pairwise") -> Any:
+    """Sequence classifier with one output, a copy of the policy, adapters merged; its config keeps `objective`."""
     import transformers
 
     auto: Any = transformers.AutoModelForSequenceClassification
@@ -60,7 +60,7 @@ def scoring_model(policy: Policy, learns: str = "pairs") -> Any:
     backbone = unadapted(backbone) if policy.is_lora else backbone
     config = copy.deepcopy(backbone.config)
     config.num_labels, config.pad_token_id = 1, policy.tokenizer.pad_token_id
-    setattr(config, LEARNT, learns)
+    setattr(config, LEARNT, objective)
     if type(config) not in auto._model_mapping:
         raise ModelError(
             "this model family has no sequence classifier for reward models",

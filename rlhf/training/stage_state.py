@@ -157,7 +157,7 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         watches if watches.settings else None,
         memories if memories.of_path else None,
         ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
-        TokenStatsHook(stage.token_figures, stage.train_roles) if stage.token_figures else None,
+        TokenStatsHook(stage.token_stats, stage.train_roles) if stage.token_stats else None,
         LoggedAttempts(stage.offline_data) if stage.offline_data else None,
         DemonstrationHook(stage.group_demonstrations, stage.group_size, guide) if stage.group_demonstrations else None,
         SelfCertaintyHook(stage.self_certainty) if stage.self_certainty else None,

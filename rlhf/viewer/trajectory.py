@@ -21,8 +21,8 @@ COLOURS = {
     "advantage": "advantages are computed in training alone",
     "logprob": "no tokens were sampled",
     "version": "no tokens were sampled",
-    "entropy": "not recorded: the stage's key token_figures stores it for steps of training",
-    "gap": "not recorded: the stage's key token_figures stores it for steps of training",
+    "entropy": "not recorded: the stage's key token_stats stores it for steps of training",
+    "gap": "not recorded: the stage's key token_stats stores it for steps of training",
 }
 #: Sampled tokens of an attempt that are sent one by one; characters of a text that are sent.
 MAX_TOKENS, MAX_TEXT = 50_000, 200_000

@@ -252,7 +252,7 @@ def test_a_cut_stores_what_finished_and_begins_again_what_ran() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "names"),
-    [({"n_per_step": 3}, "n_per_step"), ({"staleness": 0, "max_steps_ahead": 0}, "asynchrony.staleness")],
+    [({"n_per_step": 3}, "n_per_step"), ({"staleness": 0, "depth": 0}, "asynchrony.staleness")],
 )
 def test_a_cut_is_not_restored_under_other_rules(changes: dict[str, int], names: str) -> None:
     made = begun(Rules(2, 9), 4)

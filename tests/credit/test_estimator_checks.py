@@ -45,7 +45,7 @@ def echo(tmp_path: Path) -> Path:
     ("advantage", "where"),
     [
         ("{kind: hrpo, reward: nowhere}", "stages[1].advantage.reward"),
-        ("{kind: two_level, low_reward: nowhere}", "stages[1].advantage.low_reward"),
+        ("{kind: two_level, executor_reward: nowhere}", "stages[1].advantage.executor_reward"),
         ("{kind: two_level}", "stages[1].advantage.kind"),
         ("{kind: reviews}", "stages[1].advantage.kind"),
         ("{kind: task_normalised, inner: {kind: treerl}}", "stages[1].advantage.inner.kind"),
@@ -65,7 +65,7 @@ def test_estimator_without_its_counterpart_is_refused(echo: Path, advantage: str
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["stages.1.advantage={kind: two_level, low_reward: right}", PLANNER],
+        ["stages.1.advantage={kind: two_level, executor_reward: right}", PLANNER],
         ["stages.1.advantage={kind: guided, baseline: own}", *EXPERT],
         ["stages.1.advantage={kind: reviews}", "agent={kind: critic}"],
         ["stages.1.advantage={kind: hrpo, reward: right}"],

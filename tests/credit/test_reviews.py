@@ -73,7 +73,7 @@ def test_a_review_that_cannot_be_read_is_wrong_and_all_alike_say_nothing() -> No
 
 def test_success_may_be_a_score() -> None:
     # With a score above 1 as success both have failed: only what was sent back is right. x = (0, 1), (1).
-    [won, lost] = of(MIXED, "critic", above=1.0)
+    [won, lost] = of(MIXED, "critic", correct_above=1.0)
     assert won == pytest.approx([-1.15470, 0.57735], abs=1e-4) and lost == pytest.approx([0.57735], abs=1e-4)
 
 

@@ -140,6 +140,6 @@ def test_a_critic_inside_is_refused_and_the_group_needed_is_that_of_the_inner() 
         with pytest.raises(ValueError, match=r"correct_above of .* is null"):
             Seats(inner=inner)
     with pytest.raises(ValueError, match="correct_above of GRPOLead"):
-        Seats(inner=TwoLevel(high=GRPOLead(), low=None))
+        Seats(inner=TwoLevel(planner=GRPOLead(), executor=None))
     assert Seats(inner=KTAE(correct_above=0, inner=GRPOLead(correct_above=0))).min_group == 2
     assert Seats().min_group == Seats().inner.min_group and not Seats().needs_values

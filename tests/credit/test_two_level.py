@@ -63,7 +63,7 @@ def test_a_turn_belongs_to_the_option_that_acted_in_it() -> None:
 
 def test_the_high_level_compares_discounted_returns_of_options() -> None:
     # γ = ½. A: 0 + ½·1 and ¼·2, in all 1; B: 0 and ½·1, in all ½. Mean ¾, deviation √(2·¼²) = .353553.
-    credit = TwoLevel(high=GRPO(), low=None, gamma=0.5)(group(A, B))
+    credit = TwoLevel(planner=GRPO(), executor=None, gamma=0.5)(group(A, B))
     credit.check(group(A, B))
     assert credit.tokens_GNT[0][0] == pytest.approx((0.707105, 0.707105), abs=1e-6)
     assert credit.tokens_GNT[1][3] == pytest.approx((-0.707105, -0.707105), abs=1e-6)
@@ -83,7 +83,7 @@ def test_the_high_level_compares_discounted_returns_of_options() -> None:
     ],
 )
 def test_the_low_level_compares_options_with_their_like(compare: Any, expected: Any, n_alone: int) -> None:
-    credit = TwoLevel(high=None, low=DrGRPO(), compare=compare, horizon="option")(group(A, B))
+    credit = TwoLevel(planner=None, executor=DrGRPO(), compare=compare, horizon="option")(group(A, B))
     got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
     assert got == [pytest.approx(row) for row in expected]
     assert all(x == 0.0 for rows in credit.tokens_GNT for n in (0, 3) for x in rows[n])
@@ -92,12 +92,12 @@ def test_the_low_level_compares_options_with_their_like(compare: Any, expected: 
 
 def test_a_longer_horizon_judges_an_option_by_what_followed_too() -> None:
     # A's key earns 0 + 1 and the door's 2 after it, in all 3; B's 0 and 1. The doors have nothing after them: 2 and 1.
-    credit = TwoLevel(high=None, low=DrGRPO())(group(A, B))
+    credit = TwoLevel(planner=None, executor=DrGRPO())(group(A, B))
     got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
     assert got == [pytest.approx([1.0, 1.0, 0.5]), pytest.approx([-1.0, -1.0, -0.5])]
     # With a critic: 3 − 2 and 3 − 3 in the first option, which ends with the episode; 2 − 5 in the second.
     values = Values((((1.0, 0.0), (2.0,), (3.0,), (4.0, 0.0), (5.0,)),), (0.0,))
-    [credit] = credit_of(TwoLevel(high=None, low=GAE(gamma=1, lam=1, whiten=False)), [group(A)], [values])
+    [credit] = credit_of(TwoLevel(planner=None, executor=GAE(gamma=1, lam=1, whiten=False)), [group(A)], [values])
     assert [credit.tokens_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([1.0, 0.0, -3.0])
 
 
@@ -109,7 +109,7 @@ def test_its_counters_are_metrics_of_both_levels() -> None:
 
 def test_subgoals_are_compared_as_they_read() -> None:
     other: list[Told] = [(["p: KEY ", "."], 0.0, "x"), (["p:door", "."], 1.0, "w")]
-    credit = TwoLevel(high=None, low=DrGRPO())(group(A, other))
+    credit = TwoLevel(planner=None, executor=DrGRPO())(group(A, other))
     assert credit.tokens_GNT[1][1] == (-1.0,), "0 and the 1 that follows, against 1 and 2: 3"
 
 
@@ -123,9 +123,11 @@ def test_without_plans_it_is_the_low_estimator() -> None:
 def test_actions_before_the_first_plan_are_an_option_whose_reward_goes_to_it() -> None:
     late: list[Told] = [(["."], 4.0, "x"), (["p:key", "."], 1.0, "y")]
     both = group(late, [(["p:key", "."], 0.0, "x")])
-    credit = TwoLevel(high=DrGRPO(), low=None)(both)
+    credit = TwoLevel(planner=DrGRPO(), executor=None)(both)
     assert credit.tokens_GNT[0][1] == (2.5, 2.5), "5 in all, against a mean of 2½"
-    assert TwoLevel(high=None, low=DrGRPO())(both).tokens_GNT[0][0] == (0.0,), "it has nothing to be compared with"
+    assert TwoLevel(planner=None, executor=DrGRPO())(both).tokens_GNT[0][0] == (0.0,), (
+        "it has nothing to be compared with"
+    )
 
 
 def test_a_named_reward_is_what_the_executor_is_trained_on() -> None:
@@ -135,11 +137,11 @@ def test_a_named_reward_is_what_the_executor_is_trained_on() -> None:
         for s, v in zip(made.scores, ((1.0, 1.0, 0.0), (0.0, 0.0)), strict=True)
     )
     named = replace(made, scores=scores)
-    credit = TwoLevel(high=DrGRPO(), low=DrGRPO(), low_reward="near", horizon="option")(named)
+    credit = TwoLevel(planner=DrGRPO(), executor=DrGRPO(), executor_reward="near", horizon="option")(named)
     assert credit.tokens_GNT[0][1] == (1.0,) and credit.tokens_GNT[0][4] == (0.0,)
-    assert credit.tokens_GNT[0][0] == TwoLevel(high=DrGRPO(), low=None)(made).tokens_GNT[0][0]
+    assert credit.tokens_GNT[0][0] == TwoLevel(planner=DrGRPO(), executor=None)(made).tokens_GNT[0][0]
     with pytest.raises(DataError, match="has no values per turn"):
-        TwoLevel(low_reward="far")(named)
+        TwoLevel(executor_reward="far")(named)
 
 
 def test_a_critic_serves_both_levels_and_an_option_is_cut_where_the_next_is_planned() -> None:
@@ -147,7 +149,7 @@ def test_a_critic_serves_both_levels_and_an_option_is_cut_where_the_next_is_plan
     v = (((1.0, 0.0), (2.0,), (3.0,), (4.0, 0.0), (5.0,)),)
     values = Values(v, (0.0,))
     low = GAE(gamma=1, lam=1, whiten=False)
-    made = TwoLevel(high=TurnGAE(gamma=1, lam=1, whiten=False), low=low, horizon="option")
+    made = TwoLevel(planner=TurnGAE(gamma=1, lam=1, whiten=False), executor=low, horizon="option")
     [credit] = credit_of(made, [one], [values])
     credit.check(one)
     # High: options earn 1 and 2; 1 + 2 − 1 = 2 for the first, 2 − 4 = −2 for the second.
@@ -181,15 +183,17 @@ def test_every_token_gets_a_number_and_options_part_the_turns(told: list[list[To
 
 
 def test_a_level_names_the_critic_of_both() -> None:
-    assert TwoLevel(low=ArCHer()).needs_critic == "archer" and TwoLevel().needs_critic is None
-    assert critic_of(TwoLevel(high=ArCHer(), low=None)) == "archer" and critic_of(TwoLevel(low=GAE())) is None
+    assert TwoLevel(executor=ArCHer()).needs_critic == "archer" and TwoLevel().needs_critic is None
+    assert (
+        critic_of(TwoLevel(planner=ArCHer(), executor=None)) == "archer" and critic_of(TwoLevel(executor=GAE())) is None
+    )
     with pytest.raises(ValueError, match="different critics, archer and a value model"):
-        TwoLevel(high=ArCHer(), low=GAE())
+        TwoLevel(planner=ArCHer(), executor=GAE())
 
 
 def test_something_has_to_be_trained() -> None:
     with pytest.raises(ValueError, match="nothing would be trained"):
-        TwoLevel(high=None, low=None)
+        TwoLevel(planner=None, executor=None)
 
 
 def test_a_turn_that_names_two_subgoals_has_an_option_for_each() -> None:
@@ -217,7 +221,7 @@ def test_a_plan_in_pieces_names_one_subgoal() -> None:
     ]
     # Both levels say of the pieces what they say of the whole call.
     whole = group(A, B)
-    for settings in ({}, {"high": TurnRLOO(), "compare": "all"}, {"high": None, "horizon": "option"}):
+    for settings in ({}, {"planner": TurnRLOO(), "compare": "all"}, {"planner": None, "horizon": "option"}):
         flat = TwoLevel(**settings)(whole).tokens_GNT
         head, tail, *others = TwoLevel(**settings)(cut_in_pieces(whole, 0, 0)).tokens_GNT[0]
         assert (head + tail, *others) == flat[0]
@@ -226,7 +230,7 @@ def test_a_plan_in_pieces_names_one_subgoal() -> None:
 def test_to_a_critic_a_plan_in_pieces_is_worth_what_comes_after_it() -> None:
     pieces = cut_in_pieces(group(A), 0, 0)
     values = Values((((1.0,), (0.5,), (2.0,), (3.0,), (4.0, 0.5), (5.0,)),), (0.0,))
-    low = TwoLevel(high=None, low=GAE(gamma=1, lam=1, whiten=False), horizon="option")
+    low = TwoLevel(planner=None, executor=GAE(gamma=1, lam=1, whiten=False), horizon="option")
     [credit] = credit_of(low, [pieces], [values])
     assert credit.returns_GNT == (((2.0,), (2.0,), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
 
@@ -234,22 +238,22 @@ def test_to_a_critic_a_plan_in_pieces_is_worth_what_comes_after_it() -> None:
 def test_a_level_without_a_critic_does_not_draw_the_values_of_its_tokens_to_zero() -> None:
     values = Values((((1.0, 0.5), (2.0,), (3.0,), (4.0, 0.5), (5.0,)),), (0.0,))
     gae = GAE(gamma=1, lam=1, whiten=False)
-    [low] = credit_of(TwoLevel(high=DrGRPO(), low=gae, horizon="option"), [group(A)], [values])
+    [low] = credit_of(TwoLevel(planner=DrGRPO(), executor=gae, horizon="option"), [group(A)], [values])
     # A plan is worth what comes after it. The key is cut in 4: 0 + 1 + 4 and 1 + 4; the door earns 2.
     assert low.returns_GNT == (((2.0, 2.0), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
-    [high] = credit_of(TwoLevel(high=gae, low=None), [group(A)], [values])
+    [high] = credit_of(TwoLevel(planner=gae, executor=None), [group(A)], [values])
     assert high.returns_GNT is not None and [high.returns_GNT[0][n] for n in (1, 2, 4)] == [(2.0,), (3.0,), (5.0,)]
 
 
 def test_its_smallest_group_is_that_of_the_level_that_needs_more() -> None:
     assert TwoLevel().min_group == 2
-    assert TwoLevel(high=None, low=TurnGAE()).min_group == TurnGAE().min_group
+    assert TwoLevel(planner=None, executor=TurnGAE()).min_group == TurnGAE().min_group
 
 
-@pytest.mark.parametrize("level", ["high", "low"])
+@pytest.mark.parametrize("level", ["planner", "executor"])
 def test_an_estimator_may_read_the_turns_of_a_reward(level: str) -> None:
     turns = [turn_of([call((5,), PLAN), call((6, 7))], f"k{t}", subgoal=f"s{t}") for t in range(2)]
     group = group_of([turns, turns], [[0.0, 0.0], [0.0, 1.0]])
-    settings: Any = {"high": None, "low": None, level: HRPO(reward="steps")}
+    settings: Any = {"planner": None, "executor": None, level: HRPO(reward="steps")}
     found = credit_of(TwoLevel(**settings), [group])[0].tokens_GNT
     assert len(found) == 2 and found[0] != found[1]

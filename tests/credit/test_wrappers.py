@@ -181,10 +181,14 @@ def test_hicra_raises_planning_tokens():
         ({"grams": ((1, 1),)}, [1, 1, 1, 2], [1, 1, 1, 0]),  # overlapping
         ({"grams": ((1, 2), (2, 3))}, [1, 2, 3, 4], [1, 1, 1, 0]),
         ({"grams": ((1, 2, 3),)}, [2, 1, 2], [0, 0, 0]),
-        ({"begin": (8,), "end": (9,)}, [1, 8, 2, 3, 9, 4, 8, 9, 8, 5], [0, 0, 1, 1, 0, 0, 0, 0, 0, 1]),
-        ({"begin": (8, 8), "end": (9, 9)}, [8, 8, 2, 9, 9, 4], [0, 0, 1, 0, 0, 0]),
-        ({"begin": (8,)}, [1, 8, 2, 8, 3], [0, 0, 1, 1, 1]),
-        ({"begin": (8,), "end": (9,), "grams": ((1,),)}, [1, 8, 2, 9, 1], [1, 0, 1, 0, 1]),
+        (
+            {"plan_start_ids": (8,), "plan_end_ids": (9,)},
+            [1, 8, 2, 3, 9, 4, 8, 9, 8, 5],
+            [0, 0, 1, 1, 0, 0, 0, 0, 0, 1],
+        ),
+        ({"plan_start_ids": (8, 8), "plan_end_ids": (9, 9)}, [8, 8, 2, 9, 9, 4], [0, 0, 1, 0, 0, 0]),
+        ({"plan_start_ids": (8,)}, [1, 8, 2, 8, 3], [0, 0, 1, 1, 1]),
+        ({"plan_start_ids": (8,), "plan_end_ids": (9,), "grams": ((1,),)}, [1, 8, 2, 9, 1], [1, 0, 1, 0, 1]),
         ({"grams": ((1,),)}, [], []),
     ],
 )
@@ -195,7 +199,10 @@ def test_planning_tokens_are_those_of_grams_and_between_tags(settings, ids, expe
 def test_hicra_reads_a_call_in_pieces_as_a_whole():
     whole = group_of([[turn_of([call((10, 11, 12, 13, 5)), call((11,))])], [turn_of([call((5,))])]], [[1.0], [0.0]])
     pieces, _ = split_generations(whole.trajectories, [Branch(0, (), fork=Fork(0, 2))])
-    tags, gram = HICRA(begin=(10,), end=(13,), inner=DrGRPO()), HICRA(grams=((11, 12),), inner=DrGRPO())
+    tags, gram = (
+        HICRA(plan_start_ids=(10,), plan_end_ids=(13,), inner=DrGRPO()),
+        HICRA(grams=((11, 12),), inner=DrGRPO()),
+    )
     for hicra in (tags, gram):
         assert hicra(whole).tokens_GNT[0] == (pytest.approx((0.5, 0.6, 0.6, 0.5, 0.5)), (0.5,))
         first, second, other = hicra(replace(whole, trajectories=tuple(pieces))).tokens_GNT[0]
@@ -203,7 +210,9 @@ def test_hicra_reads_a_call_in_pieces_as_a_whole():
         assert hicra(whole).metrics["credit/n_planning_tokens"] == 2
 
 
-@pytest.mark.parametrize("settings", [{}, {"end": (9,)}, {"grams": ((),)}, {"grams": ((1,),), "end": (9,)}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"plan_end_ids": (9,)}, {"grams": ((),)}, {"grams": ((1,),), "plan_end_ids": (9,)}]
+)
 def test_hicra_without_planning_tokens_is_refused(settings):
     with pytest.raises(ValidationError):
         HICRA(**settings)
@@ -223,7 +232,7 @@ def test_ktae_worked_example():
     kappa = KTAE().kappa(right, wrong)
     assert kappa[7] == pytest.approx(0.405558, abs=1e-5)
     assert [kappa[i] for i in rest] == [0, 0, 0, 0]
-    assert kappa[6] > 0 > kappa[5] and KTAE(top=0.5).kappa(right, wrong)[7] == pytest.approx(0.202779, abs=1e-5)
+    assert kappa[6] > 0 > kappa[5] and KTAE(max_bonus=0.5).kappa(right, wrong)[7] == pytest.approx(0.202779, abs=1e-5)
     # Exchanged, everything is turned around.
     assert KTAE().kappa(wrong, right) == {i: pytest.approx(-x, abs=1e-9) for i, x in kappa.items()}
 
@@ -275,7 +284,9 @@ def test_fisher_and_gain_do_not_depend_on_which_side_is_called_right(a, b, c, d)
         assert -1e-12 <= information_gain(a, b, c, d) <= 1
 
 
-@pytest.mark.parametrize(("key", "settings"), [("grams", {"grams": ((5,), (6, 99))}), ("begin", {"begin": (99,)})])
+@pytest.mark.parametrize(
+    ("key", "settings"), [("grams", {"grams": ((5,), (6, 99))}), ("plan_start_ids", {"plan_start_ids": (99,)})]
+)
 def test_hicra_refuses_ids_that_the_policy_cannot_say(key, settings):
     settings = HICRA(**settings)
     settings.check_policy(range(100))  # whatever has a length

@@ -22,7 +22,7 @@ LEVERS = Levers(("blue", "red"), ((0.2, 0.8),), noise=7)
 
 def test_regret_and_score_by_hand() -> None:
     # Blue loses 0.6 a pull, chance 0.3: after blue, red, red the regret is 0.6 against 0.9, a score of 1/3.
-    episode = BanditEpisode(Bandit(levers=2, max_steps=3, solved_at=0.3), LEVERS)
+    episode = BanditEpisode(Bandit(levers=2, max_steps=3, success_threshold=0.3), LEVERS)
     results = [asyncio.run(episode.step(text)) for text in ("pull blue", "Red.", "the red lever")]
     assert [result.reward for result in results] == pytest.approx([-0.6, 0, 0])
     assert episode.score == pytest.approx(1 / 3)

@@ -313,14 +313,14 @@ def recipe(folder: Path, rewards: dict[str, Any], **keys: Any) -> Path:
 
 def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path: Path) -> None:
     short = {"kind": "turn_cost", "cost": 0.1}
-    for rewards, solved_at in (
+    for rewards, success_threshold in (
         ({"right": {"kind": "numeric"}, "short": short}, {"right": 1.0, "short": None}),
         ({"short": short, "right": {"kind": "numeric"}}, {"short": None, "right": 1.0}),
-        ({"right": {"kind": "numeric"}, "short": short | {"solved_at": -0.1}}, {"right": None, "short": -0.1}),
+        ({"right": {"kind": "numeric"}, "short": short | {"success_threshold": -0.1}}, {"right": None, "short": -0.1}),
         ({"short": short}, {"short": 1.0}),
     ):
         made = load(recipe(tmp_path, rewards))
-        assert {name: w.solved_at for name, w in made.rewards.items()} == solved_at
+        assert {name: w.success_threshold for name, w in made.rewards.items()} == success_threshold
     with pytest.raises(RecipeError, match="no reward defines when an attempt is solved"):
         load(recipe(tmp_path, {"short": short, "brief": short}))
     watched = {"short": short, "right": {"kind": "numeric", "monitor": True}}
@@ -328,15 +328,15 @@ def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path
         load(recipe(tmp_path, watched))
     assert refused.value.where == "rewards.right" and "weight: 0" in (refused.value.hint or "")
     made = load(recipe(tmp_path, watched | {"right": {"kind": "numeric", "weight": 0}}))
-    assert made.rewards["right"].solved_at == 1.0
-    load(recipe(tmp_path, watched | {"short": short | {"solved_at": -0.1}}))
+    assert made.rewards["right"].success_threshold == 1.0
+    load(recipe(tmp_path, watched | {"short": short | {"success_threshold": -0.1}}))
 
 
 def test_a_reward_that_decides_in_a_stage_decides_alone(tmp_path: Path) -> None:
     path = recipe(tmp_path, {"right": {"kind": "numeric"}})
-    made = load(path, ["stages.1.rewards={strict: {kind: exact_match, solved_at: 0.5}}"])
+    made = load(path, ["stages.1.rewards={strict: {kind: exact_match, success_threshold: 0.5}}"])
     found = made.at(made.stages[1]).rewards
-    assert {name: one.solved_at for name, one in found.items()} == {"right": None, "strict": 0.5}
+    assert {name: one.success_threshold for name, one in found.items()} == {"right": None, "strict": 0.5}
 
 
 def test_a_file_in_the_current_folder_is_found_again_from_another_one(
@@ -360,18 +360,18 @@ def test_the_whole_reply_is_the_answer_and_there_is_one(tmp_path: Path) -> None:
     mixed = yaml.safe_load(path.read_text()) | {"environment": {"kind": "mixed", "parts": parts}}
     path.write_text(yaml.safe_dump(mixed))
     made = load(path)
-    assert made.agent.format == "text" and made.rewards["right"].solved_at == 1.0  # type: ignore[attr-defined]
+    assert made.agent.format == "text" and made.rewards["right"].success_threshold == 1.0  # type: ignore[attr-defined]
 
 
-def test_wrong_uses_of_solved_at_are_refused(tmp_path: Path) -> None:
+def test_wrong_uses_of_success_threshold_are_refused(tmp_path: Path) -> None:
     for wrong, says in (
-        ({"solved_at": "1"}, "a number"),
-        ({"solved_at": 1, "monitor": True}, "does not define success"),
+        ({"success_threshold": "1"}, "a number"),
+        ({"success_threshold": 1, "monitor": True}, "does not define success"),
     ):
         with pytest.raises(RecipeError, match=says):
             load(recipe(tmp_path, {"right": {"kind": "numeric"}, "other": {"kind": "numeric", **wrong}}))
-    two = {name: {"kind": "numeric", "solved_at": 1} for name in ("a", "b")}
-    with pytest.raises(RecipeError, match="only one reward may have solved_at"):
+    two = {name: {"kind": "numeric", "success_threshold": 1} for name in ("a", "b")}
+    with pytest.raises(RecipeError, match="only one reward may have success_threshold"):
         load(recipe(tmp_path, two))
     path = recipe(tmp_path, {"right": {"kind": "numeric"}})
     with pytest.raises(RecipeError, match="before rewards are computed"):

@@ -69,7 +69,7 @@ def renderer_length(renderer: Renderer, text: str) -> int:
 @pytest.mark.parametrize(
     ("says", "told_of"),
     [
-        ("100.0", "the value exceeds the presumed value of a correct answer; solved_at sets it"),
+        ("100.0", "the value exceeds the presumed value of a correct answer; success_threshold sets it"),
         ("float('nan')", "no finite number"),
         ("None", "no finite number"),
         ("1 / 0", "ZeroDivisionError"),
@@ -87,10 +87,10 @@ def test_a_verifier_that_says_what_it_cannot_fails_before_anything_is_trained(
     assert "rewards.right" in refused.value.where and told_of in str(refused.value), refused.value
 
 
-def test_a_value_above_1_is_the_failure_of_the_reward_unless_solved_at_says_its_scale(tmp_path: Path) -> None:
+def test_a_value_above_1_is_the_failure_of_the_reward_unless_success_threshold_says_its_scale(tmp_path: Path) -> None:
     (tmp_path / "points.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 7.0\n")
     reply = Trajectory("t/1", 0, "", (Turn(Action("3", said="3"), ""),), Outcome.FAILED)
-    for keys, solved in (({}, None), ({"solved_at": 5}, True), ({"solved_at": 10}, False)):
+    for keys, solved in (({}, None), ({"success_threshold": 5}, True), ({"success_threshold": 10}, False)):
         made = load(recipe(tmp_path, {"right": {"kind": "./points.py:judge", **keys}}))
         group = asyncio.run(score_group(Task("t/1", reference="3"), [reply], made.rewards))
         assert [t.solved for t in group.trajectories] == ([] if solved is None else [solved])

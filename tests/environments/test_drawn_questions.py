@@ -141,7 +141,7 @@ def test_asking_costs_and_the_right_code_solves() -> None:
     # √11 = 3.3166 between 0 and 10: S = .668338, and (1 + 0) .5 + .5 S.
     attempt = played(*((a, r.reply) for a, r in zip(["ask[penny]", "ask[nobody]", "ask[duke]"], results, strict=False)),
                      "answer[fabel]")  # fmt: skip
-    reward = CostAware(cost_weight=0.5, high=10.0)
+    reward = CostAware(cost_weight=0.5, max_sqrt_cost=10.0)
     assert reward(task("fabel"), attempt).value == pytest.approx(0.5 + 0.5 * (1 - 11**0.5 / 10))
 
 

@@ -567,13 +567,13 @@ def test_environments_that_ask_for_it_are_served_by_workers() -> None:
     wrapped = build_environment({"kind": kind, "isolated": True}, "environment", base=ROOT)
     assert wrapped == Processes(environment=Troubled(isolated=True))
     assert build_environment({"kind": kind}, "environment", base=ROOT) == Troubled()
-    off = {"kind": "processes", "environment": {"kind": kind, "isolated": True}, "n_workers": 0}
+    off = {"kind": "worker_processes", "environment": {"kind": kind, "isolated": True}, "n_workers": 0}
     assert build_environment(off, "environment", base=ROOT).n_workers == 0
     levels = {"kind": "graded", "levels": [{"kind": kind}, {"kind": kind, "isolated": True}]}
     whole = build_environment(levels, "environment", base=ROOT)
     assert isinstance(whole, Processes) and isinstance(whole.environment, Graded), "the whole, and not each level"
-    with pytest.raises(EnvError, match="processes within kind processes") as caught:
-        build_environment({"kind": "processes", "environment": off}, "environment", base=ROOT)
+    with pytest.raises(EnvError, match="worker_processes within kind worker_processes") as caught:
+        build_environment({"kind": "worker_processes", "environment": off}, "environment", base=ROOT)
     assert caught.value.where == "environment.environment"
     with pytest.raises(RecipeError, match="n_workers"):
         build_environment({**off, "n_workers": -1}, "environment", base=ROOT)
@@ -623,7 +623,7 @@ def test_a_run_in_which_a_worker_is_killed_goes_on_as_if_nothing_had_happened(tm
         inner = {"kind": "./deadly.py:Deadly", "n_turns": 1, **deadly}
         stage = {"kind": "policy_gradient", "steps": 2, "tasks_per_step": 4, "group_size": 4}
         policy = runs.BASE["policy"] | {"hidden_size": 16}
-        environment = {"kind": "processes", "environment": inner, "n_workers": 1, "episodes_at_once": 4}
+        environment = {"kind": "worker_processes", "environment": inner, "n_workers": 1, "episodes_at_once": 4}
         path = runs.write(folder, [stage], policy=policy, environment=environment, evaluation={"n_tasks": 8})
         return runs.run(path, folder / "run")
 

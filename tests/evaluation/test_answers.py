@@ -253,7 +253,7 @@ def test_what_a_strategy_needs_is_asked_before_anything_is_played(suite: Path, t
     reading = "{kind: best_of_n, judge: {kind: outcome_model, path: nowhere}}"
     blind = run("evaluate", "random", "--suite", suite, "--strategy", reading)
     assert blind.exit_code == 2 and "this judge reads token ids" in blind.stderr
-    suite.write_text(SUITE + "rewards: {quick: {kind: turn_cost, solved_at: 0.0}}\n")
+    suite.write_text(SUITE + "rewards: {quick: {kind: turn_cost, success_threshold: 0.0}}\n")
     told = run("evaluate", "random", "--suite", suite, "--strategy", "reflect_and_retry")
     assert told.exit_code == 2 and "retries stop before rewards are computed" in told.stderr
     assert "got:      solved, which the reward quick of parts.small says" in told.stderr

@@ -123,7 +123,7 @@ def test_members_of_a_mixture_borrow_among_themselves(order: int) -> None:
 
 
 def test_members_that_can_demonstrate_lend_beside_one_that_cannot() -> None:
-    world = Graded(levels=(Countdown(), External(world=Countdown(), command=(sys.executable,))))
+    world = Graded(levels=(Countdown(), External(environment=Countdown(), command=(sys.executable,))))
     tasks = [task for task in world.tasks("test") if task.info["level"] == 0][:3]
     assert set(prepared(world, tasks).borrowed) == {"0/"}
 

@@ -136,7 +136,7 @@ class World:
     @cached_property
     def environment(self) -> External:
         """That of the attempts."""
-        return External(**{"world": Keyhole(), **self.settings})
+        return External(**{"environment": Keyhole(), **self.settings})
 
     def play(
         self, work: Callable[[dict[str, Any]], None], n: int, *, n_threads: int = 3, **how: Any

@@ -55,7 +55,7 @@ def recipe_with(folder: Path, *words: str, agent: dict[str, Any] | None = None, 
         "policy": {"kind": "from_scratch", "hidden_size": 32, "n_layers": 1, "n_heads": 2},
         "environment": {
             "kind": "external",
-            "world": {"kind": "keyhole"},
+            "environment": {"kind": "keyhole"},
             "command": command_of(folder, *words, **how),
         },
         "agent": {"kind": "external", **(agent or {})},
@@ -70,7 +70,7 @@ def recipe_with(folder: Path, *words: str, agent: dict[str, Any] | None = None, 
 
 
 def test_an_environment_that_waits_for_its_program_keeps_all_promises(tmp_path: Path) -> None:
-    environment = External(world=Keyhole(), command=tuple(command_of(tmp_path)))
+    environment = External(environment=Keyhole(), command=tuple(command_of(tmp_path)))
     try:
         report = check_environment(environment, n_tasks=1, max_steps=1)
     finally:

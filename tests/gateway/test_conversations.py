@@ -102,8 +102,8 @@ def test_conversations_are_recorded_as_chats_in_which_each_reply_is_learnt_once(
     told(known, *begun, reply("1"), user("d"), reply("3"), user("e"), says=reply("4"), ids=(4,), finish=Finish.LENGTH)
     place = known.place([user("x")], TOOLS)
     known.record(place, TOOLS, reply("", ToolCall("f", {})), (5,), Finish.STOP)
-    for through in ("text", "template"):
-        rows = list(chats_of(known, ExternalAgent(tool_definitions=through), lambda ids: f"said {ids[0]}"))
+    for place_of in ("system_prompt", "chat_template"):
+        rows = list(chats_of(known, ExternalAgent(tool_definitions=place_of), lambda ids: f"said {ids[0]}"))
         said = [
             [(m["content"], m.get("weight", 1)) for m in row["messages"] if m["role"] == "assistant"] for row in rows
         ]
@@ -112,9 +112,9 @@ def test_conversations_are_recorded_as_chats_in_which_each_reply_is_learnt_once(
             [("few", 0), ("said 1", 0), ("said 3", 1)],
             [("said 5", 1)],
         ]
-        assert [row.get("tools") for row in rows] == [None, None, list(TOOLS) if through == "template" else None]
+        assert [row.get("tools") for row in rows] == [None, None, list(TOOLS) if place_of == "chat_template" else None]
         first = rows[2]["messages"][0]
-        assert first["role"] == ("system" if through == "text" else "user")
+        assert first["role"] == ("system" if place_of == "system_prompt" else "user")
 
 
 def test_what_is_text_in_the_schema_of_a_tool_stays_text() -> None:

@@ -109,7 +109,18 @@ def recorded(server: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     serving = [sys.executable, "-m", "rlhf.cli", "gateway", str(folder / "prices.yaml"), "--endpoint", server]
-    serving += ["--model", "m", "-n", "3", "--reward", "world", "--port", str(port), "--out", str(folder / "kept")]
+    serving += [
+        "--model",
+        "m",
+        "-n",
+        "3",
+        "--reward",
+        "environment",
+        "--port",
+        str(port),
+        "--out",
+        str(folder / "kept"),
+    ]
     variables = os.environ | {KEY: "known", "RLHF_GATEWAY": f"http://127.0.0.1:{port}"}
     process = subprocess.Popen(serving, env=variables, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -164,7 +175,7 @@ def opened(out: Path, environment: External, n: int) -> list[str]:
 
 
 def test_a_gateway_that_is_started_again_goes_on_with_the_next_tasks(tmp_path: Path) -> None:
-    environment = External(world=Keyhole())
+    environment = External(environment=Keyhole())
     listed = [task.id for task in environment.tasks("train")[:5]]
     assert opened(tmp_path, environment, 3) == listed[:3]
     assert opened(tmp_path, environment, 2) == listed[3:]
@@ -174,7 +185,7 @@ def test_a_session_that_the_world_has_no_episode_for_is_told_to_come_again(tmp_p
     world = Processes(environment=Troubled(thread_safe=False), n_workers=1)
     try:
         with pytest.raises(urllib.error.HTTPError, match="429"):
-            opened(tmp_path, External(world=world, reward="world"), 2)
+            opened(tmp_path, External(environment=world, reward="environment"), 2)
     finally:
         world.close()
 

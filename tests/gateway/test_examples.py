@@ -46,7 +46,7 @@ def knowing(text: str) -> str:
 def play(command: list[str], n: int = 2, **settings: Any) -> list[Trajectory]:
     """Have a program make `n` attempts."""
     world = Tools(questions=("price",))
-    environment = External(world=world, command=tuple(command), n_programs=1, reward="world", **settings)
+    environment = External(environment=world, command=tuple(command), n_programs=1, reward="environment", **settings)
 
     async def body() -> list[list[Trajectory]]:
         engine = ScriptedEngine(knowing, tokenizer=tokenizer(), max_context=8192)
@@ -117,7 +117,7 @@ def test_a_taskset_of_verifiers_is_played_as_it_is(tmp_path: Path) -> None:
     )
     (tmp_path / "tasks.jsonl").write_bytes(listed.stdout)
     world = Dataset(path=tmp_path / "tasks.jsonl", split_ratios={"train": 1.0})
-    environment = External(world=world, command=(*command, "vf-sums"), variables=variables)
+    environment = External(environment=world, command=(*command, "vf-sums"), variables=variables)
     engine = ScriptedEngine(lambda text: "3", tokenizer=tokenizer(), max_context=8192)
 
     async def body() -> list[list[Trajectory]]:

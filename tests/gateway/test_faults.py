@@ -113,7 +113,7 @@ def test_a_world_that_fails_is_no_failure_of_the_agent() -> None:
         with pytest.raises(urllib.error.HTTPError):
             post(f"{mine['url']}/step", mine["key"], {"action": "raise"})
 
-    played = one(World(limits(), settings={"world": Troubled(), "reward": "world"}), work)
+    played = one(World(limits(), settings={"environment": Troubled(), "reward": "environment"}), work)
     assert played.outcome is Outcome.ENV_ERROR and "the lamp fell over" in played.detail
 
 
@@ -123,7 +123,7 @@ def test_a_world_that_cuts_an_attempt_has_ended_nothing() -> None:
         assert post(f"{mine['url']}/step", mine["key"], {"action": "look"})["done"]
         post(f"{mine['url']}/finish", mine["key"])
 
-    played = one(World(limits(), settings={"world": Keyhole(max_steps=1), "reward": "world"}), work)
+    played = one(World(limits(), settings={"environment": Keyhole(max_steps=1), "reward": "environment"}), work)
     assert played.outcome is Outcome.TURN_LIMIT and played.detail == "the environment's own step limit"
 
 
@@ -136,7 +136,7 @@ def test_an_agent_that_asks_for_a_last_word_at_the_turn_limit_keeps_its_success(
         with pytest.raises(openai.APIStatusError):
             ask(client)
 
-    played = one(World(limits(max_turns=1), settings={"world": Troubled(), "reward": "world"}), work)
+    played = one(World(limits(max_turns=1), settings={"environment": Troubled(), "reward": "environment"}), work)
     assert played.outcome is outcome and len(played.turns) == 1
 
 
@@ -147,7 +147,7 @@ def test_no_more_attempts_begin_than_the_world_has_episodes_for() -> None:
         post(f"{mine['url']}/finish", mine["key"])
 
     worlds = Processes(environment=Troubled(thread_safe=False), n_workers=2)
-    settings: dict[str, Any] = {"world": worlds, "reward": "world"}
+    settings: dict[str, Any] = {"environment": worlds, "reward": "environment"}
     world = World(limits(), settings=settings)
     try:
         assert [attempt.solved for attempt in world.play(work, 5)] == [True] * 5
@@ -155,7 +155,7 @@ def test_no_more_attempts_begin_than_the_world_has_episodes_for() -> None:
         worlds.close()
     found = [External(**settings, command=("agent",), n_programs=n).max_episodes for n in (None, 1, 3)]
     assert found == [2, 1, 2] and world.environment.max_episodes == 2
-    assert External(world=worlds, command=("agent",), n_programs=3).max_episodes == 3  # only its tasks are used
+    assert External(environment=worlds, command=("agent",), n_programs=3).max_episodes == 3  # only its tasks are used
 
 
 def test_an_attempt_that_nobody_takes_ends_as_a_timeout() -> None:
@@ -739,6 +739,6 @@ def test_a_program_that_reads_nothing_begins_with_a_long_task() -> None:
 
 
 def test_the_agent_outside_speaks_the_format_of_the_recipes_tools() -> None:
-    found = external_agent(ToolAgent(tool_format="json"), "text")
+    found = external_agent(ToolAgent(tool_format="json"), "system_prompt")
     assert (found.tool_format, found.tool_definitions) == ("json", ToolAgent().tool_definitions)
-    assert external_agent(None, "text") == ExternalAgent(tool_definitions="system_prompt")
+    assert external_agent(None, "system_prompt") == ExternalAgent(tool_definitions="system_prompt")

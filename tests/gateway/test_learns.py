@@ -45,7 +45,7 @@ def run_with(folder: Path, steps: int, n_tasks: int) -> dict[str, float]:
         "policy": {"kind": "pretrained", "path": str(folder / "tiny"), "dtype": "float32"},
         "environment": {
             "kind": "external",
-            "world": {"kind": "keyhole"},
+            "environment": {"kind": "keyhole"},
             "command": [sys.executable, str(folder / "agent.py")],
             "variables": {"PYTHONPATH": str(EXAMPLES)},
             "n_programs": 2,

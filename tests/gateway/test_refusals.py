@@ -69,10 +69,10 @@ def play(folder: Path, how: str, **settings: Any) -> Trajectory:
 @pytest.mark.parametrize(
     ("how", "reward", "says"),
     [
-        ("hot crash", "posted", ["temperature=0", "override_sampling", "status 1", "BadRequestError"]),
+        ("hot crash", "client", ["temperature=0", "override_sampling", "status 1", "BadRequestError"]),
         ("first hot crash", "recipe", ["temperature=0", "override_sampling", "status 1", "BadRequestError"]),
-        ("first picture crash", "posted", ["messages[0].content", "image_url", "status 1"]),
-        ("hot fails", "world", ["temperature=0", "override_sampling"]),
+        ("first picture crash", "client", ["messages[0].content", "image_url", "status 1"]),
+        ("hot fails", "environment", ["temperature=0", "override_sampling"]),
         ("first hot", "recipe", ["no request", "temperature=0"]),
     ],
 )
@@ -90,7 +90,8 @@ def test_a_reward_that_is_missing_after_a_refusal_is_told_with_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("how", "reward"), [("long code", "posted"), ("long", "recipe"), ("long crash", "world"), ("long fails", "posted")]
+    ("how", "reward"),
+    [("long code", "client"), ("long", "recipe"), ("long crash", "environment"), ("long fails", "client")],
 )
 def test_a_full_context_ends_an_attempt_as_a_token_limit(how: str, reward: str, tmp_path: Path) -> None:
     played = play(tmp_path, how, reward=reward)

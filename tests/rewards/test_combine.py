@@ -36,9 +36,9 @@ rewards:
     parts:
       right: {reward: {kind: exact_match}}
       form: {reward: {kind: format}, weight: {start: 0.5, end: 0, steps: 100}}
-      turns: {reward: {kind: turn_cost, cost: 0.1}, low: -0.2}
+      turns: {reward: {kind: turn_cost, cost: 0.1}, min_value: -0.2}
     gates: {form: 1}
-    high: 1.2
+    max_value: 1.2
   order:
     kind: ranked
     factors:
@@ -59,10 +59,10 @@ def fixed(number):
 
 def test_a_sum_by_hand():
     # 1 · 1 + .5 · −.2, the −.4 being clipped
-    part = Combine(parts={"a": Part(reward=fixed(1)), "b": Part(reward=fixed(-0.4), weight=0.5, low=-0.2)})
+    part = Combine(parts={"a": Part(reward=fixed(1)), "b": Part(reward=fixed(-0.4), weight=0.5, min_value=-0.2)})
     assert value(part, played("x")) == pytest.approx(0.9)
-    assert value(Combine(parts=part.parts, high=0.5), played("x")) == 0.5
-    assert value(Combine(parts=part.parts, low=1), played("x")) == 1
+    assert value(Combine(parts=part.parts, max_value=0.5), played("x")) == 0.5
+    assert value(Combine(parts=part.parts, min_value=1), played("x")) == 1
 
 
 def test_a_gate_closes_the_sum():
@@ -96,7 +96,7 @@ def test_the_step_of_an_attempt_is_that_of_its_newest_token():
 
 def test_values_of_turns_stay_on_their_turns():
     penalty = Part(reward=InvalidActionPenalty(penalty=0.1), weight=2)
-    cost = Part(reward=TurnCost(cost=0.25), low=-0.5)
+    cost = Part(reward=TurnCost(cost=0.25), min_value=-0.5)
     part = Combine(parts={"solved": Part(reward=fixed(1)), "invalid": penalty, "turns": cost})
     found = asyncio.run(part(task("x"), played("a", "b", "c")))
     # three turns cost −.75, clipped at −.5: the .25 and the 1 count on the last turn
@@ -113,7 +113,7 @@ def test_values_of_turns_stay_on_their_turns():
 )
 def test_a_combined_value_is_within_its_caps_and_spread_over_its_turns(values, low, width, n_turns):
     parts = {str(i): Part(reward=TurnCost() if i % 2 else fixed(v), weight=v) for i, v in enumerate(values)}
-    part = Combine(parts=parts, low=low, high=low + width)
+    part = Combine(parts=parts, min_value=low, max_value=low + width)
     found = asyncio.run(part(task("x"), played(*["a"] * n_turns)))
     assert low <= found.value <= low + width
     assert found.per_turn is None or math.isclose(sum(found.per_turn), found.value, rel_tol=1e-6, abs_tol=1e-6)
@@ -146,7 +146,7 @@ def test_what_a_part_does_wrong_is_an_error():
     [
         (lambda: Combine(parts={}), "at least one"),
         (lambda: Combine(parts={"a": Part(reward=Outcome())}, gates={"b": 1}), "no part 'b'; there are a"),
-        (lambda: Part(reward=Outcome(), low=1, high=0), "more than high"),
+        (lambda: Part(reward=Outcome(), min_value=1, max_value=0), "more than max_value"),
         (lambda: Ranked(factors=()), "at least one"),
         (lambda: Schedule(start=0, end=1, steps=0), "greater than or equal to 1"),
     ],

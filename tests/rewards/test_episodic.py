@@ -115,7 +115,7 @@ def test_the_worth_of_an_attempt_is_the_weighted_sum_of_both_terms() -> None:
 
 def test_what_is_right_is_said_by_the_environment_or_by_a_reward() -> None:
     made = [attempt("q", "a", solved=True), attempt("q", "b", number=1)]
-    by_solved, by_reward = EpisodicMemory(), EpisodicMemory(success_reward="near", above=0.7)
+    by_solved, by_reward = EpisodicMemory(), EpisodicMemory(success_reward="near", correct_above=0.7)
     figures = by_solved.episodes.learn([group(*made)])
     assert (figures["episodic_successes"], figures["episodic_failures"]) == (1, 1)
     figures = by_reward.episodes.learn([group(*made, near=[0.7, 0.9])])  # .7 is not above .7

@@ -265,7 +265,7 @@ def test_both_stages_of_r1_searcher():
     assert [worth(first, attempt) for attempt in attempts] == [1.0, 0.5, 0.5, 0.0]
     # F1, less 2 where the form is broken, plus the 2 that all have
     assert [worth(second, attempt) - 2 for attempt in attempts] == pytest.approx([2 / 3, 1, 1 - 2, 0 - 2])
-    assert Called(least=2)(PARIS, attempts[0]).value == 0 and Called(tool="python")(PARIS, attempts[0]).value == 0
+    assert Called(min_calls=2)(PARIS, attempts[0]).value == 0 and Called(tool="python")(PARIS, attempts[0]).value == 0
 
 
 def test_tools_earn_a_bonus_together():
@@ -284,12 +284,12 @@ def test_costs_are_weighed_between_two_bounds():
     low, high = 11, 29
     assert thrift(400, low, high) == pytest.approx(0.5)  # 1 − (20 − 11)/18
     assert (thrift(0, low, high), thrift(10**6, low, high), thrift(7, 5, 5)) == (1, 0, 0.5)
-    part = CostAware(cost_weight=0.6, low=low, high=high)
+    part = CostAware(cost_weight=0.6, min_sqrt_cost=low, max_sqrt_cost=high)
     assert part.value(0.8, 400) == pytest.approx(0.62)  # .8 · .4 + .6 · .5
     assert part.value(0.0, 0) == 0  # cheap and wrong is wrong
     told = played((SEARCH[0], SEARCH[1] + "cost=150"), (SEARCH[0], SEARCH[1] + "Cost: 250.0"), ANSWER)
     assert part.spent(told) == 400
-    assert CostAware(cost_weight=0.6, low=low, high=high, form=Format(strict=False))(
+    assert CostAware(cost_weight=0.6, min_sqrt_cost=low, max_sqrt_cost=high, form=Format(strict=False))(
         PARIS, told
     ).value == pytest.approx(0.7)
     with pytest.raises(ValidationError, match="a group around the number"):

@@ -46,7 +46,7 @@ def test_differences_worked_by_hand() -> None:
 
 @given(st.lists(st.tuples(st.frozensets(st.sampled_from("abcd"), max_size=4), st.booleans()), max_size=20))
 def test_what_is_found_is_what_a_count_of_all_events_finds(paths: list[tuple[frozenset[str], bool]]) -> None:
-    settings = FoundSubgoals(most=2, min_difference=0.25, min_solved=2)
+    settings = FoundSubgoals(max_subgoals=2, min_difference=0.25, min_solved=2)
     found = settings.episodes
     found.learn([scored(*[attempt(*sorted(e), *(["end"] if s else []), solved=s) for e, s in paths])] if paths else [])
     solved, failed = ([e for e, s in paths if s is which] for which in (True, False))
@@ -82,7 +82,7 @@ def test_the_key_is_found_where_doors_are_locked() -> None:
     for number, task in enumerate(WORLD.tasks("train")[:60]):
         lost = [rng.choice(["go west", "go north", "wait"]) for _ in range(8)]
         attempts.append(asyncio.run(walked(task, WORLD.plan(task, ()) if number % 2 else lost)))
-    reward = FoundSubgoals(most=3)
+    reward = FoundSubgoals(max_subgoals=3)
     assert reward.episodes.learn([scored(*attempts)]) == {"found_subgoals": 3.0}
     assert reward.episodes.subgoals[0] == "The key is here."
     paths = [path_of(t) for t in attempts]

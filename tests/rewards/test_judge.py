@@ -214,7 +214,7 @@ def test_principles_are_averaged_and_bounded() -> None:
 
 def test_a_server_without_log_probs_is_an_error() -> None:
     with served(lambda body, _: completion("Yes")) as (url, _):
-        reward = Principles(url=url, model="m", principles=("it is odd",), request_s=5)
+        reward = Principles(url=url, model="m", principles=("it is odd",), request_timeout_s=5)
         group = judged(reward, attempts("4"))
     assert not group.scores and "did not answer" in group.failures[0].message
 
@@ -289,7 +289,7 @@ def test_a_server_in_trouble_is_asked_again_and_a_malformed_answer_too() -> None
         return fair(body, number)
 
     with served(reply) as (url, _):
-        assert values(Judge(url=url, model="m", concurrent=1), attempts("3", "1")) == [0.5, -0.5]
+        assert values(Judge(url=url, model="m", max_concurrent=1), attempts("3", "1")) == [0.5, -0.5]
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_no_more_requests_at_a_time_than_allowed() -> None:
         runner = web.AppRunner(application)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        reward = Grade(url=f"http://127.0.0.1:{runner.addresses[0][1]}", model="m", concurrent=2)
+        reward = Grade(url=f"http://127.0.0.1:{runner.addresses[0][1]}", model="m", max_concurrent=2)
         try:
             return list(await asyncio.gather(*(reward(TASK, one) for one in attempts(*map(str, range(6))))))
         finally:
@@ -344,7 +344,7 @@ def test_waiting_for_the_judge_is_no_time_of_the_reward(monkeypatch: pytest.Monk
         return f"VERDICT {question.mark}: 7"
 
     monkeypatch.setattr(Asker, "reply", slow)
-    rewards = {"judge": Weighted("judge", 1.0, Grade(url="http://127.0.0.1:1", model="m", concurrent=1))}
+    rewards = {"judge": Weighted("judge", 1.0, Grade(url="http://127.0.0.1:1", model="m", max_concurrent=1))}
 
     async def go() -> list[ScoredGroup]:
         groups = (score_group(TASK, attempts("a", "b"), rewards, timeout_s=1.0) for _ in range(5))
@@ -366,7 +366,7 @@ def test_a_local_model_is_asked_in_the_same_way(tmp_path: Path) -> None:
     first = chat.first_token(said)
     assert len(first) == 20 and sum(math.exp(x) for _, x in first) <= 1 + 1e-6
     assert [x for _, x in first] == sorted((x for _, x in first), reverse=True)
-    reward = Grade(path=str(tmp_path), max_tokens=4, scale="yes_no", unreadable="wrong", max_characters=200)
+    reward = Grade(path=str(tmp_path), max_tokens=4, scale="yes_no", unreadable="wrong", max_chars=200)
     reward.check_policy(policy.tokenizer)
     assert values(reward, attempts("1", "2")) == [0.0, 0.0]  # a policy of some 20 thousand parameters cannot judge
     with pytest.raises(ModelError, match="cannot be loaded"):

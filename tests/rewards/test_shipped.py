@@ -150,7 +150,7 @@ CASES = {
         ["add a: x", "add b: y", "add c: z", "done", "1", "2", "3", "answer[x]"],
         agent={"kind": "team"},
     ),
-    "found_subgoals": Case(0.5, keys={"min_solved": 1, "most": 2}),
+    "found_subgoals": Case(0.5, keys={"min_solved": 1, "max_subgoals": 2}),
     "judge": Case(0.5, keys={"model": "m"}),
     "grade": Case(1, keys={"model": "m"}),
     "principles": Case(5, keys={"model": "m", "principles": ["it is right"]}),

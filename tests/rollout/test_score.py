@@ -240,12 +240,12 @@ class Ranks:
 
 
 def decide(trajectories, solving, ranks, **others) -> ScoredGroup:
-    rewards = {"ranks": Weighted("ranks", 1.0, ranks), "right": Weighted("right", 1.0, solving, solved_at=0.5)}
+    rewards = {"ranks": Weighted("ranks", 1.0, ranks), "right": Weighted("right", 1.0, solving, success_threshold=0.5)}
     rewards |= {name: Weighted(name, 1.0, reward) for name, reward in others.items()}
     return asyncio.run(score_group(TASK, trajectories, rewards, timeout_s=20.0))
 
 
-def test_a_reward_with_solved_at_gives_the_outcome_that_all_others_are_shown():
+def test_a_reward_with_success_threshold_gives_the_outcome_that_all_others_are_shown():
     attempts = [trajectory(attempt=0), trajectory(attempt=1, outcome=Outcome.TURN_LIMIT), trajectory(attempt=2)]
     ranks, worth = Ranks(), (0.0, 0.5, 1.0)
     group = decide(attempts, lambda task, t: worth[t.attempt], ranks, alone=lambda task, t: float(t.solved))

@@ -29,12 +29,12 @@ def echo(tmp_path: Path) -> Path:
         (["stages.1.sampler={kind: ladder, metric: reward/nowhere}"], "stages[1].sampler.metric"),
         (["stages.1.sampler={kind: greso, metric: reward/nowhere}"], "stages[1].sampler.metric"),
         (["stages.1.selection={kind: dynamic, metric: reward/nowhere}"], "stages[1].selection.metric"),
-        (["stages.1.selection={kind: uncertain, metric: reward/nowhere}"], "stages[1].selection.metric"),
+        (["stages.1.selection={kind: variance_filter, metric: reward/nowhere}"], "stages[1].selection.metric"),
         (["stages.1.sampler={kind: greso}", *ALONE], "stages[1].group_size"),
         (["stages.1.selection={kind: dynamic}", *ALONE], "stages[1].group_size"),
-        (["stages.1.selection={kind: uncertain}", *ALONE], "stages[1].group_size"),
-        (["stages.1.selection={kind: uncertain, rule: reweight}", *WITH_NFT], "stages[1].selection.rule"),
-        (["stages.1.selection={kind: uncertain, scaling: sqrt}", *WITH_NFT], "stages[1].selection.scaling"),
+        (["stages.1.selection={kind: variance_filter}", *ALONE], "stages[1].group_size"),
+        (["stages.1.selection={kind: variance_filter, rule: reweight}", *WITH_NFT], "stages[1].selection.rule"),
+        (["stages.1.selection={kind: variance_filter, scaling: sqrt}", *WITH_NFT], "stages[1].selection.scaling"),
     ],
 )
 def test_metric_group_size_and_factors_are_refused(echo: Path, overrides: list[str], where: str) -> None:
@@ -48,8 +48,8 @@ def test_metric_group_size_and_factors_are_refused(echo: Path, overrides: list[s
     [
         (["stages.1.selection={kind: dynamic, metric: score}", WITH_PENALTY], 1),
         (["stages.1.selection={kind: dynamic, metric: success}", WITH_PENALTY], 0),
-        (["stages.1.selection={kind: uncertain}", *WITH_CRITIC], 1),
-        (["stages.1.selection={kind: uncertain, drop_equal: false}", *WITH_CRITIC], 0),
+        (["stages.1.selection={kind: variance_filter}", *WITH_CRITIC], 1),
+        (["stages.1.selection={kind: variance_filter, drop_equal: false}", *WITH_CRITIC], 0),
         (["stages.1.sampler={kind: greso}"], 0),
         (["stages.1.sampler={kind: curriculum}"], 0),
     ],

@@ -144,7 +144,7 @@ def test_a_step_with_nothing_to_train_on_says_so_and_moves_nothing(tmp_path: Pat
 
 
 def test_too_many_empty_steps_stop_a_run_with_all_of_them_recorded(tmp_path: Path) -> None:
-    selection = {"kind": "uncertain", "metric": "reward/nothing", "max_empty_steps": 2}
+    selection = {"kind": "variance_filter", "metric": "reward/nothing", "max_empty_steps": 2}
     path = recipe(tmp_path, {"selection": selection})
     out = tmp_path / "run"
     for resume in (False, True):  # and again: nothing has changed
@@ -200,7 +200,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "greso": {"sampler": {"kind": "greso", "p_start": 0.1}},
     "curriculum": {"sampler": CURRICULUM},
     "dynamic": {"selection": {"kind": "dynamic", "max_rounds": 2}},
-    "uncertain": {"selection": {"kind": "uncertain", "rule": "reweight", "scaling": "sqrt"}},
+    "variance_filter": {"selection": {"kind": "variance_filter", "rule": "reweight", "scaling": "sqrt"}},
     "replay": {"replay": {"max_age": 2}, "epochs": 2},
     "all": {
         "sampler": CURRICULUM,
@@ -229,7 +229,7 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", tiered(KEPT, "all", "uncertain"))
+@pytest.mark.parametrize("name", tiered(KEPT, "all", "variance_filter"))
 def test_ctrl_c_and_resume_equal_an_uninterrupted_run(tmp_path: Path, name: str) -> None:
     path = recipe(tmp_path, KEPT[name])
     with on_every_step(path, counter := PressAt(-1)):

@@ -125,7 +125,7 @@ def test_the_model_of_a_run_scores_its_evaluation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stages", "told"), [
     ([GRADIENT], "this stage trains no reward model of that kind"),
-    ([{**MODEL, "learns": "outcome"}, GRADIENT], "this stage trains no reward model of that kind"),
+    ([{**MODEL, "objective": "outcome"}, GRADIENT], "this stage trains no reward model of that kind"),
     ([{**MODEL, "rewards": {"learned": 1.0}}, GRADIENT], "not trained yet"),
     ([MODEL, {**GRADIENT, "rewards": {"lerned": 1.0}}], "did you mean 'learned'?"),
 ])  # fmt: skip

@@ -66,7 +66,7 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
     policy = tiny.policy()
     stage = Preference(
         optimizer=AdamW(lr=1e-3, max_grad_norm=None), batch_size={64: 64, 3: 12}[at_once],
-        pairs_per_microbatch=at_once, loss="kto", beta=0.2, good_weight=1.5,
+        pairs_per_microbatch=at_once, loss="kto", beta=0.2, desirable_weight=1.5,
     )  # fmt: skip
     rated = of_pairs(made(policy))[:11]
     rows = rated_rows(policy, stage, rated)
@@ -146,8 +146,8 @@ def test_replies_are_read_from_tables_messages_and_pairs(tmp_path: Path) -> None
         ([{"prompt": "a", "completion": "b"}], {}, "'label' is missing"),
         ([{"prompt": "a", "completion": "b", "label": True}] * 2, {}, "all replies of this file are good"),
         ([{"prompt": "a", "completion": "b", "label": True}], {"loss": "dpo"}, "line 1"),
-        ([], {"imitation_weight": 0.1}, "imitation_weight"),
-        ([], {"loss": "dpo", "good_weight": 2.0}, "good_weight"),
+        ([], {"sft_coef": 0.1}, "sft_coef"),
+        ([], {"loss": "dpo", "desirable_weight": 2.0}, "desirable_weight"),
         ([], {"pairs_per_microbatch": 1, "batch_size": 1}, "no other prompts"),
     ],
 )

@@ -48,7 +48,7 @@ def fan(*right: bool) -> ScoredGroup:
 def labels(made: ScoredGroup, seed: int = 0, **keys: Any) -> list[tuple[tuple[int, ...], float]]:
     """What is read, the mark included, with its label; each once."""
     draw, merging = random.Random(seed), Merging(**keys)
-    rows = labelled_nodes([made], merging, solved_at=1.0, eta=0.0, mark=MARK, draw=draw)
+    rows = labelled_nodes([made], merging, success_threshold=1.0, eta=0.0, mark=MARK, draw=draw)
     return list(dict.fromkeys((row.token_ids, row.labels[0]) for row in rows))
 
 
@@ -117,7 +117,7 @@ def test_attempts_that_end_where_others_go_on_keep_their_own_label() -> None:
     [merge] = compressions(passing(whole), Merging(compress=1.0, min_children=3), random.Random(1))
     assert merge.turn == 0 and merge.child == 1 and 3 in merge.others and len(merge.others) == 3
     rows = labelled_nodes(
-        [whole], Merging(max_turns=1, compress=1.0, min_children=3), solved_at=1.0, eta=0.0, mark=MARK,
+        [whole], Merging(max_turns=1, compress=1.0, min_children=3), success_threshold=1.0, eta=0.0, mark=MARK,
         draw=random.Random(1),
     )  # fmt: skip
     of_stopped = [row for row in rows if row.attempt == 3]
@@ -138,7 +138,7 @@ def test_each_attempt_ends_once_and_one_draw_gives_one_set_of_rows(
 
     def rows() -> list[Any]:
         draw = random.Random(seed)
-        return list(labelled_nodes([fan(*right)], merging, solved_at=1.0, eta=1.0, mark=MARK, draw=draw))
+        return list(labelled_nodes([fan(*right)], merging, success_threshold=1.0, eta=1.0, mark=MARK, draw=draw))
 
     found = rows()
     assert found == rows()
@@ -155,7 +155,7 @@ def model_of(folder: Path, longest: int | None) -> tuple[Any, ScoredGroup]:
     policy = tiny.policy()
     [made] = tiny.collect(policy, n_tasks=1, group_size=2)
     torch.manual_seed(0)
-    model = scoring_model(policy, "steps")
+    model = scoring_model(policy, "process")
     if longest:
         setattr(model.config, NODES, {"mark": policy.tokenizer.pad_token_id, "longest": longest})
     save(folder, model, policy.tokenizer)
@@ -186,7 +186,7 @@ def test_a_model_of_nodes_is_asked_with_a_mark_and_earns_where_they_end(tmp_path
 def test_a_model_that_knows_no_mark_is_asked_where_nodes_end(tmp_path: Path) -> None:
     model, made = model_of(tmp_path / "m", longest=None)
     assert nodes_of(str(tmp_path / "m")) is None and nodes_of(str(tmp_path / "none")) is None
-    least = ProcessModelScore(path=str(tmp_path / "m"), node=2, credit="min")
+    least = ProcessModelScore(path=str(tmp_path / "m"), node=2, aggregation="min")
     for trajectory, verdict in zip(made.trajectories, least.over_group(Task("t"), made.trajectories), strict=True):
         row: StepRow
         [row] = step_rows(trajectory)
@@ -213,7 +213,7 @@ def test_a_model_of_nodes_is_not_trained_further_on_turns(tmp_path: Path) -> Non
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 STAGE: dict[str, Any] = {
-    "kind": "reward_model", "learns": "steps", "pairs": {"tasks": 48, "group_size": 10}, "eta": 0.0, "epochs": 2,
+    "kind": "reward_model", "objective": "process", "pairs": {"tasks": 48, "group_size": 10}, "eta": 0.0, "epochs": 2,
     "rollout": {"kind": "tree", "branches_per_round": 1, "continuations": 4}, "batch_size": 16,
     "merge": {"min_children": 3}, "optimizer": {"lr": 3.0e-3, "schedule": "linear"},
 }  # fmt: skip
@@ -232,9 +232,9 @@ def test_a_stage_learns_nodes_and_leaves_a_folder_that_says_so(tmp_path: Path) -
     assert n_labels > 2 * n_attempts  # two words: two turns, their pair, and what compression adds
 
 
-@pytest.mark.parametrize("learns", ["pairs", "outcome"])
+@pytest.mark.parametrize("learns", ["pairwise", "outcome"])
 def test_only_a_model_of_steps_has_nodes(tmp_path: Path, learns: str) -> None:
-    stage = {"kind": "reward_model", "learns": learns, "merge": {"max_turns": 3}}
+    stage = {"kind": "reward_model", "objective": learns, "merge": {"max_turns": 3}}
     with pytest.raises(RecipeError) as refused:
         load(runs.write(tmp_path, [START, stage]))
     assert refused.value.where == "stages[1].merge" and learns in str(refused.value)

@@ -24,7 +24,7 @@ def test_constant_after_a_linear_warm_up() -> None:
 def test_linear_fall() -> None:
     # Update i of 4: 1 − i/4 of the peak; with a final share of 0.5 half of what would be lost is kept.
     assert rates(AdamW(lr=1.0, schedule="linear"), 4) == [1.0, 0.75, 0.5, 0.25]
-    assert rates(AdamW(lr=1.0, schedule="linear", final_lr_share=0.5), 4) == [1.0, 0.875, 0.75, 0.625]
+    assert rates(AdamW(lr=1.0, schedule="linear", min_lr_ratio=0.5), 4) == [1.0, 0.875, 0.75, 0.625]
 
 
 def test_cosine_fall_after_warm_up() -> None:
@@ -43,7 +43,7 @@ def test_cosine_fall_after_warm_up() -> None:
 def test_a_rate_is_never_more_than_the_peak_and_falls_after_the_warm_up(
     schedule: str, warmup: int, n: int, share: float
 ) -> None:
-    settings = AdamW(lr=3e-4, schedule=schedule, warmup_steps=warmup, final_lr_share=share)  # type: ignore[arg-type]
+    settings = AdamW(lr=3e-4, schedule=schedule, warmup_steps=warmup, min_lr_ratio=share)  # type: ignore[arg-type]
     found = rates(settings, n)
     assert all(0 < rate <= 3e-4 * (1 + 1e-12) for rate in found)
     assert found[:warmup] == sorted(found[:warmup]) and found[warmup:] == sorted(found[warmup:], reverse=True)

@@ -35,7 +35,7 @@ except MissingPackageError:
 
 STAGE: dict[str, Any] = {
     "kind": "preference", "pairs": {"tasks": 64, "group_size": 8}, "epochs": 4, "batch_size": 16, "beta": 0.3,
-    "imitation_weight": 0.3, "optimizer": {"lr": 5.0e-3, "schedule": "linear"},
+    "sft_coef": 0.3, "optimizer": {"lr": 5.0e-3, "schedule": "linear"},
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(loss: str, weight: float, 
     seen: list[Any] = []
     stage = Preference(
         optimizer=AdamW(lr=1e-3, max_grad_norm=None), batch_size={64: 64, 2: 8, 3: 9}[at_once],
-        pairs_per_microbatch=at_once, loss=loss, beta=0.2, imitation_weight=weight,
+        pairs_per_microbatch=at_once, loss=loss, beta=0.2, sft_coef=weight,
     )  # fmt: skip
     train_dpo(policy.model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
     assert len(seen) == stage.n_updates(len(pairs)) == 1

@@ -33,7 +33,7 @@ from rlhf.training.stages.pairs import Pair
 from tests import test_resume as resume
 from tests.training import runs, tiny, words
 
-KINDS: dict[str, Any] = {"pairs": RewardModelScore, "outcome": OutcomeModelScore, "steps": ProcessModelScore}
+KINDS: dict[str, Any] = {"pairwise": RewardModelScore, "outcome": OutcomeModelScore, "process": ProcessModelScore}
 FAST = AdamW(lr=3e-3)
 
 
@@ -77,7 +77,7 @@ def model_folder(folder: Path, learns: str) -> str:
     return str(folder)
 
 
-def refresher(folder: Path, learns: str = "pairs", **settings: Any) -> Refresher:
+def refresher(folder: Path, learns: str = "pairwise", **settings: Any) -> Refresher:
     """Of a new model; `settings` are the recipe keys."""
     reward = KINDS[learns](path=model_folder(folder, learns))
     found = Refresher.of(RewardRefresh(**{"optimizer": FAST, **settings}), {"r": Weighted("r", 1.0, reward)}, "0")
@@ -103,7 +103,9 @@ def tasks_of(items: list[Any]) -> set[str]:
 
 @pytest.mark.parametrize("learns", KINDS)
 def test_it_learns_from_the_present_attempts_and_leaves_the_recipes_model_alone(tmp_path: Path, learns: str) -> None:
-    found = refresher(tmp_path, learns, every=1, truth="env", solved_at=0.6, epochs=10, batch_size=8, held_out=0.5)
+    found = refresher(
+        tmp_path, learns, every=1, truth="env", success_threshold=0.6, epochs=10, batch_size=8, held_out=0.5
+    )
     loaded = load(str(tmp_path))[0]
     before = tiny.parameters(loaded)
     groups = attempts(1, n_tasks=6)
@@ -111,7 +113,7 @@ def test_it_learns_from_the_present_attempts_and_leaves_the_recipes_model_alone(
     assert found.is_due and found.fresh and found.held and not found.old
     assert not tasks_of(found.fresh) & tasks_of(found.held)
     assert tasks_of(found.fresh) | tasks_of(found.held) <= {group.task_id for group in groups}
-    kind = Pair if learns == "pairs" else Labelled
+    kind = Pair if learns == "pairwise" else Labelled
     assert all(isinstance(item, kind) for item in [*found.fresh, *found.held])
     fresh, held, name = list(found.fresh), list(found.held), group_of(groups, found)
     served = [v.value for v in found.live.over_group(Task(name.task_id), name.trajectories)]
@@ -134,7 +136,7 @@ def group_of(groups: list[ScoredGroup], found: Refresher) -> ScoredGroup:
 def test_truth_is_what_the_environment_calls_solved_or_another_reward(tmp_path: Path) -> None:
     [group] = [g for g in attempts(1) if g.task_id == "echoes/0/1"]
     for truth, worth in ((None, [float(t.solved) for t in group.trajectories]), ("env", None)):
-        found = refresher(tmp_path, "outcome", truth=truth, solved_at=0.6, held_out=0.01)
+        found = refresher(tmp_path, "outcome", truth=truth, success_threshold=0.6, held_out=0.01)
         found.learn([group], 1)
         values = worth or [score.parts["env"].value for score in group.scores]
         items = [item for item in found.fresh if isinstance(item, Labelled)]
@@ -217,7 +219,7 @@ def test_attempts_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("learns", KINDS)
 def test_its_state_goes_on_to_the_bit(tmp_path: Path, learns: str) -> None:
-    settings = {"every": 2, "truth": "env", "solved_at": 0.6, "capacity": 30, "held_out": 0.3}
+    settings = {"every": 2, "truth": "env", "success_threshold": 0.6, "capacity": 30, "held_out": 0.3}
     one = refresher(tmp_path / "one", learns, **settings)
     for step in (1, 2, 3):
         one.learn(attempts(step), step)
@@ -264,7 +266,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def recipe(folder: Path, start: dict[str, Any], learns: str, stages: list[dict[str, Any]], **changes: Any) -> Path:
-    kind = {"pairs": "reward_model", "outcome": "outcome_model", "steps": "process_model"}[learns]
+    kind = {"pairwise": "reward_model", "outcome": "outcome_model", "process": "process_model"}[learns]
     rewards = {"learned": {"kind": kind, "path": start[learns]}, "truth": {"kind": "./truth.py:odd", "weight": 0}}
     rewards |= changes.pop("rewards", {})
     evaluation = {"n_tasks": 4, "validation_n_tasks": 4}
@@ -276,7 +278,7 @@ def recipe(folder: Path, start: dict[str, Any], learns: str, stages: list[dict[s
 def test_a_stopped_run_equals_one_that_was_not(start: dict[str, Any], tmp_path: Path) -> None:
     stage = STAGE | {"reward_refresh": REFRESH | {"truth": "truth"}}
     # The second stage goes on with the model that the first one leaves.
-    path = recipe(tmp_path, start, "pairs", [stage, stage | {"steps": 1, "reward_refresh": None}])
+    path = recipe(tmp_path, start, "pairwise", [stage, stage | {"steps": 1, "reward_refresh": None}])
     calls: list[int] = []
     with words.on_every_step(path, lambda: calls.append(1)):
         runs.run(path, tmp_path / "whole")
@@ -286,7 +288,7 @@ def test_a_stopped_run_equals_one_that_was_not(start: dict[str, Any], tmp_path: 
     resume.assert_equal(tmp_path / "stopped", tmp_path / "whole")
     name = "0-policy_gradient/model.safetensors"
     left = [(tmp_path / run / "reward_model" / name).read_bytes() for run in ("whole", "stopped")]
-    assert left[0] == left[1] != Path(start["pairs"], "model.safetensors").read_bytes()
+    assert left[0] == left[1] != Path(start["pairwise"], "model.safetensors").read_bytes()
     assert runs.curve(tmp_path / "whole", "reward_refresh/n_refreshes") == [1.0, 2.0]
     assert sum(runs.curve(tmp_path / "whole", "reward_refresh/n_new")) > 8
 
@@ -294,7 +296,7 @@ def test_a_stopped_run_equals_one_that_was_not(start: dict[str, Any], tmp_path: 
 def test_a_killed_run_equals_one_that_was_not(start: dict[str, Any], tmp_path: Path) -> None:
     from tests.training import children
 
-    path = recipe(tmp_path, start, "steps", [STAGE | {"reward_refresh": REFRESH | {"truth": "truth"}, "steps": 3}])
+    path = recipe(tmp_path, start, "process", [STAGE | {"reward_refresh": REFRESH | {"truth": "truth"}, "steps": 3}])
     whole = children.run(tmp_path, "train", path, "--out", tmp_path / "run")
     assert whole.code == 0, whole.err
     n = children.n_events(whole)
@@ -307,7 +309,7 @@ def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
     start: dict[str, Any], tmp_path: Path
 ) -> None:
     stage = STAGE | {"tasks_per_step": 8, "steps": 3, "reward_refresh": REFRESH | {"truth": "truth"}}
-    done = runs.run(recipe(tmp_path, start, "pairs", [stage]), tmp_path / "run")
+    done = runs.run(recipe(tmp_path, start, "pairwise", [stage]), tmp_path / "run")
     for when in ("before", "after"):
         value, low, high = (
             runs.curve(done.folder, f"reward_refresh/accuracy_{when}{end}") for end in ("", "_low", "_high")
@@ -331,7 +333,7 @@ def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
         ({"reward": "lerned"}, {}, ["reward_refresh.reward", "did you mean 'learned'?"]),
         ({"reward": "truth"}, {}, ["reward_refresh.reward", "reward model"]),
         ({}, {"second": "learned"}, ["reward_refresh.reward", "learned, second"]),
-        ({"solved_at": 0.5}, {}, ["reward_refresh.solved_at", "no effect"]),
+        ({"success_threshold": 0.5}, {}, ["reward_refresh.success_threshold", "no effect"]),
         ({"truth": "learned"}, {}, ["reward_refresh.truth"]),
         ({"truth": "truht"}, {}, ["reward_refresh.truth", "did you mean 'truth'?"]),
         ({"truth": "seen"}, {"seen": {"kind": "outcome", "monitor": True}}, ["reward_refresh.truth", "weight: 0"]),
@@ -342,16 +344,16 @@ def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
 def test_a_recipe_that_cannot_work_is_refused(
     start: dict[str, Any], tmp_path: Path, settings: dict[str, Any], rewards: dict[str, Any], says: list[str]
 ) -> None:
-    learned = {"kind": "reward_model", "path": start["pairs"]}
+    learned = {"kind": "reward_model", "path": start["pairwise"]}
     rewards = {name: learned if value == "learned" else value for name, value in rewards.items()}
-    path = recipe(tmp_path, start, "pairs", [STAGE | {"reward_refresh": settings}], rewards=rewards)
+    path = recipe(tmp_path, start, "pairwise", [STAGE | {"reward_refresh": settings}], rewards=rewards)
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
     assert all(text in str(caught.value) for text in says), caught.value
 
 
 def test_it_needs_one_process_and_says_when_it_would_never_come(start: dict[str, Any], tmp_path: Path) -> None:
-    found = load_recipe(recipe(tmp_path, start, "pairs", [STAGE | {"reward_refresh": {"every": 9}}]))
+    found = load_recipe(recipe(tmp_path, start, "pairwise", [STAGE | {"reward_refresh": {"every": 9}}]))
     with pytest.raises(RecipeError, match="in one process") as caught:
         check_processes(found, 2)
     assert caught.value.where == "stages[0].reward_refresh"

@@ -233,7 +233,7 @@ def updated(roles: tuple[str, ...] | None) -> set[str | None]:
     """Adapters that updates with weight decay move, of a planner's episodes of which `roles` are trained."""
     made = moved()
     groups = episodes(made)
-    samples, _ = make_samples(groups, credit(groups, TwoLevel(high=GRPO(), low=GRPO())), "trajectory", roles)
+    samples, _ = make_samples(groups, credit(groups, TwoLevel(planner=GRPO(), executor=GRPO())), "trajectory", roles)
     trainer = TorchTrainer(made, AdamW(lr=0.01, weight_decay=0.1), 4)
     before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
     for batches in pack_minibatches(samples, 2, Reduction(), 400):

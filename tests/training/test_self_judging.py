@@ -171,10 +171,10 @@ def test_a_policy_that_judges_badly_does_not_become_the_judge(start: str, tmp_pa
 
 
 def test_an_audit_needs_a_right_and_a_wrong_attempt_at_a_task(start: str, tmp_path: Path) -> None:
-    stage = STAGE | {"judge_refresh": RENEWAL | {"solved_at": 9.0}}
+    stage = STAGE | {"judge_refresh": RENEWAL | {"success_threshold": 9.0}}
     with pytest.raises(TrainingError, match="cannot be audited") as caught:
         runs.run(recipe(tmp_path, start, [stage]), tmp_path / "run")
-    assert "judge_refresh.solved_at" in caught.value.hint
+    assert "judge_refresh.success_threshold" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_recipe_that_was_written_down_has_the_same_worlds(tmp_path: Path) -> N
     assert again == recipe
     seen = again.at(again.stages[1])
     assert (seen.limits.max_turns, seen.limits.max_tokens, seen.limits.max_concurrent) == (1, 5, 64)
-    assert {name: (w.weight, w.solved_at) for name, w in seen.rewards.items()} == {
+    assert {name: (w.weight, w.success_threshold) for name, w in seen.rewards.items()} == {
         "words": (0.5, None), "said": (1.0, 1.0),
     }  # fmt: skip
     assert again.at(again.stages[0]) is again

@@ -31,7 +31,7 @@ STAGE = {
 }
 REVERSE = {"sampler": {"kind": "reverse_curriculum", "segments": 3, "n_demonstrations": 6}}
 STAGED = {"sampler": {"kind": "reverse_curriculum", "segments": 3, "schedule": "staged", "stage_steps": 1}}
-EXIT = {"sampler": {"kind": "exit", "p_new": 0.4, "max_size": 8}}
+EXIT = {"sampler": {"kind": "exploratory_iteration", "p_new": 0.4, "max_size": 8}}
 TREE = {"rollout": {"kind": "tree"}, "advantage": {"kind": "tree_grpo"}}
 KINDS = {"reverse": REVERSE, "staged": STAGED, "exit": EXIT, "tree": TREE, "exit-tree": EXIT | TREE}
 
@@ -126,7 +126,11 @@ def test_what_a_tree_comes_to_is_shown(tmp_path: Path) -> None:
         (["stages.0.group_size=4"], "stages[0].group_size", "a multiple of 1 + rounds x branches_per_round"),
         (["environment={kind: ./blind.py:Blind}"], "stages[0].rollout.kind", "replayable=True"),
         (
-            ["stages.0.rollout={kind: independent}", "stages.0.sampler={kind: exit}", "agent={kind: ./blind.py:Mum}"],
+            [
+                "stages.0.rollout={kind: independent}",
+                "stages.0.sampler={kind: exploratory_iteration}",
+                "agent={kind: ./blind.py:Mum}",
+            ],
             "stages[0].sampler.kind",
             "a method `write(action)`",
         ),

@@ -75,7 +75,7 @@ def branching() -> ScoredGroup:
 
 
 def test_a_step_is_labelled_by_what_became_of_all_who_took_it() -> None:
-    rows = list(labelled([branching()], steps=True, solved_at=1.0, eta=0.0))
+    rows = list(labelled([branching()], steps=True, success_threshold=1.0, eta=0.0))
     # After 5: one of three is right; after 5, 6: one of two; the end of each attempt is its own.
     assert [row.labels for row in rows] == [
         pytest.approx((1 / 3, 1 / 2, 1.0)),
@@ -84,12 +84,12 @@ def test_a_step_is_labelled_by_what_became_of_all_who_took_it() -> None:
         (0.0,),
     ]
     assert [row.ends for row in rows] == [(1, 3, 5), (1, 3, 5), (1, 3), (1,)]
-    soft = [row.labels for row in labelled([branching()], steps=True, solved_at=1.0, eta=1.0)]
+    soft = [row.labels for row in labelled([branching()], steps=True, success_threshold=1.0, eta=1.0)]
     assert soft[0] == pytest.approx((math.log((2 + math.e) / 3), 0.620115, 1.0), abs=1e-6)
 
 
 def test_an_outcome_is_one_label_at_the_end() -> None:
-    rows = list(labelled([branching()], steps=False, solved_at=0.4, eta=0.0))
+    rows = list(labelled([branching()], steps=False, success_threshold=0.4, eta=0.0))
     assert [(row.ends, row.labels) for row in rows] == [((5,), (1.0,)), ((5,), (0.0,)), ((3,), (0.0,)), ((1,), (1.0,))]
 
 
@@ -113,9 +113,9 @@ def test_the_loss_is_the_cross_entropy_of_all_labels_however_they_are_divided() 
     assert float(torch.nn.functional.binary_cross_entropy_with_logits(x, labels)) == pytest.approx(worked, abs=1e-6)
     policy = tiny.policy()
     groups = tiny.collect(policy, n_tasks=2, group_size=3)
-    rows = list(labelled(groups, steps=True, solved_at=1.0, eta=1.0))
+    rows = list(labelled(groups, steps=True, success_threshold=1.0, eta=1.0))
     torch.manual_seed(0)
-    model = scoring_model(policy, "steps")
+    model = scoring_model(policy, "process")
     found = []
     for at_once in (1, 2, 6):
         model.zero_grad(set_to_none=True)
@@ -131,12 +131,12 @@ def test_the_loss_is_the_cross_entropy_of_all_labels_however_they_are_divided() 
 
 def test_training_repeats_itself_and_leaves_no_gradient_behind() -> None:
     policy = tiny.policy()
-    rows = list(labelled(tiny.collect(policy, n_tasks=2, group_size=3), steps=True, solved_at=0.5, eta=1.0))
-    stage = RewardModel(learns="steps", epochs=3, batch_size=4, pairs_per_microbatch=2, optimizer=AdamW(lr=1e-2))
+    rows = list(labelled(tiny.collect(policy, n_tasks=2, group_size=3), steps=True, success_threshold=0.5, eta=1.0))
+    stage = RewardModel(objective="process", epochs=3, batch_size=4, pairs_per_microbatch=2, optimizer=AdamW(lr=1e-2))
     found = []
     for checkpointing in (False, False, True):
         torch.manual_seed(0)
-        model = scoring_model(policy, "steps")
+        model = scoring_model(policy, "process")
         made = RewardModel(**{**vars(stage), "gradient_checkpointing": checkpointing})
         losses = [values["reward_model/loss"] for values in updates(model, rows, made, seed=3)]
         assert len(losses) == made.n_updates(len(rows)) and losses[-1] < losses[0]
@@ -155,7 +155,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, ScoredGr
     folder, policy = tmp_path_factory.mktemp("steps"), tiny.policy()
     [group] = tiny.collect(policy, n_tasks=1, group_size=4)
     torch.manual_seed(0)
-    model = scoring_model(policy, "steps")
+    model = scoring_model(policy, "process")
     save(folder, model, policy.tokenizer)
     return folder, model, group
 
@@ -170,7 +170,7 @@ def test_each_turn_earns_what_it_did_to_the_probability(asked: tuple[Path, Any, 
         p = [1 / (1 + math.exp(-x)) for x in numbers]
         assert verdict.per_turn == pytest.approx([b - a for a, b in zip([0.0, *p], p, strict=False)], abs=1e-5)
         assert verdict.value == pytest.approx(p[-1], abs=1e-5)
-        least = ProcessModelScore(path=str(folder), credit="min").over_group(Task("t"), [trajectory])[0]
+        least = ProcessModelScore(path=str(folder), aggregation="min").over_group(Task("t"), [trajectory])[0]
         assert (least.value, least.per_turn) == (pytest.approx(min(p), abs=1e-5), None)
 
 
@@ -179,7 +179,7 @@ def test_a_model_of_something_else_is_refused(asked: tuple[Path, Any, ScoredGrou
     for wrong in (RewardModelScore(path=folder), OutcomeModelScore(path=folder)):
         with pytest.raises(ModelError, match="trained with another objective") as caught:
             wrong.check_policy(tokenizer)
-        assert "learns: steps" in caught.value.got and "process_model" in caught.value.hint
+        assert "objective: process" in caught.value.got and "process_model" in caught.value.hint
 
 
 def test_what_cannot_be_read_is_an_error(asked: tuple[Path, Any, ScoredGroup]) -> None:
@@ -204,7 +204,7 @@ def test_a_model_can_be_a_part_of_another_reward(asked: tuple[Path, Any, ScoredG
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 STAGE: dict[str, Any] = {
-    "kind": "reward_model", "learns": "steps", "pairs": {"tasks": 128, "group_size": 9}, "eta": 0.0, "epochs": 6,
+    "kind": "reward_model", "objective": "process", "pairs": {"tasks": 128, "group_size": 9}, "eta": 0.0, "epochs": 6,
     "rollout": {"kind": "tree", "branches_per_round": 1, "continuations": 2}, "batch_size": 16,
     "optimizer": {"lr": 3.0e-3, "schedule": "linear"},
 }  # fmt: skip
@@ -214,7 +214,7 @@ STAGE: dict[str, Any] = {
 def done(tmp_path_factory: pytest.TempPathFactory) -> runs.Done:
     """A policy that solves some tasks, a model of its steps, and one of its outcomes."""
     folder = tmp_path_factory.mktemp("steps")
-    outcome = {k: v for k, v in STAGE.items() if k not in ("rollout", "eta")} | {"learns": "outcome"}
+    outcome = {k: v for k, v in STAGE.items() if k not in ("rollout", "eta")} | {"objective": "outcome"}
     stages = [START | {"random_share": 0.5}, STAGE, outcome]
     changes: dict[str, Any] = {"policy": runs.BASE["policy"] | {"n_layers": 2}, "evaluation": {"n_tasks": 4}}
     return runs.run(runs.write(folder, stages, rewards=OUTCOME, **changes), folder / "run")
@@ -224,7 +224,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> runs.Done:
 def test_both_learn_to_tell_right_from_wrong(done: runs.Done) -> None:
     accuracies = runs.curve(done.folder, "reward_model/accuracy")
     assert len(accuracies) == 2 and min(accuracies) > 0.75, accuracies
-    for name, of in (("1-reward_model", "steps"), ("2-reward_model", "outcome")):
+    for name, of in (("1-reward_model", "process"), ("2-reward_model", "outcome")):
         folder = done.folder / "reward_model" / name
         kept = json.loads((folder / "held_out.json").read_text())
         assert kept["of"] == of and kept["n_held_out"] > 20 and sum(b["n"] for b in kept["bins"]) == kept["n"]
@@ -260,7 +260,7 @@ def test_a_policy_learns_from_them(done: runs.Done, tmp_path: Path, name: str, k
 
 
 def test_attempts_that_are_all_alike_are_nothing_to_learn_from(tmp_path: Path) -> None:
-    stage = STAGE | {"solved_at": 9.0, "pairs": {"tasks": 4, "group_size": 3}}
+    stage = STAGE | {"success_threshold": 9.0, "pairs": {"tasks": 4, "group_size": 3}}
     with pytest.raises(TrainingError, match="all are correct, or all wrong"):
         runs.run(runs.write(tmp_path, [stage], rewards=OUTCOME, evaluation={"n_tasks": 4}), tmp_path / "run")
 
@@ -268,14 +268,14 @@ def test_attempts_that_are_all_alike_are_nothing_to_learn_from(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        ({"learns": "pairs"}, ["stages[0].eta", "no effect"]),
-        ({"learns": "outcome", "rollout": {"kind": "independent"}}, ["stages[0].eta", "no effect"]),
-        ({"learns": "outcome"}, ["stages[0].rollout", "no effect"]),
+        ({"objective": "pairwise"}, ["stages[0].eta", "no effect"]),
+        ({"objective": "outcome", "rollout": {"kind": "independent"}}, ["stages[0].eta", "no effect"]),
+        ({"objective": "outcome"}, ["stages[0].rollout", "no effect"]),
         ({"centring": 0.1}, ["stages[0].centring", "no effect"]),
         ({"pairs": {"group_size": 9, "margin": 0.1}}, ["stages[0].pairs.margin", "no effect"]),
         ({"pairs": {"file": "x.jsonl"}}, ["stages[0].pairs.file", "no effect"]),
         ({"pairs": {"group_size": 7}}, ["stages[0].pairs.group_size", "multiple"]),
-        ({"learns": "turns"}, ["stages[0].learns", "steps"]),
+        ({"objective": "turns"}, ["stages[0].objective", "process"]),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(tmp_path: Path, stage: dict[str, Any], says: list[str]) -> None:

@@ -36,7 +36,7 @@ def trained(folder: Path, **stage: object) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps, of which the first is measured."""
-    return trained(tmp_path_factory.mktemp("measured"), token_figures={"every": 2})
+    return trained(tmp_path_factory.mktemp("measured"), token_stats={"every": 2})
 
 
 def test_stored_figures_are_those_of_the_update(folder: Path) -> None:
@@ -72,7 +72,7 @@ def test_nothing_else_of_a_run_changes(folder: Path, tmp_path: Path) -> None:
 
 def test_only_roles_that_are_trained_have_figures(tmp_path: Path) -> None:
     keys = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 1, "group_size": 2}
-    keys |= {"token_figures": {}, "train_roles": ["plan"], "layout": "generation"}
+    keys |= {"token_stats": {}, "train_roles": ["plan"], "layout": "generation"}
     recipe = runs.write(tmp_path, [keys], evaluation={"n_tasks": 2}, agent={"kind": "planner"})
     for record in of_step(runs.run(recipe, tmp_path / "run").folder, 1):
         assert record.entropies is not None

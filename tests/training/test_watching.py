@@ -266,7 +266,7 @@ def recipe(folder: Path, rewards: dict[str, Any], steps: int = 30) -> Any:
 def test_a_recipe_says_it_in_one_word_and_is_written_back(tmp_path: Path) -> None:
     loaded = recipe(tmp_path, HACKABLE | {"exact": {"kind": "exact_match", "monitor": True}})
     assert loaded.rewards["exact"].monitor == Watch() and set(loaded.trained_rewards) == {"mentioned"}
-    assert values_of(loaded)["rewards"]["exact"]["watch"] == {"compare_with": None, "window": 20, "stop": False}
+    assert values_of(loaded)["rewards"]["exact"]["monitor"] == {"compare_with": None, "window": 20, "stop": False}
     assert recipe_of(values_of(loaded), name="x", base=tmp_path).rewards == loaded.rewards
     off = recipe(tmp_path / "off", HACKABLE | {"exact": {"kind": "exact_match", "monitor": False, "weight": 0.5}})
     assert off.rewards["exact"].monitor is None and off.rewards["exact"].weight == 0.5

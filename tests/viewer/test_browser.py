@@ -119,7 +119,7 @@ def test_tokens_are_coloured_by_what_was_stored_of_them(page: Any, shown: Viewer
     why = page.locator("label:has(input[value=gap]:disabled)")
     why.wait_for()
     assert page.locator(".turns .t.up, .turns .t.down").count() > 0
-    assert why.get_attribute("title").startswith("not recorded: the stage's key token_figures")
+    assert why.get_attribute("title").startswith("not recorded: the stage's key token_stats")
 
 
 def test_all_steps_are_searched_and_evaluations_compared(page: Any, shown: Viewer) -> None:

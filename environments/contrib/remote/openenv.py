@@ -40,7 +40,7 @@ class OpenEnv(Seeded):
     """Field of its observation that the agent reads; empty shows the whole observation in JSON."""
     reset: Mapping[str, Any] = Field(default_factory=dict)
     """Arguments of `reset` beside, or instead of, `seed`, `split` and `episode_id`."""
-    success_from: float = 1.0
+    success_threshold: float = 1.0
     """Reward of the last step from which an episode counts as solved, where the observation has no field `success`."""
     max_steps: Annotated[int, Field(ge=1)] = 50
     """The episode is cut after so many actions."""
@@ -119,7 +119,7 @@ class OpenEnvEpisode:
         cut = not done and self._n_steps >= self._settings.max_steps
         success = observation.get("success")
         if not isinstance(success, bool):
-            success = done and earned >= self._settings.success_from
+            success = done and earned >= self._settings.success_threshold
         admissible = observation.get("admissible_actions", ())
         key = observation.get("state_key")
         return StepResult(

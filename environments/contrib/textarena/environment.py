@@ -64,7 +64,7 @@ class TextArena(Drawn):
     """Invalid moves in a row that are forgiven; one more loses the game. The package forgives one."""
     max_steps: Annotated[int, Field(ge=1)] = 40
     """Maximum moves per episode, including invalid ones; the other player's count only if it is played too."""
-    solved_at: Annotated[float, Field(gt=0, le=1)] = 1.0
+    success_threshold: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The package's reward from which an episode counts as solved; with both seats played, that of the first."""
     reward: Literal["score", "success"] = "score"
     """At the end: the package's reward of who moved last, -1, 0 or 1 in games for two and between 0 and 1 in others;
@@ -219,7 +219,7 @@ class _Play:
     @property
     def solved(self) -> bool:
         """True if the seat that is played, or the first, has earned enough."""
-        return self.done and self.earned(self._own or 0) >= self._settings.solved_at
+        return self.done and self.earned(self._own or 0) >= self._settings.success_threshold
 
     def earned(self, seat: int) -> float:
         """The package's reward of a seat; 0 before the end."""

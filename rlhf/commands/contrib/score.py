@@ -45,7 +45,7 @@ def score(
             metavar="NAME", help="Stored value to compare with: score, success, or the recipe's name of a reward."
         ),
     ] = "score",
-    passes: Annotated[float, typer.Option(help="Pass threshold; a verdict flips when it crosses this value.")] = 0.5,
+    threshold: Annotated[float, typer.Option(help="Pass threshold; a verdict flips when it crosses this value.")] = 0.5,
     phase: Annotated[
         str | None, typer.Option(metavar="|".join(PhaseName), help="Only attempts of training or of evaluation.")
     ] = None,
@@ -73,8 +73,8 @@ def score(
         told = f"tasks are known by their ids alone: {stored.problem}"
         caution(told)
     found = {name: _judged(stored, part, against, timeout_s, target) for name, target, part in parts}
-    plain = [_plain(name, target, found[name], passes, run) for name, target, _ in parts]
-    result = {"run": str(run), "against": against, "passes": passes, "rewards": plain}
+    plain = [_plain(name, target, found[name], threshold, run) for name, target, _ in parts]
+    result = {"run": str(run), "against": against, "threshold": threshold, "rewards": plain}
     if out is not None:
         _write(out, result, found)
     if as_json:
@@ -158,22 +158,22 @@ def _judged(stored: Stored, reward: Any, against: str, timeout_s: float, target:
     return judged
 
 
-def _plain(name: str, target: str, judged: Sequence[Judgement], passes: float, run: Path) -> dict[str, Any]:
+def _plain(name: str, target: str, judged: Sequence[Judgement], threshold: float, run: Path) -> dict[str, Any]:
     from rlhf.evaluation.contrib.rescore import failure_summary, figures, flipped
 
     groups = dict.fromkeys(j.group for j in judged)
     sets = [
-        {"stage": stage, "phase": phase, **figures([j for j in judged if j.group == (stage, phase)], passes)}
+        {"stage": stage, "phase": phase, **figures([j for j in judged if j.group == (stage, phase)], threshold)}
         for stage, phase in groups
     ]
     message, _ = failure_summary(judged)
     return {
         "name": name,
         "target": target,
-        "all": figures(judged, passes),
+        "all": figures(judged, threshold),
         "sets": sets,
         "failure": message,
-        "flipped": [_attempt(j, run) for j in flipped(judged, passes)],
+        "flipped": [_attempt(j, run) for j in flipped(judged, threshold)],
     }
 
 

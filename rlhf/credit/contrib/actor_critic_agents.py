@@ -41,7 +41,7 @@ class Reviews(Wrapper):
     Source: our own; a critic rewarded for telling right from wrong is CTRL's idea, arXiv 2502.03492.
     """
 
-    above: float | None = None
+    correct_above: float | None = None
     """Score above which an attempt counts as successful; null uses the environment's success."""
     outcome: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of `inner`'s advantage on the critic's tokens."""
@@ -68,7 +68,7 @@ class Reviews(Wrapper):
         """Return `credits` with the critic's tokens paid for being right."""
         changed, n_reviews, n_right = [], 0, 0.0
         for group, credit in zip(groups, credits, strict=True):
-            right_G = correct(group, self.above)
+            right_G = correct(group, self.correct_above)
             found = [
                 list(reviews(trajectory, is_right))
                 for trajectory, is_right in zip(group.trajectories, right_G, strict=True)

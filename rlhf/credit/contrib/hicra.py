@@ -38,24 +38,24 @@ class HICRA(Wrapper):
     """α, the relative increase of the advantage of planning tokens."""
     grams: tuple[Annotated[Ids, Field(min_length=1)], ...] = ()
     """Strategic grams, each a list of token ids (`rlhf trajectories RUN --tokens` shows ids)."""
-    begin: Ids = ()
+    plan_start_ids: Ids = ()
     """Token ids of the tag that opens a plan; the tag itself is no planning token."""
-    end: Ids = ()
+    plan_end_ids: Ids = ()
     """Token ids of the tag that closes it."""
 
     def __post_init__(self) -> None:
-        if not self.grams and not self.begin:
-            raise ValueError("hicra needs to know planning tokens: give grams, or begin and end")
-        if self.end and not self.begin:
-            raise ValueError("end has no effect without begin; give both, or remove it")
+        if not self.grams and not self.plan_start_ids:
+            raise ValueError("hicra needs to know planning tokens: give grams, or plan_start_ids and plan_end_ids")
+        if self.plan_end_ids and not self.plan_start_ids:
+            raise ValueError("plan_end_ids has no effect without plan_start_ids; give both, or remove it")
 
     def check_policy(self, tokenizer: Any) -> None:
         """Refuse ids that the policy cannot say. Raises RecipeError."""
         n_vocab = len(tokenizer)
         for name, ids in (
             ("grams", [i for gram in self.grams for i in gram]),
-            ("begin", self.begin),
-            ("end", self.end),
+            ("plan_start_ids", self.plan_start_ids),
+            ("plan_end_ids", self.plan_end_ids),
         ):
             strange = [i for i in ids if not 0 <= i < n_vocab]
             if strange:
@@ -95,11 +95,11 @@ class HICRA(Wrapper):
             for start in _places(ids, gram):
                 found[start : start + len(gram)] = [True] * len(gram)
         position = 0
-        while self.begin and (opening := next(_places(ids, self.begin, position), None)) is not None:
-            start = opening + len(self.begin)
-            closing = next(_places(ids, self.end, start), len(ids)) if self.end else len(ids)
+        while self.plan_start_ids and (opening := next(_places(ids, self.plan_start_ids, position), None)) is not None:
+            start = opening + len(self.plan_start_ids)
+            closing = next(_places(ids, self.plan_end_ids, start), len(ids)) if self.plan_end_ids else len(ids)
             found[start:closing] = [True] * (closing - start)
-            position = closing + len(self.end)
+            position = closing + len(self.plan_end_ids)
         return found
 
     def _raised(self, row: Sequence[float], planning: Sequence[bool]) -> tuple[float, ...]:

@@ -39,7 +39,7 @@ class KTAE(Wrapper):
     Source: KTAE, arXiv 2505.16826; xiaolizh1/KTAE, `compute_key_tokens.py`.
     """
 
-    top: Annotated[float, Field(ge=0)] = 1.0
+    max_bonus: Annotated[float, Field(ge=0)] = 1.0
     """Maximum κ."""
     fisher_weight: Annotated[float, Field(ge=0)] = 1.0
     """w₁, the weight of Fisher's test."""
@@ -102,7 +102,7 @@ class KTAE(Wrapper):
             strength = math.asin(math.sqrt(a / (a + c))) - math.asin(math.sqrt(b / (b + d)))
             strength += x / (y + 1e-5) - y / (x + 1e-5)
             key = strength * evidence / (self.fisher_weight + self.gain_weight)
-            kappa[i] = self.top * math.tanh(key / 2)  # 2 σ(key) − 1, without overflow
+            kappa[i] = self.max_bonus * math.tanh(key / 2)  # 2 σ(key) − 1, without overflow
         return kappa
 
     def _saturated(self, share: float, length: float) -> float:

@@ -74,11 +74,10 @@ class Seats:
                 "such as grpo: a critic's values are not split by seat"
             )
         for part in with_nested(self.inner):
-            key = next((k for k in ("correct_above", "above") if getattr(part, k, 0.0) is None), "")
-            if key:
+            if getattr(part, "correct_above", 0.0) is None:
                 raise ValueError(
-                    f"{key} of {type(part).__name__} is null, and the success of a game is that of its first seat; "
-                    f"expected the score from which on a seat has won, such as {key}: 0"
+                    f"correct_above of {type(part).__name__} is null, and the success of a game is that of its first "
+                    "seat; expected the score above which a seat has won, such as correct_above: 0"
                 )
 
     def check(self, context: CheckContext) -> Iterator[Problem]:

@@ -60,7 +60,7 @@ class _Level:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TwoLevel:
-    """Credit of `high` for the tokens that name subgoals, and of `low` for all others.
+    """Credit of `planner` for the tokens that name subgoals, and of `executor` for all others.
 
     A subgoal is an option: it begins where the planner names it (a generation with the role `plan`) and ends where the
     next is named, or the episode ends. At the high level an option is one turn. Option o that begins at turn t and
@@ -78,14 +78,14 @@ class TwoLevel:
     compares, 0. To a critic, an option with a horizon of its own that the next one follows is cut in the state that
     that one is planned in.
 
-    Without any generation of role `plan` a trajectory is one option, and this is `low`.
+    Without any generation of role `plan` a trajectory is one option, and this is `executor`.
 
     Sources: Sutton, Precup, Singh, "Between MDPs and semi-MDPs", 1999; GLIDER, arXiv 2505.19761; EPO, arXiv 2408.16090.
     """
 
-    high: AdvantageEstimator | None = Field(default_factory=GRPO)
+    planner: AdvantageEstimator | None = Field(default_factory=GRPO)
     """Estimator over subgoals; null trains the executor alone."""
-    low: AdvantageEstimator | None = Field(default_factory=GRPO)
+    executor: AdvantageEstimator | None = Field(default_factory=GRPO)
     """Estimator within a subgoal; null trains the planner alone."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount per turn of an option's return."""
@@ -94,22 +94,22 @@ class TwoLevel:
     horizon: Literal["episode", "option"] = "episode"
     """Horizon of the executor's return: the rest of the episode, or its own subgoal. The latter needs intermediate
     rewards."""
-    low_reward: str | None = None
+    executor_reward: str | None = None
     """Name of the reward, a key of `rewards`, whose values per turn the low level is trained on; null is the score."""
 
     def __post_init__(self) -> None:
         """Refuse to train nothing, and levels that need different critics."""
-        if self.high is None and self.low is None:
-            raise ValueError("high and low are both null: nothing would be trained")
+        if self.planner is None and self.executor is None:
+            raise ValueError("planner and executor are both null: nothing would be trained")
         if len(kinds := self._critics) > 1:
             needed = " and ".join(kind or "a value model" for kind in kinds)
-            raise ValueError(f"high and low need different critics, {needed}; expected one that serves both")
+            raise ValueError(f"planner and executor need different critics, {needed}; expected one that serves both")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse the name of no reward, and an agent that names no subgoals."""
         recipe = context.recipe
-        if self.low_reward is not None and self.low_reward not in recipe.trained_rewards:
-            yield names_no_reward(self.low_reward, "low_reward", context)
+        if self.executor_reward is not None and self.executor_reward not in recipe.trained_rewards:
+            yield names_no_reward(self.executor_reward, "executor_reward", context)
         if isinstance(recipe.agent, ChatAgent) and not context.is_trained:
             why = f"an agent of kind {context.kind_of('agent', recipe.agent)} names no subgoals"
             yield missing_part(self, context, why, "use agent: {kind: planner}, or another estimator")
@@ -117,12 +117,12 @@ class TwoLevel:
     @property
     def turn_reward(self) -> str | None:
         """Name of the reward whose values per turn it reads."""
-        return self.low_reward
+        return self.executor_reward
 
     @property
     def needs_values(self) -> bool:
         """True if the estimator of a level needs a critic."""
-        return any(e.needs_values for e in (self.high, self.low) if e is not None)
+        return any(e.needs_values for e in (self.planner, self.executor) if e is not None)
 
     @property
     def needs_critic(self) -> str | None:
@@ -131,13 +131,13 @@ class TwoLevel:
 
     @property
     def _critics(self) -> tuple[str | None, ...]:
-        levels = (e for e in (self.high, self.low) if e is not None and e.needs_values)
+        levels = (e for e in (self.planner, self.executor) if e is not None and e.needs_values)
         return tuple(dict.fromkeys(map(critic_of, levels)))
 
     @property
     def min_group(self) -> int:
         """Smallest group size that gives both levels any signal."""
-        return max(e.min_group for e in (self.high, self.low) if e is not None)
+        return max(e.min_group for e in (self.planner, self.executor) if e is not None)
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""
@@ -149,7 +149,7 @@ class TwoLevel:
         per_group = [None] * len(groups) if values is None else list(values)
         found = [_Rows(group, v if self.needs_values else None) for group, v in zip(groups, per_group, strict=True)]
         counters: list[dict[str, float]] = []
-        for estimator, level_of in ((self.high, self._high), (self.low, self._low)):
+        for estimator, level_of in ((self.planner, self._high), (self.executor, self._low)):
             levels = [level_of(group, options) for group, options in zip(groups, cut, strict=True)]
             counters.append(_estimate(estimator, self.horizon == "episode", levels, cut, per_group, found))
         _, n_alone = (found_at_level.pop("alone", 0.0) for found_at_level in counters)
@@ -194,8 +194,8 @@ class TwoLevel:
         """Groups whose trajectories are options, those that are compared with each other together."""
         rewards_GK = (
             turn_rewards(group)
-            if self.low_reward is None
-            else [per_turn(score, self.low_reward, group) for score in group.scores]
+            if self.executor_reward is None
+            else [per_turn(score, self.executor_reward, group) for score in group.scores]
         )
         together: dict[object, list[Option]] = {}
         for number, option in enumerate(options):

@@ -116,16 +116,16 @@ def _judgements(group: Sequence[TrajectoryRecord], scored: ScoredGroup, against:
             yield Judgement(record, before, after, why)
 
 
-def figures(judged: Sequence[Judgement], passes: float) -> dict[str, Any]:
+def figures(judged: Sequence[Judgement], threshold: float) -> dict[str, Any]:
     """Compare before and after over attempts that the reward could judge.
 
     Means have the intervals of `mean_interval`, clustered by task, within the `usual_range` of the values. Flipped
-    attempts are those of which one value is at least `passes` and the other is not.
+    attempts are those of which one value is at least `threshold` and the other is not.
     """
     kept = [(j.record.task_id, j.before, j.after) for j in judged if j.after is not None]
     tasks, before, after = (list(column) for column in zip(*kept, strict=True)) if kept else ([], [], [])
-    up = sum(a < passes <= b for a, b in zip(before, after, strict=True))
-    down = sum(b < passes <= a for a, b in zip(before, after, strict=True))
+    up = sum(a < threshold <= b for a, b in zip(before, after, strict=True))
+    down = sum(b < threshold <= a for a, b in zip(before, after, strict=True))
     return {
         "n": len(kept),
         "n_failed": len(judged) - len(kept),
@@ -137,9 +137,9 @@ def figures(judged: Sequence[Judgement], passes: float) -> dict[str, Any]:
     }
 
 
-def flipped(judged: Sequence[Judgement], passes: float) -> list[Judgement]:
+def flipped(judged: Sequence[Judgement], threshold: float) -> list[Judgement]:
     """The attempts whose verdict flipped, those that moved most first."""
-    found = [j for j in judged if j.after is not None and (j.before >= passes) != (j.after >= passes)]
+    found = [j for j in judged if j.after is not None and (j.before >= threshold) != (j.after >= threshold)]
     return sorted(found, key=lambda j: -abs((j.after or 0.0) - j.before))
 
 

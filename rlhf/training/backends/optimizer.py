@@ -34,10 +34,10 @@ class AdamW:
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate schedule after warm-up: constant, or decay to `final_lr_share` of the peak after the updates of the
+    """Learning rate schedule after warm-up: constant, or decay to `min_lr_ratio` of the peak after the updates of the
     whole stage. Steps that leave nothing to train on, as where no group has an advantage, do not count: the decay then
     ends above it."""
-    final_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final learning rate as a share of the peak, for schedules that decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Linear warm-up, in updates: update n of w has n / (w + 1) of the peak, of two 1/3 and 2/3; transformers and TRL
@@ -47,8 +47,8 @@ class AdamW:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse to say where a schedule ends that never falls."""
-        if self.schedule == "constant" and self.final_lr_share:
-            yield no_effect(context.at("final_lr_share"), self.final_lr_share, "the schedule is constant")
+        if self.schedule == "constant" and self.min_lr_ratio:
+            yield no_effect(context.at("min_lr_ratio"), self.min_lr_ratio, "the schedule is constant")
 
     def endless_warmup(self, n_updates: int, where: str) -> str:
         """Caution on a warm-up that takes all updates of a stage or round; empty where it does not."""
@@ -87,7 +87,7 @@ class AdamW:
         span = max(n_updates - self.warmup_steps, 1)
         done = min((update - self.warmup_steps) / span, 1.0)
         falling = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-        return self.lr * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+        return self.lr * (self.min_lr_ratio + (1 - self.min_lr_ratio) * falling)
 
 
 def load_moments(optimizer: Any, state: Mapping[str, Any]) -> None:

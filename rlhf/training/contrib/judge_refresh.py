@@ -222,14 +222,14 @@ class PolicyJudge(StageHook):
         await run.publish(
             same_version=True
         )  # so that the engine goes on as that of a resumed run does: with nothing cached
-        found = [pair for group in collected.groups if (pair := _pair(group, settings.solved_at)) is not None]
+        found = [pair for group in collected.groups if (pair := _pair(group, settings.success_threshold)) is not None]
         if not found:
             raise TrainingError(
                 "the judge cannot be audited: no task has both a correct and a wrong attempt",
                 where=f"judge_refresh of {run.state.label}",
                 got=f"{collected.n_episodes} attempts at {len(collected.groups)} tasks",
                 expected="a task that some attempts solve and others do not",
-                hint="raise judge_refresh.tasks or group_size, or lower judge_refresh.solved_at",
+                hint="raise judge_refresh.tasks or group_size, or lower judge_refresh.success_threshold",
             )
         return found
 
@@ -308,11 +308,11 @@ async def _judged(run: RunContext, reward: Any, audit: Sequence[Audited], split:
     return preferred, n_unread
 
 
-def _pair(group: ScoredGroup, solved_at: float) -> Audited | None:
+def _pair(group: ScoredGroup, success_threshold: float) -> Audited | None:
     """The first right attempt and the first wrong one; None where there are not both."""
     scored = list(zip(group.trajectories, group.scores, strict=True))
-    right = next((t for t, score in scored if score.total >= solved_at), None)
-    wrong = next((t for t, score in scored if score.total < solved_at), None)
+    right = next((t for t, score in scored if score.total >= success_threshold), None)
+    wrong = next((t for t, score in scored if score.total < success_threshold), None)
     if right is None or wrong is None:
         return None
     return Audited(group.task_id, _told(right), _told(wrong))

@@ -32,7 +32,7 @@ class JudgeRefresh:
     """Name of the reward whose judge is replaced, one with a local model in `path`; null is the only one."""
     truth: str | None = None
     """Name of the ground-truth reward for the audit; null is 1 if the environment reports success, else 0."""
-    solved_at: float = 1.0
+    success_threshold: float = 1.0
     """Ground-truth value from which an attempt is correct."""
     every: Annotated[int, Field(ge=1)] = 20
     """Steps between replacements, and the minimum number of steps that a judge lags behind."""

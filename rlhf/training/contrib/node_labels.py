@@ -53,7 +53,13 @@ def compressions(shared: Shared, merging: Merging, draw: random.Random) -> Itera
 
 
 def labelled_nodes(
-    groups: Iterable[ScoredGroup], merging: Merging, *, solved_at: float, eta: float, mark: int, draw: random.Random
+    groups: Iterable[ScoredGroup],
+    merging: Merging,
+    *,
+    success_threshold: float,
+    eta: float,
+    mark: int,
+    draw: random.Random,
 ) -> Iterator[Labelled]:
     """Yield a row for each node of each attempt, labelled by its last turn, then those of compression.
 
@@ -64,13 +70,13 @@ def labelled_nodes(
     Args:
         groups: attempts that were made, with their scores.
         merging: how turns are merged.
-        solved_at: the score from which an attempt is right.
+        success_threshold: the score from which an attempt is right.
         eta: of the soft mean.
         mark: the id before a node.
         draw: decides on compression.
     """
     for group in groups:
-        attempts = _Attempts(group, solved_at, eta, mark)
+        attempts = _Attempts(group, success_threshold, eta, mark)
         found = list(attempts.nodes(merging.max_turns))
         for merge in compressions(attempts.shared, merging, draw):
             if merging.max_turns == 1:  # else it is there already
@@ -84,9 +90,9 @@ def labelled_nodes(
 class _Attempts:
     """The attempts of a group, and the rows of their nodes."""
 
-    def __init__(self, group: ScoredGroup, solved_at: float, eta: float, mark: int) -> None:
+    def __init__(self, group: ScoredGroup, success_threshold: float, eta: float, mark: int) -> None:
         self.task_id, self.eta, self.mark = group.origin, eta, mark
-        self.right = [score.total >= solved_at for score in group.scores]
+        self.right = [score.total >= success_threshold for score in group.scores]
         self.shared = passing(group)
         self.rows_G = [step_rows(trajectory) for trajectory in group.trajectories]
 

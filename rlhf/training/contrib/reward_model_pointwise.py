@@ -39,7 +39,7 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
     figures = collected.metrics() | {"rollout/n_groups": float(len(groups))} if collected else {}
     figures |= figures_of(rows)
     run.reseed(0)
-    model, merged = adapted(scoring_model(run.policy, stage.learns), stage.lora)
+    model, merged = adapted(scoring_model(run.policy, stage.objective), stage.lora)
     if stage.merge:
         setattr(model.config, NODES, {"mark": run.policy.tokenizer.pad_token_id, "longest": stage.merge.max_turns})
     for update, values in enumerate(updates(model, seen, stage, seed_of(run)), start=1):
@@ -56,10 +56,18 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
 def _rows(run: RunContext, stage: RewardModel, groups: Sequence[ScoredGroup]) -> list[Labelled]:
     """Everything there is to learn from: attempts, each with all of its labels, or one row of each node."""
     if stage.merge is None:
-        return list(labelled(groups, steps=stage.learns == "steps", solved_at=stage.solved_at, eta=stage.eta))
+        return list(
+            labelled(
+                groups, steps=stage.objective == "process", success_threshold=stage.success_threshold, eta=stage.eta
+            )
+        )
     draw = random.Random(f"{run.seed}/{run.state.stage}/merge")
     mark = run.policy.tokenizer.pad_token_id
-    return list(labelled_nodes(groups, stage.merge, solved_at=stage.solved_at, eta=stage.eta, mark=mark, draw=draw))
+    return list(
+        labelled_nodes(
+            groups, stage.merge, success_threshold=stage.success_threshold, eta=stage.eta, mark=mark, draw=draw
+        )
+    )
 
 
 def figures_of(rows: Sequence[Labelled]) -> dict[str, float]:
@@ -124,7 +132,7 @@ def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Label
     figures |= {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
     figures["n_held_out"] = float(len(ahead))
     name = f"reward_model/{run.state.label}"
-    counts = {"of": stage.learns, "n": len(values), "n_tasks": len({row.task_id for row in rows})}
+    counts = {"of": stage.objective, "n": len(values), "n_tasks": len({row.task_id for row in rows})}
     write_held_out(run.folder, name, counts | figures, bins)
     run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
     run.progress.say(
@@ -154,9 +162,9 @@ def _check_any(rows: Sequence[Labelled], groups: Sequence[ScoredGroup], stage: R
     raise TrainingError(
         "all attempts have the same label: all are correct, or all wrong",
         where=where,
-        got=f"{n} attempts at {len(groups)} tasks, {n_right} of them with a score of at least {stage.solved_at:g}",
+        got=f"{n} attempts at {len(groups)} tasks, {n_right} with a score of at least {stage.success_threshold:g}",
         expected="attempts that are right and attempts that are wrong",
-        hint="look at `solved_at` and the scores; raise pairs.tasks, or choose tasks of medium difficulty",
+        hint="look at `success_threshold` and the scores; raise pairs.tasks, or choose tasks of medium difficulty",
     )
 
 

@@ -108,7 +108,7 @@ class Refresher(StageHook):
     @property
     def is_of_pairs(self) -> bool:
         """True if it learns from pairs of attempts."""
-        return self.reward.learnt == "pairs"
+        return self.reward.learnt == "pairwise"
 
     # --- as a hook ---
 
@@ -154,7 +154,12 @@ class Refresher(StageHook):
         settings = self.settings
         if self.is_of_pairs:
             return Pairs(max_per_task=settings.max_per_task).of(groups, f"{self.seed}/{n_steps}")
-        return labelled(groups, steps=self.reward.learnt == "steps", solved_at=settings.solved_at, eta=settings.eta)
+        return labelled(
+            groups,
+            steps=self.reward.learnt == "process",
+            success_threshold=settings.success_threshold,
+            eta=settings.eta,
+        )
 
     def _is_held_out(self, task_id: str) -> bool:
         return random.Random(f"{self.seed}/held_out/{task_id}").random() < self.settings.held_out

@@ -54,7 +54,7 @@ class RewardRefresh:
     """Buffer capacity in pairs or attempts of earlier policies (reservoir sampling)."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of tasks held out to evaluate the model."""
-    solved_at: float = 1.0
+    success_threshold: float = 1.0
     """Ground-truth value from which an attempt is correct, for outcome and process models."""
     eta: Annotated[float, Field(ge=0)] = 1.0
     """η of the labels of steps, see `{kind: reward_model}`."""

@@ -61,21 +61,22 @@ def soft_mean(rewards_J: Sequence[float], eta: float) -> float:
     return most + math.log1p(math.fsum(math.expm1(eta * (r - most)) for r in rewards_J) / len(rewards_J)) / eta
 
 
-def labelled(groups: Iterable[ScoredGroup], *, steps: bool, solved_at: float, eta: float) -> Iterator[Labelled]:
+def labelled(groups: Iterable[ScoredGroup], *, steps: bool, success_threshold: float, eta: float) -> Iterator[Labelled]:
     """Give the rows of all attempts with their labels, in order.
 
-    An attempt is right, 1, if its score is at least `solved_at`, else wrong, 0. Of whole attempts (`steps` false) that
-    is the label of the last place. Of steps, the label of a turn is the soft mean over all attempts that did and read
-    the same up to the end of that turn, which are many where attempts branch; that of the last turn is its own.
+    An attempt is right, 1, if its score is at least `success_threshold`, else wrong, 0. Of whole attempts (`steps`
+    false) that is the label of the last place. Of steps, the label of a turn is the soft mean over all attempts that
+    did and read the same up to the end of that turn, which are many where attempts branch; that of the last turn is its
+    own.
 
     Args:
         groups: attempts that were made, with their scores.
         steps: whether each turn has a label, or only the last.
-        solved_at: the score from which an attempt is right.
+        success_threshold: the score from which an attempt is right.
         eta: of the soft mean.
     """
     for group in groups:
-        right = [score.total >= solved_at for score in group.scores]
+        right = [score.total >= success_threshold for score in group.scores]
         for i, (trajectory, shared) in enumerate(zip(group.trajectories, passing(group), strict=True)):
             of_turn = {k: soft_mean([float(right[j]) for j in attempts], eta) for k, attempts in shared.items()}
             rows = step_rows(trajectory)

@@ -239,7 +239,7 @@ def _fields(template: str) -> list[str]:
 
 def _hint(row: Row) -> str:
     if {"chosen", "rejected"} <= row.keys():
-        return "these are pairs, which a preference or a reward_model stage learns: pairs: {file: ...}"
+        return "these are pairs, which a preference or a reward_model stage objective: pairwise: {file: ...}"
     known = (*_MESSAGES, *_PROMPTS, *_COMPLETIONS, *_TEXTS)
     unknown = (name for name in map(str, row) if name not in known)
     return next((f"'{name}': {found}" for name in unknown if (found := nearest(name, known))), "")

@@ -122,7 +122,7 @@ class PolicyGradient(StageOverrides):
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Split of the tasks."""
-    token_figures: StoredFigures | None = None
+    token_stats: StoredFigures | None = None
     """Entropy and trainer/engine gap per sampled token, stored with the attempts for the viewer; null stores neither.
     """
     evaluate_every: Annotated[int, Field(ge=0)] = 0
@@ -243,7 +243,9 @@ class PolicyGradient(StageOverrides):
             )
         if isinstance(self.sampler, DemonstratedSampler):
             got = f"{kind} with {context.kind_of('environment', recipe.environment)}"
-            yield from unplanned(where, got, "use sampler: {kind: exit}, which needs no demonstrations", context)
+            yield from unplanned(
+                where, got, "use sampler: {kind: exploratory_iteration}, which needs no demonstrations", context
+            )
         yield from unmakeable(self.rollout, self.group_size, context.path)
 
     def _of_roles(self, context: CheckContext) -> Iterator[Problem]:

@@ -38,12 +38,13 @@ class Preference(PairStage):
 
     loss: Literal["dpo", "ipo", "kto"] = "dpo"
     """Preference loss."""
-    good_weight: Annotated[float, Field(gt=0)] = 1.0
+    desirable_weight: Annotated[float, Field(gt=0)] = 1.0
     """λ of `kto`: weight of desirable relative to undesirable replies; about k if the latter are k times as many."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """Strength of the KL regularisation; larger stays closer to the reference."""
-    imitation_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of an additional SFT loss on the chosen tokens, which prevents their likelihood from decreasing too."""
+    sft_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Coefficient of an additional SFT loss on the chosen tokens, which prevents their likelihood from decreasing too;
+    TRL's `rpo_alpha`, OpenRLHF's `nll_loss_coef`."""
     reference: Literal["start", "base", "none"] = "start"
     """Reference policy: the policy at the stage's start, the base model of its adapter, or none."""
     rollout: GroupStructure = Field(default_factory=Independent)
@@ -56,7 +57,7 @@ class Preference(PairStage):
         yield from super().check(context)
         if self.loss == "kto":
             why = "loss: kto learns from single replies"
-            yield from unused(self, ("imitation_weight",), context.path, why)
+            yield from unused(self, ("sft_coef",), context.path, why)
             if self.at_once == 1:
                 yield Problem(
                     "a micro-batch of one reply has no other prompts for the KL estimate",
@@ -66,7 +67,7 @@ class Preference(PairStage):
                     do="raise pairs_per_microbatch and batch_size",
                 )
         else:
-            yield from unused(self, ("good_weight",), context.path, f"it is λ of kto, and loss is {self.loss}")
+            yield from unused(self, ("desirable_weight",), context.path, f"it is λ of kto, and loss is {self.loss}")
         if self.reference == "base" and context.recipe.policy.lora is None:
             yield Problem(
                 "the policy has no adapter, so no base model",

@@ -28,7 +28,7 @@ _LOGGED = {
 
 async def judge(run: RunContext, stage: RewardModel) -> None:
     """Make or read pairs, train on most, and judge by the others. An interrupted stage starts again."""
-    if stage.learns != "pairs":
+    if stage.objective != "pairwise":
         await learn_values(run, stage)
         return
     run.save()
@@ -68,7 +68,7 @@ def _tell(run: RunContext, ahead: Sequence[float], task_ids: Sequence[str], step
     bins = bins_of([sureness(x) for x in ahead], right, task_ids, run.estimate, least=0.5)
     figures = {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
     name = f"reward_model/{run.state.label}"
-    counts = {"of": "pairs", "n": len(right), "n_tasks": len(set(task_ids))}
+    counts = {"of": "pairwise", "n": len(right), "n_tasks": len(set(task_ids))}
     write_held_out(run.folder, name, counts | figures, bins)
     figures["calibration_error"] = calibration_error(bins)
     run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)

@@ -90,13 +90,13 @@ def train_dpo(
     """
     trl = load_trl()
     _refuse_adapter_on_head(model)
-    losses = ["sigmoid" if stage.loss == "dpo" else "ipo", *["sft"] * (stage.imitation_weight > 0)]
+    losses = ["sigmoid" if stage.loss == "dpo" else "ipo", *["sft"] * (stage.sft_coef > 0)]
     with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's DPOTrainer"):
         config = trl.DPOConfig(
             **_arguments(model, folder, stage, seed),
             beta=stage.beta,
             loss_type=losses,
-            loss_weights=[1.0, stage.imitation_weight][: len(losses)],
+            loss_weights=[1.0, stage.sft_coef][: len(losses)],
             precompute_ref_log_probs=True,
         )
         collator = _PairCollator(tokenizer.pad_token_id)
@@ -133,7 +133,7 @@ def train_kto(
         config = trl.KTOConfig(
             **_arguments(model, folder, stage, seed),
             beta=stage.beta,
-            desirable_weight=stage.good_weight,
+            desirable_weight=stage.desirable_weight,
             precompute_ref_log_probs=True,
             train_sampling_strategy="sequential",
         )

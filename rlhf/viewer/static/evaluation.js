@@ -90,7 +90,7 @@ function drawJudges(box, at, told) {
     told.problems.length ? h("ul", { class: "problems", role: "alert" }, told.problems.map((says) => h("li", null, says))) : null, charts);
   const draw = (spec, lines) => { const chart = new Chart({ share: true, ...spec }); at.closing(() => chart.close()); charts.append(chart.element); chart.update(lines); };
   for (const one of told.models) {
-    const of_ = { pairs: "held-out pairs", outcome: "held-out attempts", steps: "steps of held-out attempts" }[one.of] || one.of, low = one.of === "pairs" ? 0.5 : 0;
+    const of_ = { pairwise: "held-out pairs", outcome: "held-out attempts", process: "steps of held-out attempts", pairs: "held-out pairs", steps: "steps of held-out attempts" }[one.of] || one.of, low = one.of === "pairs" ? 0.5 : 0;
     draw({ title: one.title, unit: `observed share over predicted probability; accuracy ${percent(one.accuracy)} on ${of_}`, over: "probability", key: one.title, real: true }, [
       { label: "calibrated", xs: [low, 1], values: [low, 1], dash: true, colour: "--s6" },
       { label: of_, xs: one.bins.map((b) => b.said), values: one.bins.map((b) => b.share), band: [one.bins.map((b) => b.low), one.bins.map((b) => b.high)], points: true, colour: "--s1" }]);
