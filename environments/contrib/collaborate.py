@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.core.normalise import named, plain, words
-from environments.core.procedural import Attempt, digest, draw_for
+from environments.core.procedural import Attempt, RecallsByReplay, digest, draw_for
 from environments.core.seed_splits import Seeded
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -73,7 +73,7 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Collaborate(Seeded):
+class Collaborate(RecallsByReplay, Seeded):
     """Ask a partner what is wanted, then submit it; the partner follows rules."""
 
     n_points: Annotated[int, Field(ge=1, le=8)] = 4
@@ -111,18 +111,6 @@ class Collaborate(Seeded):
     def start(self, task: Task) -> CollaborateEpisode:
         """Begin one attempt."""
         return CollaborateEpisode(self._wish(task.seed), self)
-
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Ask for what is unknown while time and patience last, then submit the wanted result."""
-        episode = self.start(task)
-        episode.after(taken)
-        return episode.way_out()
-
-    def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """Say what the partner is known to want after `taken`."""
-        episode = self.start(task)
-        episode.after(taken)
-        return episode.worth_keeping()
 
     def _wish(self, seed: int) -> Wish:
         return _drawn(seed, self.n_points, self.n_told, self.n_free)

@@ -32,7 +32,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from environments.core.normalise import NAMES, PLACES, named, plain, words
-from environments.core.procedural import Attempt, digest, draw_for
+from environments.core.procedural import Attempt, PlansByReplay, digest, draw_for
 from environments.core.seed_splits import Seeded
 from rlhf.data import Task
 from rlhf.settings import STRICT
@@ -91,7 +91,7 @@ class Story:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class LongMemory(Seeded):
+class LongMemory(PlansByReplay, Seeded):
     """Facts are stated and changed one by one, and asked for many turns later; pure Python."""
 
     abilities: Annotated[tuple[Ability, ...], Field(min_length=1)] = (
@@ -150,12 +150,6 @@ class LongMemory(Seeded):
     def start(self, task: Task) -> LongMemoryEpisode:
         """Begin one attempt."""
         return LongMemoryEpisode(_story(self, task.seed))
-
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Remaining correct answers; None after a wrong answer."""
-        episode = self.start(task)
-        episode.after(taken)
-        return episode.way_out()
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
         """Shortest summary of all statements up to `taken` that still hold."""

@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
 from environments.core.normalise import NAMES, words
-from environments.core.procedural import Attempt, belongs_to, digest, draw_for
+from environments.core.procedural import Attempt, RecallsByReplay, belongs_to, digest, draw_for
 from environments.core.seed_splits import FIRST_SEED, Seeded, refuse_two_splits, refuse_unknown
 from environments.tasks.dataset_files import Row, json_lines
 from rewards.answers.qa import exact, f1, references
@@ -161,7 +161,7 @@ def draw_library(rng: random.Random, question: Question, n_documents: int) -> Li
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SearchQA(Seeded):
+class SearchQA(RecallsByReplay, Seeded):
     """Questions over one to three documents that have to be searched for, with BM25."""
 
     hops: Annotated[int, Field(ge=1, le=3)] = 1
@@ -222,18 +222,6 @@ class SearchQA(Seeded):
             question = Question(str(task.info.get("question", "")), (), (), task.reference or "")
             library = _library_of(self.corpus)
         return SearchQAEpisode(question, library, self)
-
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Searches that lead to the answer, and the answer; for a corpus of one's own, the answer alone."""
-        episode = self.start(task)
-        episode.after(taken)
-        return episode.way_out()
-
-    def recall(self, task: Task, taken: Sequence[str]) -> str:
-        """Say what was found on the way to the answer until after `taken`."""
-        episode = self.start(task)
-        episode.after(taken)
-        return episode.worth_keeping()
 
 
 @lru_cache(maxsize=8192)

@@ -28,7 +28,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties
 from environments.contrib.shop_catalogue import Goal, Product, draw, read_webshop, reward
-from environments.core.procedural import Attempt, digest, draw_for
+from environments.core.procedural import Attempt, PlansByReplay, digest, draw_for
 from environments.core.seed_splits import Seeded
 from rlhf.data import Task
 from rlhf.errors import EnvError
@@ -56,7 +56,7 @@ class Catalogue:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Shop(Seeded):
+class Shop(PlansByReplay, Seeded):
     """Find and buy what is wanted, in drawn shops or in WebShop's: search, options, purchase."""
 
     n_products: Annotated[int, Field(ge=4, le=900)] = 20
@@ -109,12 +109,6 @@ class Shop(Seeded):
                 raise EnvError("this task is of another environment", where="Shop.start", got=task.id)
             goal = goals[i]
         return ShopEpisode(catalogue, goal, per_page=self.per_page, max_steps=self.max_steps)
-
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Actions that find and buy the wanted product; None where it cannot be found in time."""
-        episode = self.start(task)
-        episode.after(taken)
-        return episode.way_out()
 
 
 @lru_cache(maxsize=64)

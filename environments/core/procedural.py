@@ -265,6 +265,32 @@ class Attempt(ABC):
         """Return the sorted actions that are possible now."""
 
 
+class PlansByReplay(ABC):
+    """Mixin of environments whose episodes know their `way_out()` from any state."""
+
+    @abstractmethod
+    def start(self, task: Task) -> Any:
+        """Begin one attempt."""
+
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Actions that solve the task after `taken`; None where none do."""
+        plan: tuple[str, ...] | None = self._after(task, taken).way_out()
+        return plan
+
+    def _after(self, task: Task, taken: Sequence[str]) -> Any:
+        episode = self.start(task)
+        episode.after(taken)
+        return episode
+
+
+class RecallsByReplay(PlansByReplay):
+    """The same of episodes that also say what is `worth_keeping()`."""
+
+    def recall(self, task: Task, taken: Sequence[str]) -> str:
+        """Summary of what was seen until after `taken` and will be needed."""
+        return str(self._after(task, taken).worth_keeping())
+
+
 @plain_dataclass(frozen=True, slots=True)
 class Judged:
     """Judgement of a world on one answer.

@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Properties, StepResult
 from environments.core.normalise import words
-from environments.core.procedural import Attempt, digest, draw_for
+from environments.core.procedural import Attempt, PlansByReplay, digest, draw_for
 from environments.core.seed_splits import Seeded
 from rewards.sandbox.level import Level, LevelName
 from rewards.sandbox.probe import probe_isolation
@@ -86,7 +86,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Tools(Seeded):
+class Tools(PlansByReplay, Seeded):
     """Tool tasks on prices, bills and programs: JSON calls of look-ups, a calculator, a Python sandbox."""
 
     offers_tools: ClassVar[bool] = True
@@ -141,12 +141,6 @@ class Tools(Seeded):
     def start(self, task: Task) -> ToolsEpisode:
         """Begin one attempt."""
         return ToolsEpisode(self._problem(task.seed), self)
-
-    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
-        """Give the calls that lead to the answer, without those made already; None where it was wrong."""
-        episode = self.start(task)
-        episode.after(taken)  # without running programs
-        return episode.way_out()
 
     def _problem(self, seed: int) -> Problem:
         return _drawn(seed, self.questions[seed % len(self.questions)], self.n_goods)
