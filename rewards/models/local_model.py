@@ -6,11 +6,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from rlhf.digests import verify_model
+from rewards.models.loading import loaded
 
 #: How many tokens are listed of what may come first.
 N_LISTED = 20
@@ -73,23 +71,8 @@ def release(name: str) -> None:
 
 
 def load_chat(path: str) -> tuple[Any, Any]:
-    """Model and tokenizer; loaded once in a process."""
-    return _HELD[path] if path in _HELD else _loaded(path)
-
-
-@lru_cache(maxsize=2)
-def _loaded(path: str) -> tuple[Any, Any]:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = Path(path).expanduser()
-    source = str(folder) if folder.is_dir() else path
-    if not folder.is_dir() and path.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"there is no folder {path}")
-    verify_model(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(source)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return model.to(device).eval(), AutoTokenizer.from_pretrained(source)
+    """Model and tokenizer of a path or held name; see `loaded`."""
+    return _HELD[path] if path in _HELD else loaded(path, "AutoModelForCausalLM")
 
 
 def _ids(model: Any, tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> Any:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rewards.models.loading import loaded
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Task, Trajectory, Verdict
-from rlhf.digests import verify_model
 from rlhf.errors import ModelError, RewardError
 from rlhf.settings import STRICT
 
@@ -194,30 +192,8 @@ def nodes_of(path: str) -> tuple[int, int] | None:
 
 
 def load(path: str) -> tuple[Any, Any]:
-    """Model and tokenizer; loaded once in a process, whichever thread asks."""
-    with _LOADING:
-        return _loaded(path)
-
-
-_LOADING = threading.Lock()
-
-
-@lru_cache(maxsize=4)
-def _loaded(path: str) -> tuple[Any, Any]:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    folder = Path(path).expanduser()
-    source = str(folder) if folder.is_dir() else path
-    if not folder.is_dir() and path.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"there is no folder {path}")
-    verify_model(folder)
-    model: Any
-    model, found = AutoModelForSequenceClassification.from_pretrained(source, output_loading_info=True)
-    if missing := sorted(found["missing_keys"]):  # drawn at random, they would look like a model that says something
-        raise ValueError(f"it has no weights for {', '.join(missing[:3])}, so it is not a trained reward model")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return model.to(device).eval(), AutoTokenizer.from_pretrained(source)
+    """Model and tokenizer; see `loaded`."""
+    return loaded(path, "AutoModelForSequenceClassification")
 
 
 def logits_at(model: Any, rows: Sequence[Row]) -> Any:

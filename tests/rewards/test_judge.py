@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from pydantic import ValidationError
 
 from rewards.judges.asking import RULES, Asker, Unreadable, asked, marked, record_of
 from rewards.judges.judge import _POINTS, Grade, Judge, Principles, elo, points_of, preferred, yes_over_no
-from rewards.models.local_model import LocalChat
+from rewards.models.local_model import LocalChat, load_chat
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import ModelError, RewardError
 from rlhf.recipe.builder import build_part
@@ -373,6 +376,26 @@ def test_a_local_model_is_asked_in_the_same_way(tmp_path: Path) -> None:
         Grade(path=str(tmp_path / "nowhere")).check_policy(policy.tokenizer)
     group = judged(Grade(path=str(tmp_path / "nowhere")), attempts("1"))
     assert not group.scores and group.failures[0].outcome is Outcome.REWARD_ERROR
+
+
+def test_threads_share_one_local_model_and_one_without_its_weights_is_refused(tmp_path: Path) -> None:
+    policy = tiny.policy()
+    for name, model in (("whole", policy.model), ("cut", policy.model.model)):
+        model.save_pretrained(tmp_path / name)
+        policy.tokenizer.save_pretrained(tmp_path / name)
+    started = Barrier(4)
+
+    def load(_: int) -> object:
+        started.wait()
+        return load_chat(str(tmp_path / "whole"))[0]
+
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(load, range(4))
+    assert all(model is first for model in others)
+    config = json.loads((tmp_path / "cut" / "config.json").read_text())
+    (tmp_path / "cut" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(ModelError, match=r"no weights for lm_head\.weight"):
+        Grade(path=str(tmp_path / "cut")).check_policy(policy.tokenizer)
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
