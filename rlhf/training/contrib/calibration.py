@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf.digests import Manifest
 from rlhf.errors import DataError, disk
 from rlhf.processes import current
+
+if TYPE_CHECKING:
+    from rlhf.training.context import RunContext
 
 #: Name of the file beside a reward model that says how it did on tasks that it was not trained on.
 HELD_OUT = "held_out.json"
@@ -101,3 +104,36 @@ def write_held_out(run: Path, name: str, values: dict[str, Any], bins: Sequence[
         text = json.dumps({**values, "bins": [asdict(b) for b in bins]}, indent=1)
         path.write_text(text + "\n", "utf-8")
     Manifest(run).record(path)
+
+
+def tell_held_out(
+    run: RunContext,
+    ahead: Sequence[bool],
+    task_ids: Sequence[str],
+    bins: Sequence[Bin],
+    counts: Mapping[str, Any],
+    step: int,
+    *,
+    pairs: str = "pairs",
+) -> None:
+    """Write, log and print accuracy and calibration of a stage's reward model on held-out pairs.
+
+    Args:
+        run: whose stage has trained the model.
+        ahead: `[N]` whether the better side of a pair scores higher.
+        task_ids: `[N]` the task of each pair.
+        bins: calibration on what was held out.
+        counts: what else `held_out.json` says.
+        step: that it is logged at.
+        pairs: what the pairs are, for the reader.
+    """
+    found, error = run.estimate(ahead, task_ids), calibration_error(bins)
+    figures = {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
+    figures |= {"calibration_error": error, "n_held_out": float(len(ahead))}
+    name = f"reward_model/{run.state.label}"
+    write_held_out(run.folder, name, {**counts, **figures}, bins)
+    run.log(step, {f"reward_model/{key}": value for key, value in figures.items()}, delivered=False)
+    run.progress.say(
+        f"the reward model is right on {found.value:.1%} of {len(ahead)} held-out {pairs}, 95% interval "
+        f"{found.low:.1%} to {found.high:.1%}, and {error:.1%} off in how sure it is: {run.folder / name}"
+    )

@@ -16,7 +16,7 @@ from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.context import RunContext
-from rlhf.training.contrib.calibration import bins_of, calibration_error, write_held_out
+from rlhf.training.contrib.calibration import bins_of, tell_held_out
 from rlhf.training.contrib.node_labels import labelled_nodes
 from rlhf.training.contrib.step_labels import Labelled, labelled
 from rlhf.training.reward_model_training import adapted, save_in, scoring_model, split_by_task
@@ -125,21 +125,10 @@ def _judge(run: RunContext, stage: RewardModel, model: Any, rows: Sequence[Label
     said = logits(model, [(row.token_ids, row.ends) for row in rows], stage.at_once)
     values = [(p, row.right, row.task_id) for row, xs in zip(rows, said, strict=True) for p in map(sigmoid, xs)]
     bins = bins_of([p for p, _, _ in values], [r for _, r, _ in values], [t for _, _, t in values], run.estimate)
-    figures = {"calibration_error": calibration_error(bins)}
     compared = list(right_before_wrong(rows, [xs[-1] for xs in said]))
-    ahead, tasks = [x for x, _ in compared], [task for _, task in compared]
-    found = run.estimate(ahead, tasks)
-    figures |= {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
-    figures["n_held_out"] = float(len(ahead))
-    name = f"reward_model/{run.state.label}"
     counts = {"of": stage.objective, "n": len(values), "n_tasks": len({row.task_id for row in rows})}
-    write_held_out(run.folder, name, counts | figures, bins)
-    run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
-    run.progress.say(
-        f"the reward model is right on {found.value:.1%} of {len(ahead)} held-out pairs of right and wrong, "
-        f"95% interval {found.low:.1%} to {found.high:.1%}, and {figures['calibration_error']:.1%} off in how sure it "
-        f"is: {run.folder / name}"
-    )
+    ahead, tasks = [x for x, _ in compared], [task for _, task in compared]
+    tell_held_out(run, ahead, tasks, bins, counts, step, pairs="pairs of right and wrong")
 
 
 def right_before_wrong(rows: Sequence[Labelled], said: Sequence[float]) -> Iterator[tuple[bool, str]]:

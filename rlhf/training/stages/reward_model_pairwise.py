@@ -9,7 +9,7 @@ import torch
 
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.context import RunContext
-from rlhf.training.contrib.calibration import bins_of, calibration_error, sureness, write_held_out
+from rlhf.training.contrib.calibration import bins_of, sureness, tell_held_out
 from rlhf.training.contrib.reward_model_pointwise import learn_values
 from rlhf.training.reward_model_training import adapted, save_in, scoring_model, split_by_task
 from rlhf.training.stages.preference_training import pairs_for, seed_of
@@ -37,12 +37,11 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
     total = stage.n_updates(len(seen))
     await run.release_engine_memory()
     run.progress.stage("reward model", total, 0)
-    figures = {**paired.figures, "reward_model/n_held_out": float(len(unseen))}
 
     def on_update(update: int, logs: Mapping[str, float]) -> None:
         values = {ours: float(logs[theirs]) for theirs, ours in _LOGGED.items() if theirs in logs}
         values["optimizer/lr"] = stage.optimizer.lr_at(update - 1, total)
-        run.log(update, values | (figures if update == 1 else {}), delivered=False)
+        run.log(update, values | (paired.figures if update == 1 else {}), delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
 
     run.reseed(0)
@@ -64,18 +63,9 @@ def _tell(run: RunContext, ahead: Sequence[float], task_ids: Sequence[str], step
     `ahead` is by how much the better side of each pair scores higher.
     """
     right = [x > 0 for x in ahead]
-    found = run.estimate(right, task_ids)
     bins = bins_of([sureness(x) for x in ahead], right, task_ids, run.estimate, least=0.5)
-    figures = {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high}
-    name = f"reward_model/{run.state.label}"
     counts = {"of": "pairwise", "n": len(right), "n_tasks": len(set(task_ids))}
-    write_held_out(run.folder, name, counts | figures, bins)
-    figures["calibration_error"] = calibration_error(bins)
-    run.log(step, {f"reward_model/{name}": value for name, value in figures.items()}, delivered=False)
-    run.progress.say(
-        f"the reward model is right on {found.value:.1%} of {len(right)} held-out pairs, 95% interval {found.low:.1%} "
-        f"to {found.high:.1%}, and {figures['calibration_error']:.1%} off in how sure it is: {run.folder / name}"
-    )
+    tell_held_out(run, right, task_ids, bins, counts, step)
 
 
 @torch.no_grad()
