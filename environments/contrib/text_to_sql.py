@@ -36,13 +36,12 @@ from environments.contrib.sql_queries import MOST, cost, is_quick
 from environments.core.normalise import NAMES, PLACES, words
 from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
-from rewards.contrib.sql import is_ordered, query_of
+from rewards.contrib.sql import allow_reads, is_ordered, query_of
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
 Kind = Literal["filter", "aggregate", "join", "group"]
 
-_READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 #: Functions that reach outside, that give something else each time, or that take long within one step of the machine.
 _FORBIDDEN = frozenset(
     words(
@@ -307,7 +306,7 @@ class TextToSqlEpisode(Attempt):
         self._wanted = self.database.execute(problem.query).fetchall()
         for limit, value in _LIMITS.items():
             self.database.setlimit(limit, value)
-        self.database.set_authorizer(_allowed)
+        allow_reads(self.database, _FORBIDDEN)
         self.opening = self.opened(f"{problem.question}\n{problem.tables}")
 
     async def step(self, action: str) -> StepResult:
@@ -380,9 +379,3 @@ def _bag(rows: list[tuple[Any, ...]] | None) -> Counter[tuple[Any, ...]] | None:
 
 def _written(value: object) -> str:
     return "NULL" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
-
-
-def _allowed(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FORBIDDEN:
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 from collections import Counter
+from collections.abc import Collection
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -97,7 +98,7 @@ def judge(query: str, setup: str, reference: str, ordered: bool) -> list[Any]:
         wanted = database.execute(reference).fetchmany(_MAX_ROWS)
     except sqlite3.Error as error:
         return [0.0, f"the reference does not run: {error}"]
-    database.set_authorizer(_allowed)
+    allow_reads(database, _FORBIDDEN)
     try:
         cursor = database.execute(query)
         rows = cursor.fetchmany(_MAX_ROWS)
@@ -109,10 +110,15 @@ def judge(query: str, setup: str, reference: str, ordered: bool) -> list[Any]:
     return [float(same), f"{len(rows)} rows, {'equal' if same else f'not the {len(wanted)} of the reference'}"]
 
 
-def _allowed(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FORBIDDEN:
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+def allow_reads(database: sqlite3.Connection, forbidden: Collection[str]) -> None:
+    """Refuse everything but reads on a connection, and functions of these names, in lower case."""
+
+    def allowed(action: int, first: str | None, second: str | None, *_: Any) -> int:
+        if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in forbidden:
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+
+    database.set_authorizer(allowed)
 
 
 @cache

@@ -14,7 +14,7 @@ from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import RECIPE, where_to_look
 from rlhf.evaluation.store import list_steps, read_trajectories
 from rlhf.recipe import Recipe
-from rlhf.recipe.view import paired_stages
+from rlhf.recipe.view import stages_of
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.preference import Preference
@@ -28,7 +28,7 @@ def check_sources(recipe: Recipe, say: Callable[[str], None] = lambda text: None
         MissingPackageError: TRL is not installed.
         RecipeError: a file of pairs cannot be read, or a run holds no trajectories.
     """
-    for path, stage in paired_stages(recipe):
+    for path, stage in stages_of(recipe, PairStage):
         load_trl(f"{path}.kind")
         if stage.pairs.file is not None:
             path_of, where = stage.pairs.file.expanduser(), f"{path}.pairs.file"

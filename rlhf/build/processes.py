@@ -19,10 +19,11 @@ from rlhf.inference.fingerprint import fingerprint
 from rlhf.processes import ProcessGroup
 from rlhf.recipe import Recipe
 from rlhf.recipe.compatibility import check_processes
-from rlhf.recipe.view import policy_gradient_stages
+from rlhf.recipe.view import stages_of
 from rlhf.training.backends.sharding import layout_of, sharding_of
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.policy.sharded_load import ShardedLoad, can_be_sharded
+from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def sharded_load(recipe: Recipe, found: Path | None) -> ShardedLoad | None:
     if processes.current().n == 1 or not isinstance(settings, Pretrained):
         return None
     layout = layout_of(stage.trainer for stage in recipe.stages)
-    if layout is None or any(stage.critic is not None for _, stage in policy_gradient_stages(recipe)):
+    if layout is None or any(stage.critic is not None for _, stage in stages_of(recipe, PolicyGradient)):
         return None
     local = Path(settings.path).expanduser()
     source = str(local) if local.exists() else settings.path

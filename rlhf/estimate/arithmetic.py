@@ -15,14 +15,17 @@ from rlhf.errors import ModelError, RlhfError
 from rlhf.estimate.memory import estimates, largest, most_calls
 from rlhf.estimate.meta import count, meta_model, parameters_of
 from rlhf.losses.importance_correction import Bypass
-from rlhf.recipe.view import paired_stages, policy_gradient_stages, supervised_stages
+from rlhf.recipe.view import stages_of
 from rlhf.registry import kind_of
 from rlhf.rollout.tasks import tasks_of
 from rlhf.stats import share_interval
 from rlhf.tasks.selection import SelectionCapabilities
 from rlhf.training.policy.model import Pretrained
 from rlhf.training.rollouts_ahead import places_of
+from rlhf.training.stages.pair_settings import PairStage
+from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.reward_model import RewardModel
+from rlhf.training.stages.supervised import Supervised
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
@@ -33,11 +36,11 @@ def arithmetic(recipe: Recipe, n_processes: int = 1) -> dict[str, Any]:
     policy, memory, context = _sized(recipe, n_processes)
     return {
         "stages": [
-            *({"stage": path, **_supervised(stage)} for path, stage in supervised_stages(recipe)),
-            *({"stage": path, **_paired(stage, recipe.at(stage))} for path, stage in paired_stages(recipe)),
+            *({"stage": path, **_supervised(stage)} for path, stage in stages_of(recipe, Supervised)),
+            *({"stage": path, **_paired(stage, recipe.at(stage))} for path, stage in stages_of(recipe, PairStage)),
             *(
                 {"stage": path, **_policy_gradient(stage, recipe.at(stage))}
-                for path, stage in policy_gradient_stages(recipe)
+                for path, stage in stages_of(recipe, PolicyGradient)
             ),
         ],
         "policy": policy,

@@ -33,29 +33,9 @@ class Place:
     context: CheckContext
 
 
-def policy_gradient_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Give YAML path and settings of each policy-gradient stage."""
-    from rlhf.training.stages.policy_gradient import PolicyGradient
-
-    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, PolicyGradient))
-
-
-def supervised_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Give YAML path and settings of each supervised stage."""
-    from rlhf.training.stages.supervised import Supervised
-
-    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, Supervised))
-
-
-def paired_stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Give YAML path and settings of each stage that learns from pairs."""
-    from rlhf.training.stages.pair_settings import PairStage
-
-    return ((path, stage) for path, stage in _stages(recipe) if isinstance(stage, PairStage))
-
-
-def _stages(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    return ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))
+def stages_of(recipe: Recipe, kind: type[Any] = object) -> Iterator[tuple[str, Any]]:
+    """Give YAML path and settings of each stage that is a `kind`."""
+    return ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages) if isinstance(stage, kind))
 
 
 def worlds(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
@@ -64,7 +44,7 @@ def worlds(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     The path stands before keys: "" for the recipe's own, or "stages[1].". A recipe's `stages` are those that are there.
     """
     yield "", replace(recipe, stages=tuple(stage for stage in recipe.stages if not stage.differs))
-    for path, stage in _stages(recipe):
+    for path, stage in stages_of(recipe):
         if stage.differs:
             yield f"{path}.", replace(recipe.at(stage), stages=(stage,))
 
@@ -82,7 +62,7 @@ def copies_policy(recipe: Recipe) -> bool:
 def _sharded(recipe: Recipe) -> Mapping[str, str]:
     from rlhf.training.backends.sharding import key_that_shards, sharding_of
 
-    stages = [(path, stage.trainer) for path, stage in _stages(recipe)]
+    stages = [(path, stage.trainer) for path, stage in stages_of(recipe)]
     return {
         path: key_that_shards(trainer, kind_of("trainer", trainer))
         for path, trainer in stages
@@ -97,6 +77,7 @@ def view_of(recipe: Recipe) -> RecipeView:
     from rewards.base import is_penalty
     from rewards.combinators.parts import with_parts
     from rlhf.inference.settings import shares_policy
+    from rlhf.training.stages.policy_gradient import PolicyGradient
 
     properties, sharded = properties_declared_by(recipe.environment), _sharded(recipe)
     chatting = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ChatAgent))
@@ -114,7 +95,7 @@ def view_of(recipe: Recipe) -> RecipeView:
         stages=recipe.stages,
         properties=properties,
         roles=roles_of(recipe.agent, properties.seats),
-        learning=tuple(policy_gradient_stages(recipe)),
+        learning=tuple(stages_of(recipe, PolicyGradient)),
         penalties=tuple(name for name, w in recipe.rewards.items() if w.weight and is_penalty(w.reward)),
         is_silent=any(agent.think == "off" for agent in chatting),
         without_tools=lambda: list(_without_tools("environment", recipe.environment)),
@@ -158,7 +139,7 @@ def places(recipe: Recipe, view: RecipeView | None = None, *, is_trained: bool =
         found += _within(weighted.reward, "reward", path, own)
     found += _within(recipe.environment, "environment", "environment", common)
     found += _within(recipe.policy, "policy", "policy", common)
-    for path, stage in _stages(recipe):
+    for path, stage in stages_of(recipe):
         own = common | {"stage": stage, "stage_path": path}
         if stage.differs:
             own["recipe"] = view_of(recipe.at(stage))

@@ -13,7 +13,7 @@ from rlhf.credit.groups import is_constant
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.settings import STRICT
-from rlhf.tasks.group_metric import alone, measured, unmeasurable
+from rlhf.tasks.group_metric import incomparable, measured
 from rlhf.tasks.selection import Selection
 
 
@@ -44,8 +44,7 @@ class Dynamic:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a metric that the rewards do not have, and groups of one."""
-        yield from unmeasurable(self.metric, context)
-        yield from alone("selection", self, context)
+        yield from incomparable("selection", self, context)
 
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution about groups that are kept for their penalties."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rlhf.checking import CheckContext, Problem, refusal
 from rlhf.data import ScoredGroup
@@ -52,8 +53,9 @@ def unmeasurable(metric: str, context: CheckContext) -> Iterator[Problem]:
     yield from refusal(check_metric, metric, list(context.recipe.trained_rewards), context.at("metric"))
 
 
-def alone(section: str, part: object, context: CheckContext) -> Iterator[Problem]:
-    """Yield a problem where a sampler or selection needs attempts to differ, and there is one per task."""
+def incomparable(section: str, part: Any, context: CheckContext) -> Iterator[Problem]:
+    """Yield problems of a sampler or selection whose `metric` compares attempts: no such reward, or groups of one."""
+    yield from unmeasurable(part.metric, context)
     if context.stage.group_size < 2:
         yield Problem(
             f"this {section} compares the attempts within a group, and a group has one",

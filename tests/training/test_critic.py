@@ -343,10 +343,10 @@ def test_an_own_trunk_begins_as_the_policy_of_the_stages_begin(tmp_path: Path) -
     made.save(tmp_path / "policy")
     for p in made.model.parameters():
         p.data.add_(1.0)
-    later = Critic().build(made, tmp_path, 0)
+    later = Critic().value_model(made, tmp_path, 0)
     assert all(torch.equal(p, begin[name]) for name, p in later.backbone.named_parameters())
     assert all(p.requires_grad for p in later.parameters())
-    now = Critic().build(made, None, 0)
+    now = Critic().value_model(made, None, 0)
     assert not torch.equal(next(now.backbone.parameters()), next(iter(begin.values())))
 
 
@@ -368,13 +368,13 @@ def test_under_adapters_an_own_trunk_begins_as_the_model_below(groups: list[Scor
 def test_another_model_may_be_the_trunk_if_it_reads_the_same_tokens(tmp_path: Path) -> None:
     made, wider = policy(), policy(seed=3, hidden_size=24)
     wider.save(tmp_path / "wider")
-    model = Critic(path=str(tmp_path / "wider")).build(made, None, 0)
+    model = Critic(path=str(tmp_path / "wider")).value_model(made, None, 0)
     assert model.head.in_features == 24
     assert torch.equal(next(model.backbone.parameters()), next(backbone_of(wider.model).parameters()))
     other = policy()
     other.tokenizer.add_tokens(["strange"])
     with pytest.raises(ModelError, match="would misread") as error:
-        Critic(path=str(tmp_path / "wider")).build(other, None, 0)
+        Critic(path=str(tmp_path / "wider")).value_model(other, None, 0)
     assert "'strange'" in error.value.got and error.value.where.startswith("critic.path")
 
 
@@ -409,7 +409,7 @@ def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     of_trunk = [name for name in saved["model"] if not name.startswith("head")]
     assert bool(of_trunk) == (kind in ("own", "own-lora")), "the policy's weights are saved once"
     moved = copy.deepcopy(made)
-    again = CriticTrainer(critic.settings, critic.settings.build(moved, tmp_path, 1), critic._stage)
+    again = CriticTrainer(critic.settings, critic.settings.value_model(moved, tmp_path, 1), critic._stage)
     store.load_trainer(folder, None, {"critic": again})
     for step in (2, 3):
         first, second = (step_of(c, groups, step)[0] for c in (critic, again))

@@ -17,7 +17,7 @@ from rlhf.checking import CheckContext, IgnoredKeys, Problem
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DataError
 from rlhf.settings import STRICT
-from rlhf.tasks.group_metric import alone, measured, unmeasurable
+from rlhf.tasks.group_metric import incomparable, measured
 from rlhf.tasks.shuffled import walk
 
 Chance = Annotated[float, Field(gt=0, lt=1)]
@@ -73,8 +73,7 @@ class GRESO:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a metric that the rewards do not have, and groups of one."""
-        yield from unmeasurable(self.metric, context)
-        yield from alone("sampler", self, context)
+        yield from incomparable("sampler", self, context)
 
     def start(self, tasks: Sequence[Task], seed: int) -> GresoTasks:
         """Return a source that has seen no task."""

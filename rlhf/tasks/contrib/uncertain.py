@@ -14,7 +14,7 @@ from rlhf.credit.groups import mean_and_std
 from rlhf.data import ScoredGroup
 from rlhf.losses.policy_loss import LossNeeds
 from rlhf.settings import STRICT
-from rlhf.tasks.group_metric import alone, measured, unmeasurable
+from rlhf.tasks.group_metric import incomparable, measured
 from rlhf.tasks.selection import Selection
 
 Rule = Literal["top_k", "top_k_abs", "min_p", "top_p", "top_p_softmax", "reweight"]
@@ -76,8 +76,7 @@ class Uncertain:
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a metric that the rewards do not have, groups of one, and a loss that takes no factors."""
-        yield from unmeasurable(self.metric, context)
-        yield from alone("selection", self, context)
+        yield from incomparable("selection", self, context)
         loss, scales = context.stage.loss, self.rule == "reweight" or self.scaling != "none"
         if scales and LossNeeds(loss).needs_unscaled_advantages:
             key, other = ("rule", "top_k") if self.rule == "reweight" else ("scaling", "none")

@@ -66,11 +66,7 @@ class Critic(ValueHeadSettings):
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> CriticTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""
-        return CriticTrainer(self, self.build(policy, start, seed), stage)
-
-    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
-        """Return the critic's model before its first update: every value is 0. See `backbone_for`."""
-        return self.value_model(policy, start, seed)
+        return CriticTrainer(self, self.value_model(policy, start, seed), stage)
 
 
 @plain_dataclass(frozen=True, kw_only=True)

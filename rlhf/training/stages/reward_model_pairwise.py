@@ -41,7 +41,7 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
     def on_update(update: int, logs: Mapping[str, float]) -> None:
         values = {ours: float(logs[theirs]) for theirs, ours in _LOGGED.items() if theirs in logs}
         values["optimizer/lr"] = stage.optimizer.lr_at(update - 1, total)
-        run.log(update, values | (paired.figures if update == 1 else {}), delivered=False)
+        run.log(update, {**values, **(paired.figures if update == 1 else {})}, delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
 
     run.reseed(0)

@@ -60,11 +60,7 @@ class Contributions(ValueHeadSettings):
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> ContributionTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""
-        return ContributionTrainer(self, self.build(policy, start, seed), stage)
-
-    def build(self, policy: Policy, start: Path | None, seed: int) -> ValueModel:
-        """Return the critic's model before its first update: no turn contributes anything. See `backbone_for`."""
-        return self.value_model(policy, start, seed)
+        return ContributionTrainer(self, self.value_model(policy, start, seed), stage)
 
 
 @plain_dataclass(frozen=True, kw_only=True)
