@@ -16,7 +16,7 @@ from environments.contrib.long_memory import LongMemory, LongMemoryEpisode, Ques
 from environments.core.procedural import draw_for
 from rlhf.errors import EnvError
 from rlhf.recipe.builder import build_part
-from tests.environments.worlds import figures, is_shown, openings, page, play, transcript
+from tests.environments.worlds import figures, is_shown, page, play, transcript
 
 HERE = Path(__file__).parent
 
@@ -142,14 +142,6 @@ def test_retrieval_asks_for_what_stayed_and_conflict_for_what_changed(seed: int)
 def test_more_questions_than_there_are_things_to_ask_are_refused(keys: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         LongMemory(**keys)  # type: ignore[arg-type]
-
-
-def test_no_story_is_in_two_splits_even_where_there_are_few() -> None:
-    world = LongMemory(abilities=("retrieval",), n_questions=1, n_facts=1, n_changes=0, n_places=2, distance=0)
-    drawn = {split: openings(world, split, 400) for split in ("train", "dev", "test")}
-    assert not drawn["train"] & drawn["test"] and not drawn["train"] & drawn["dev"] and not drawn["dev"] & drawn["test"]
-    with pytest.raises(EnvError, match="no such split"):
-        world.tasks("valid")
 
 
 def test_the_reference_is_all_answers() -> None:

@@ -110,17 +110,6 @@ def test_the_documents_tell_the_one_answer(seed: int, hops: int, n: int) -> None
     assert following(list(library.texts), question.text) == question.answer == question.chain[-1]
 
 
-def test_no_question_is_in_two_splits() -> None:
-    world = SearchQA(n_train=60, n_dev=60, n_test=60)
-    asked = {
-        split: {(world.start(task).opening.reply, task.reference) for task in world.tasks(split)}
-        for split in ("train", "dev", "test")
-    }
-    assert not asked["train"] & asked["test"] and not asked["train"] & asked["dev"] and not asked["dev"] & asked["test"]
-    with pytest.raises(EnvError, match="no such split"):
-        world.tasks("valid")
-
-
 def test_a_plan_goes_on_from_anywhere_that_is_not_lost() -> None:
     world = SearchQA(hops=3)
     task = world.tasks("test")[0]

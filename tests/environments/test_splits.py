@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,15 @@ import yaml
 from environments.base import Properties, StepResult
 from environments.check import check_environment
 from environments.check_splits import kept_apart
+from environments.contrib.collaborate import Collaborate
+from environments.contrib.composite_tasks import Objectives
+from environments.contrib.long_memory import LongMemory
+from environments.contrib.search_qa import SearchQA
+from environments.contrib.shop import Shop
+from environments.contrib.text_to_sql import TextToSql
 from environments.core.procedural import Drawn
 from environments.core.seed_splits import Seeded, split_in, split_of_seed
+from environments.tasks.tools import Tools
 from rlhf.catalog import CATALOG
 from rlhf.data import Task
 from rlhf.data.report import Walk
@@ -85,6 +94,46 @@ def test_no_two_splits_tell_the_same_and_are_solved_by_the_same(values: dict[str
     report = walk.run(lambda: kept_apart(walk, world, start, drawn, 600))
     assert report.ok, str(report)
     assert not world.properties.repeats and all(len(tasks) > 20 for tasks in drawn.values())
+
+
+def drawn_in(opening: StepResult, task: Task) -> str:
+    """Content of a task: the first part of the state key that it opens with."""
+    return opening.state_key.partition("/")[0]
+
+
+#: Small worlds whose splits draw from few contents, tasks of each split, and what is the content of a task.
+SMALL: dict[str, tuple[Any, int, Callable[[StepResult, Task], Any]]] = {
+    "collaborate": (Collaborate(n_points=1, n_told=0, n_free=0), 400, drawn_in),
+    "long_memory": (
+        LongMemory(abilities=("retrieval",), n_questions=1, n_facts=1, n_changes=0, n_places=2, distance=0),
+        400,
+        drawn_in,
+    ),
+    "objectives": (Objectives(k=1, n_people=2), 300, drawn_in),
+    "search_qa": (SearchQA(n_train=60, n_dev=60, n_test=60), 60, lambda opening, task: (opening.reply, task.reference)),
+    "shop": (Shop(n_products=4), 40, drawn_in),
+    "tools": (Tools(questions=("price",)), 1000, lambda opening, task: opening.state_key),
+    **{
+        f"text_to_sql-{kind}": (
+            TextToSql(questions=(kind,), n_rows=4),
+            200,
+            lambda opening, task: opening.reply.partition("\n")[0],
+        )
+        for kind in ("filter", "aggregate", "join", "group")
+    },
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_content_is_in_two_splits_even_where_there_is_little(name: str) -> None:
+    world, n, content = SMALL[name]
+    drawn = [
+        {content(world.start(task).opening, task) for task in list(world.tasks(split))[:n]}
+        for split in ("train", "dev", "test")
+    ]
+    assert all(drawn) and not any(one & other for one, other in combinations(drawn, 2))
+    with pytest.raises(EnvError, match="no such split"):
+        world.tasks("valid")
 
 
 @dataclasses.dataclass(frozen=True)

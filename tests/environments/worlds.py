@@ -65,12 +65,6 @@ def oracle_play(environment: Any, n: int) -> tuple[int, float]:
     return n_solved, n_actions / n
 
 
-def openings(environment: Any, split: str, n: int) -> set[str]:
-    """First parts of the state keys of the first n tasks: what they draw."""
-    tasks = list(environment.tasks(split))[:n]
-    return {environment.start(task).opening.state_key.partition("/")[0] for task in tasks}
-
-
 def page() -> str:
     """The page of these worlds."""
     return (Path(__file__).resolve().parents[2] / "docs/environments/tools_and_memory.md").read_text(encoding="utf-8")
