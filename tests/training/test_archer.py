@@ -14,8 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.chat import ChatAgent
-from agents.memory.window import Window
 from rlhf.credit.contrib.archer import ArCHer
 from rlhf.credit.estimator import credit_of
 from rlhf.credit.returns import discounted_returns
@@ -31,7 +29,8 @@ from rlhf.training.contrib.critics.turn_buffer import Episode, TurnBuffer, episo
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory
-from tests.training.tiny import Echoes, collect, parameters, policy
+from tests.training.critics import AGENTS, assert_same_gradients, ended_and_cut
+from tests.training.tiny import parameters, policy
 
 KINDS = {
     "own": ArcherCritic(),
@@ -39,8 +38,6 @@ KINDS = {
     "own-head": ArcherCritic(gradient="head"),
     "policy-head": ArcherCritic(backbone="policy"),
 }
-#: Everything is kept, or only the opening and the last reply: then each generation has a prompt of its own.
-AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
 EVERYTHING = 1000
 
 
@@ -61,11 +58,7 @@ def critic_of(made: Policy, settings: ArcherCritic | None = None, *, awake: bool
 
 @pytest.fixture(scope="module", params=AGENTS)
 def groups(request: pytest.FixtureRequest) -> list[ScoredGroup]:
-    """Trajectories of up to four turns; some end by themselves, some are cut."""
-    made = collect(policy(), environment=Echoes(n_turns=9), agent=AGENTS[request.param], n_tasks=4, group_size=2)
-    outcomes = {t.outcome for g in made for t in g.trajectories}
-    assert Outcome.TURN_LIMIT in outcomes and len(outcomes) > 1
-    return made
+    return ended_and_cut(request.param)
 
 
 # --- transitions and targets -----------------------------------------------------------------------------------------
@@ -221,8 +214,7 @@ def test_the_gradient_is_that_of_the_definition(groups: list[ScoredGroup], boots
     q_loss, v_loss = (2 * torch.stack(errors).mean() for errors in (q_errors, v_errors))
     (q_loss + v_loss).backward()  # type: ignore[no-untyped-call]
     figures = critic.predict(groups).figures
-    for (name, a), (_, b) in zip(critic.model.kept(), plain.model.kept(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-3, msg=lambda text, n=name: f"{n}: {text}")
+    assert_same_gradients(critic, plain)
     assert figures["critic/q_loss"] == pytest.approx(q_loss.item(), rel=1e-3)
     assert figures["critic/v_loss"] == pytest.approx(v_loss.item(), rel=1e-3)
 

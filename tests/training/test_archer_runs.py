@@ -9,33 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
+from tests.test_resume import LORA, POLICY_GRADIENT, assert_equal, run_with_interruptions
 from tests.tiers import tiered
 from tests.training import runs, words
+from tests.training.critics import StepCounter, recipe
 
 CRITIC = {
     "kind": "archer", "updates_per_step": 3, "batch_size": 4, "capacity": 40,
     "optimizer": {"lr": 1.0e-2, "schedule": "linear"},
 }  # fmt: skip
-
-
-def recipe(folder: Path, critic: dict[str, Any], lora: dict[str, Any] | None = None, **stage: Any) -> Path:
-    """Two stages; a run of a second."""
-    policy = runs.BASE["policy"] | {"hidden_size": 16} | ({"lora": lora} if lora else {})
-    improve = {**POLICY_GRADIENT, "advantage": {"kind": "archer"}, "critic": {**CRITIC, **critic}, **stage}
-    return runs.write(
-        folder, [SUPERVISED, improve], policy=policy, evaluation={"n_tasks": 6, "validation_n_tasks": 4},
-        rewards={"words": {"kind": "environment"}, "short": SHORT},
-    )  # fmt: skip
-
-
-class Counter:
-    """Counts the steps of an environment."""
-
-    n_steps = 0
-
-    def __call__(self) -> None:
-        self.n_steps += 1
 
 
 #: Critic and adapters of the policy. Adapters drop out at random, in the critic's updates too.
@@ -49,8 +31,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 @pytest.mark.parametrize("name", tiered(CASES, "own"))
 def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, name: str) -> None:
     critic, lora = CASES[name]
-    path = recipe(tmp_path, critic, lora)
-    with words.on_every_step(path, counter := Counter()):
+    path = recipe(tmp_path, "archer", CRITIC | critic, lora)
+    with words.on_every_step(path, counter := StepCounter()):
         runs.run(path, tmp_path / "whole")
     draw = random.Random(name)
     at = [draw.randrange(1, counter.n_steps // 2) for _ in range(4)]
@@ -69,7 +51,7 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, name: str) -> Non
 
 
 def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path) -> None:
-    done = runs.run(recipe(tmp_path, {"warmup_steps": 3}, steps=4), tmp_path / "run")
+    done = runs.run(recipe(tmp_path, "archer", CRITIC | {"warmup_steps": 3}, steps=4), tmp_path / "run")
     start, third = (runs.weights(done.folder / "checkpoints" / f"1-policy_gradient-{n:06d}") for n in (0, 3))
     assert third == start and runs.weights(runs.newest(done.folder)) != start
     assert runs.curve(done.folder, "optimizer/n_updates") == [0.0, 0.0, 0.0, 2.0]

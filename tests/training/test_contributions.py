@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents.chat import ChatAgent
-from agents.memory.full import FullHistory
-from agents.memory.window import Window
 from rlhf.credit.contrib.progress import Progress
 from rlhf.credit.estimator import credit_of
 from rlhf.data import ScoredGroup
@@ -24,6 +21,7 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory
 from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
 from tests.training import runs
+from tests.training.critics import AGENTS, assert_same_gradients
 from tests.training.tiny import Echoes, collect, parameters, policy
 
 
@@ -39,10 +37,9 @@ def critic_of(made: Policy, *, awake: bool = True, lr: float = 1e-2, **settings:
     return critic
 
 
-@pytest.fixture(scope="module", params=[FullHistory(), Window(turns=0)], ids=["grows", "is rewritten"])
+@pytest.fixture(scope="module", params=AGENTS)
 def groups(request: pytest.FixtureRequest) -> list[ScoredGroup]:
-    agent = ChatAgent(system="", memory=request.param)
-    return collect(policy(), environment=Echoes(n_turns=9), agent=agent, n_tasks=3, group_size=2)
+    return collect(policy(), environment=Echoes(n_turns=9), agent=AGENTS[request.param], n_tasks=3, group_size=2)
 
 
 def test_worked_example_of_the_loss() -> None:
@@ -73,8 +70,7 @@ def test_gradient_and_contributions_are_those_of_the_definition(groups: list[Sco
     loss = torch.stack(errors).square().mean()
     loss.backward()  # type: ignore[no-untyped-call]
     logged = critic.learn(seen, [], np.random.default_rng(0), 0)
-    for (name, a), (_, b) in zip(critic.model.kept(), plain.model.kept(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-3, msg=lambda text, n=name: f"{n}: {text}")
+    assert_same_gradients(critic, plain)
     assert logged["critic/sum_loss"] == pytest.approx(loss.item(), rel=1e-4)
 
 

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents.chat import ChatAgent
-from agents.memory.window import Window
 from rlhf.batching.pack import collate, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.estimator import credit_of
@@ -30,7 +28,8 @@ from rlhf.training.critics.values import Critic, CriticTrainer, ValuePredictions
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory
-from tests.training.tiny import Echoes, collect, gradient, parameters, policy
+from tests.training.critics import AGENTS, ended_and_cut
+from tests.training.tiny import gradient, parameters, policy
 
 KINDS = {
     "own": Critic(),
@@ -39,8 +38,6 @@ KINDS = {
     "policy-head": Critic(backbone="policy"),
     "policy-backbone": Critic(backbone="policy", gradient="backbone"),
 }
-#: Everything is kept, or only the opening and the last reply: then each generation has a prompt of its own.
-AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
 
 
 def critic_of(made: Policy, settings: Critic | None = None, *, awake: bool = True, **stage: Any) -> CriticTrainer:
@@ -56,11 +53,7 @@ def critic_of(made: Policy, settings: Critic | None = None, *, awake: bool = Tru
 
 @pytest.fixture(scope="module", params=AGENTS)
 def groups(request: pytest.FixtureRequest) -> list[ScoredGroup]:
-    """Trajectories of up to four turns; some end by themselves, some are cut."""
-    made = collect(policy(), environment=Echoes(n_turns=9), agent=AGENTS[request.param], n_tasks=4, group_size=2)
-    outcomes = {t.outcome for g in made for t in g.trajectories}
-    assert Outcome.TURN_LIMIT in outcomes and len(outcomes) > 1
-    return made
+    return ended_and_cut(request.param)
 
 
 def by_definition(critic: CriticTrainer, ids: Sequence[int]) -> torch.Tensor:

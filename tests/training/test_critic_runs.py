@@ -10,20 +10,11 @@ import pytest
 import torch
 import yaml
 
-from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
+from tests.test_resume import LORA, POLICY_GRADIENT, assert_equal, run_with_interruptions
 from tests.training import runs, words
+from tests.training.critics import StepCounter, recipe
 
 RATE = {"optimizer": {"lr": 1.0e-2, "schedule": "linear"}}
-
-
-def recipe(folder: Path, critic: dict[str, Any], lora: dict[str, Any] | None = None, **stage: Any) -> Path:
-    """Two stages; a run of a second."""
-    policy = runs.BASE["policy"] | {"hidden_size": 16} | ({"lora": lora} if lora else {})
-    improve = {**POLICY_GRADIENT, "advantage": {"kind": "turn_gae"}, "critic": {**RATE, **critic}, **stage}
-    return runs.write(
-        folder, [SUPERVISED, improve], policy=policy, evaluation={"n_tasks": 6, "validation_n_tasks": 4},
-        rewards={"words": {"kind": "environment"}, "short": SHORT},
-    )  # fmt: skip
 
 
 #: Critic, adapters of the policy, advantage. Adapters drop out at random, in the critic's updates too.
@@ -39,8 +30,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_stopped_run_with_a_critic_equals_one_that_was_not(tmp_path: Path, name: str) -> None:
     critic, lora, advantage = CASES[name]
-    path = recipe(tmp_path, critic, lora, advantage={"kind": advantage})
-    with words.on_every_step(path, counter := PressNever()):
+    path = recipe(tmp_path, advantage, RATE | critic, lora)
+    with words.on_every_step(path, counter := StepCounter()):
         runs.run(path, tmp_path / "whole")
     draw = random.Random(name)
     at = [draw.randrange(1, counter.n_steps // 2) for _ in range(6)]
@@ -52,15 +43,6 @@ def test_a_stopped_run_with_a_critic_equals_one_that_was_not(tmp_path: Path, nam
     assert runs.curve(tmp_path / "whole", "critic/n_updates")[-1] == updates
 
 
-class PressNever:
-    """Counts the steps of an environment."""
-
-    n_steps = 0
-
-    def __call__(self) -> None:
-        self.n_steps += 1
-
-
 def kept_critic(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint holds of the critic."""
     found: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True)["kept"]["critic"]
@@ -69,7 +51,7 @@ def kept_critic(checkpoint: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("critic", [{}, {"backbone": "policy", "gradient": "backbone"}], ids=["own", "policy"])
 def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dict[str, Any]) -> None:
-    path = recipe(tmp_path, {**critic, "warmup_steps": 3}, steps=4)
+    path = recipe(tmp_path, "turn_gae", RATE | critic | {"warmup_steps": 3}, steps=4)
     done = runs.run(path, tmp_path / "run")
     checkpoints = done.folder / "checkpoints"
     assert runs.weights(checkpoints / "1-policy_gradient-000003") == runs.weights(
@@ -84,7 +66,7 @@ def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dic
 def test_the_critic_learns_from_groups_that_say_nothing_to_the_policy(tmp_path: Path) -> None:
     # Every attempt scores 1 and every value is 0 at first: all advantages of the first step are equal, so they are
     # whitened to 0 and every group is left out of the policy's update. The critic learns to expect 1.
-    path = recipe(tmp_path, {"optimizer": {"lr": 3.0e-2}}, steps=12, advantage={"kind": "gae"})
+    path = recipe(tmp_path, "gae", {"optimizer": {"lr": 3.0e-2}}, steps=12)
     same = yaml.safe_load(path.read_text()) | {"rewards": {"same": {"kind": "outcome", "failure": 1.0}}}
     path.write_text(yaml.safe_dump(same))
     done = runs.run(path, tmp_path / "run")

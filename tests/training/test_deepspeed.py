@@ -109,11 +109,11 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
             trainer.close()
             found[f"{name}-{form}"] = (curve, weights_of(trainer.policy))
         found[f"{name}-resumed"] = _resumed(kind, kind, samples)
-        found[f"{name}-broken"] = _broken(kind, samples)
+        found[f"{name}-broken"] = broken_of(kind, samples)
     found["moved"] = _resumed(KINDS["zero3"], KINDS["zero1"], samples)
     found["rows"] = {n: _by_rows(KINDS["zero2"], samples, n) for n in (1, 2, 8)}
-    found["scores"] = _scores(KINDS["zero3"], samples)
-    found["whole"] = {name: _whole(KINDS[name], samples) for name in ("zero1", "zero3")}
+    found["scores"] = scores_of(KINDS["zero3"], samples)
+    found["whole"] = {name: whole_of(KINDS[name], samples) for name in ("zero1", "zero3")}
     others = {
         "offloaded optimizer": DeepSpeed(zero_stage=2, offload_optimizer=True),
         "offloaded parameters": DeepSpeed(zero_stage=3, offload_parameters=True, offload_optimizer=True, **WHOLE),
@@ -192,7 +192,7 @@ def _resumed(first: DeepSpeed, second: DeepSpeed, samples: Sequence[Sample]) -> 
     return curve, before + after, weights_of(whole.policy), weights_of(trainer.policy)
 
 
-def _broken(kind: DeepSpeed, samples: Sequence[Sample]) -> dict[str, Any]:
+def broken_of(kind: Any, samples: Sequence[Sample]) -> dict[str, Any]:
     """What becomes of gradients that are not finite, first one, then too many."""
     trainer = kind.start(policy(), SCHEDULE, N_UPDATES)
     [good] = pack_minibatches(samples, 1, Reduction(), 200, n_least=2)
@@ -217,14 +217,14 @@ def _by_rows(kind: Any, samples: Sequence[Sample], n: int) -> tuple[dict[str, fl
     return values, parameters(trainer.policy.model)
 
 
-def _scores(kind: Any, samples: Sequence[Sample]) -> dict[str, Any]:
+def scores_of(kind: Any, samples: Sequence[Sample]) -> dict[str, Any]:
     trainer = kind.start(policy(), SMOOTH, 1)
     found: dict[str, Any] = trainer.scores(samples, ("entropy",), temperature=0.7, max_tokens=200)
     trainer.close()
     return found
 
 
-def _whole(kind: Any, samples: Sequence[Sample]) -> Curve:
+def whole_of(kind: Any, samples: Sequence[Sample]) -> Curve:
     """Updates of a loss that looks at whole trajectories, which lie in several micro-batches, beside a reference."""
     trainer = kind.start(policy(lora=Lora(rank=2)), SMOOTH, 3)
     cut = [replace(s, sequence=s.sequence // 2) for s in samples]
@@ -320,7 +320,7 @@ def test_the_loss_does_not_depend_on_micro_batches(seen: list[dict[str, Any]], s
 
 
 def test_scores_come_back_in_order(seen: list[dict[str, Any]], samples: list[Sample]) -> None:
-    expected = _scores(Torch(), samples)
+    expected = scores_of(Torch(), samples)
     for found in seen:
         for name, values in expected.items():
             for got, wanted in zip(found["scores"][name], values, strict=True):
@@ -332,7 +332,7 @@ def test_trajectories_that_lie_in_both_processes_are_seen_whole(
     seen: list[dict[str, Any]], samples: list[Sample], name: str
 ) -> None:
     for found in seen:
-        assert_same(found["whole"][name], _whole(Torch(), samples))
+        assert_same(found["whole"][name], whole_of(Torch(), samples))
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from rlhf.processes import free_port
-from rlhf.training.run import Interrupted
 from tests.tiers import tiered
-from tests.training import runs, words
-from tests.training.alike import assert_alike
+from tests.training import runs
 from tests.training.together import together
+from tests.training.two_processes import assert_goes_on_exactly, assert_same_run, run_and_stop, run_each
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
@@ -89,32 +85,6 @@ RECIPES: dict[str, Callable[[Path, Values], Path]] = {
 }
 
 
-# --- what runs in each of the two processes ---------------------------------------------------------------------------
-
-
-def run_each(rank: int, folder: Path) -> dict[str, Any]:
-    names = sorted(path.parent.name for path in folder.glob("*/recipe.yaml"))
-    return {name: runs.run(folder / name / "recipe.yaml", folder / f"{name}-run").said for name in names}
-
-
-def run_and_stop(rank: int, folder: Path) -> dict[str, Any]:
-    said = run_each(rank, folder)
-    path, out = folder / "zero2" / "recipe.yaml", folder / "stopped-run"
-    n = 0
-
-    def stop() -> None:
-        nonlocal n
-        n += 1
-        if rank == 1 and n == 24:  # in the middle of a step of the second stage
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with words.on_every_step(path, stop), pytest.raises(Interrupted):
-        runs.run(path, out)
-    said["steps when stopped"] = str(sorted(p.name for p in (out / "checkpoints").iterdir()))
-    said["resumed"] = runs.run(path, out, resume=True).said
-    return said
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
@@ -136,11 +106,6 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def figures(folder: Path) -> Iterator[tuple[str, Values]]:
-    for line in runs.lines(folder):
-        yield str(line.get("stage")), {k: v for k, v in line.items() if isinstance(v, float)}
-
-
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
@@ -150,20 +115,7 @@ def test_a_run_in_two_processes_is_that_in_one(request: pytest.FixtureRequest, t
     if name == "zero2":
         request.getfixturevalue("said")
     both = request.getfixturevalue("folder" if name == "zero2" else "others") / f"{name}-run"
-    assert len(runs.lines(both)) == len(runs.lines(alone)) > 40
-    learnt = [line["loss/total"] for _, line in figures(alone) if "loss/total" in line]
-    assert sum(map(bool, learnt)) >= 3
-    for (stage, got), (_, wanted) in zip(figures(both), figures(alone), strict=True):
-        if "zero3" in name:  # its engine holds a copy, so the difference from the trainer is measured and logged
-            got = {k: v for k, v in got.items() if "/sampler_" not in k}
-            wanted = {k: v for k, v in wanted.items() if "/sampler_" not in k}
-        assert_alike(got, wanted, stage, atol=1e-4, rtol=1e-4)
-    assert runs.stored(both) == runs.stored(alone)
-    of_both, of_one = (runs.newest(run) / "policy" for run in (both, alone))
-    for file in of_one.rglob("*.safetensors"):
-        found = load_file(of_both / file.relative_to(of_one))
-        for key, value in load_file(file).items():
-            torch.testing.assert_close(found[key], value, atol=1e-4, rtol=0)
+    assert_same_run(both, alone, with_sampler="zero3" not in name)
 
 
 def test_the_first_process_alone_writes_and_talks(said: list[dict[str, str]], folder: Path) -> None:
@@ -175,11 +127,7 @@ def test_the_first_process_alone_writes_and_talks(said: list[dict[str, str]], fo
 
 
 def test_all_stop_after_a_step_when_one_is_told_to_and_go_on_exactly(said: list[dict[str, str]], folder: Path) -> None:
-    assert said[0]["steps when stopped"] == said[1]["steps when stopped"]
-    assert "resuming from" in said[0]["resumed"]
-    stopped, whole = folder / "stopped-run", folder / "zero2-run"
-    assert runs.lines(stopped) == runs.lines(whole)
-    assert runs.weights(runs.newest(stopped)) == runs.weights(runs.newest(whole))
+    assert_goes_on_exactly(said, folder / "stopped-run", folder / "zero2-run")
 
 
 # --- the command line, and processes that end -------------------------------------------------------------------------

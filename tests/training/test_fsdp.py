@@ -16,14 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample
-from rlhf.errors import TrainingError
-from rlhf.losses.gspo import GSPO
 from rlhf.losses.ppo_clip import PPOClip
-from rlhf.losses.reduction import Reduction
 from rlhf.processes import current
-from rlhf.training.backends.optimizer import MAX_SKIPPED
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.backends.sharded import cast_parameters
 from rlhf.training.checkpoints.store import load_trainer
@@ -34,16 +29,18 @@ from tests.training.test_deepspeed import (
     N_UPDATES,
     POLICIES,
     SCHEDULE,
-    SMOOTH,
     Curve,
     Weights,
     assert_same,
+    broken_of,
     buffers_of,
     go_on,
     in_rows,
     rows,
+    scores_of,
     train,
     weights_of,
+    whole_of,
 )
 from tests.training.tiny import policy
 from tests.training.together import together
@@ -84,9 +81,9 @@ def work(rank: int, folder: Path) -> dict[str, Any]:
         zero3 = DeepSpeed(zero_stage=3, param_persistence_threshold=0)
         found["elsewhere"] = _resumed([(FSDP, 3), (zero3, 5), (FSDP, 8)], samples, place)
     found["bfloat16"] = _in_bfloat16(samples, folder / f"bfloat16-{rank}")
-    found["whole"] = _whole(FSDP, samples)
-    found["scores"] = _scores(FSDP, samples)
-    found["broken"] = _broken(samples)
+    found["whole"] = whole_of(FSDP, samples)
+    found["scores"] = scores_of(FSDP, samples)
+    found["broken"] = broken_of(FSDP, samples)
     found["raised"] = _raised(VARIANTS["kept whole"], samples)
     for name, kind in VARIANTS.items():
         found[name] = train(kind, None, samples, end=6)[1]
@@ -147,40 +144,6 @@ def _in_bfloat16(samples: Sequence[Sample], folder: Path) -> dict[str, Any]:
     trainer.close()
     said["buffers"] |= buffers_of(made.model)
     return said | {"masters": [state["master"] for state in master.values()], "left": weights_of(made)}
-
-
-def _whole(kind: Any, samples: Sequence[Sample]) -> Curve:
-    """Updates of a loss that looks at whole trajectories, which lie in several micro-batches, beside a reference."""
-    trainer = kind.start(policy(lora=Lora(rank=2)), SMOOTH, 3)
-    cut = [replace(s, sequence=s.sequence // 2) for s in samples]
-    found = [trainer.update(in_rows(cut, 3), GSPO(kl="k3", kl_coef=0.1)) for _ in range(3)]
-    trainer.close()
-    return found
-
-
-def _scores(kind: Any, samples: Sequence[Sample]) -> dict[str, Any]:
-    trainer = kind.start(policy(), SMOOTH, 1)
-    found: dict[str, Any] = trainer.scores(samples, ("entropy",), temperature=0.7, max_tokens=200)
-    trainer.close()
-    return found
-
-
-def _broken(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What becomes of gradients that are not finite in one process, first one, then too many."""
-    trainer = FSDP.start(policy(), SCHEDULE, N_UPDATES)
-    [good] = pack_minibatches(samples, 1, Reduction(), 200, n_least=2)
-    bad = [replace(good[0], weights=good[0].weights * torch.inf), *good[1:]]
-    trainer.update(bad, PPOClip())
-    skipped = (trainer.n_skipped, trainer.n_updates)
-    norm = trainer.update(good, PPOClip())["optimizer/grad_norm"]
-    said = ""
-    try:
-        for _ in range(MAX_SKIPPED):
-            trainer.update(bad, PPOClip())
-    except TrainingError as error:
-        said = error.what
-    trainer.close()
-    return {"skipped": skipped, "norm": norm, "updated": trainer.n_updates, "said": said}
 
 
 def _raised(kind: Fsdp, samples: Sequence[Sample]) -> tuple[str, Curve]:
@@ -355,11 +318,11 @@ def test_bfloat16_learns_as_plain_torch_does(seen: list[dict[str, Any]], samples
 
 def test_whole_trajectories_and_the_base_as_reference(seen: list[dict[str, Any]], samples: list[Sample]) -> None:
     for found in seen:
-        assert_same(found["whole"], _whole(Torch(), samples))
+        assert_same(found["whole"], whole_of(Torch(), samples))
 
 
 def test_scores_come_back_in_order(seen: list[dict[str, Any]], samples: list[Sample]) -> None:
-    expected = _scores(Torch(), samples)
+    expected = scores_of(Torch(), samples)
     for found in seen:
         for name, values in expected.items():
             for got, wanted in zip(found["scores"][name], values, strict=True):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 
 from rlhf.errors import RlhfError
 from rlhf.recipe import load
@@ -19,8 +16,9 @@ from rlhf.training.run import Interrupted
 from tests.tiers import tiered
 from tests.training import children, runs, words
 from tests.training.alike import assert_alike
-from tests.training.test_deepspeed_runs import ROOT, command, figures, recipe, run_each
+from tests.training.test_deepspeed_runs import ROOT, command, recipe
 from tests.training.together import together
+from tests.training.two_processes import assert_goes_on_exactly, assert_same_run, figures, run_and_stop, run_each
 
 FSDP: runs.Values = {"kind": "fsdp", "timeout_s": 120.0}
 SMOKE = ROOT / "recipes" / "fsdp" / "smoke-cpu.yaml"
@@ -41,27 +39,6 @@ RECIPES = {
     "lora": lambda folder, trainer: recipe(folder, trainer, involved=True, lora=True),
     "critic": with_critic,
 }
-
-
-# --- what runs in each of the two processes ---------------------------------------------------------------------------
-
-
-def run_and_stop(rank: int, folder: Path) -> dict[str, Any]:
-    said = run_each(rank, folder)
-    path, out = folder / "full" / "recipe.yaml", folder / "stopped-run"
-    n = 0
-
-    def stop() -> None:
-        nonlocal n
-        n += 1
-        if rank == 1 and n == 24:  # in the middle of a step of the second stage
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with words.on_every_step(path, stop), pytest.raises(Interrupted):
-        runs.run(path, out)
-    said["steps when stopped"] = str(sorted(p.name for p in (out / "checkpoints").iterdir()))
-    said["resumed"] = runs.run(path, out, resume=True).said
-    return said
 
 
 @pytest.fixture(scope="module")
@@ -95,22 +72,7 @@ def test_a_run_in_two_processes_is_that_in_one(request: pytest.FixtureRequest, t
     alone = runs.run(RECIPES[name](tmp_path / "recipe", {"kind": "torch"}), tmp_path / "run").folder
     both = request.getfixturevalue("folder" if name == "full" else "others") / f"{name}-run"
     assert_every_update_reached_the_engine(both)
-    assert len(runs.lines(both)) == len(runs.lines(alone)) > 40
-    learnt = [line["loss/total"] for _, line in figures(alone) if "loss/total" in line]
-    assert sum(map(bool, learnt)) >= 3
-    for (stage, got), (_, wanted) in zip(figures(both), figures(alone), strict=True):
-        # The engine holds a copy here, so the difference from the trainer is measured and logged.
-        got = {k: v for k, v in got.items() if "/sampler_" not in k}
-        wanted = {k: v for k, v in wanted.items() if "/sampler_" not in k}
-        assert_alike(got, wanted, stage, atol=1e-4, rtol=1e-4)
-    assert runs.stored(both) == runs.stored(alone)
-    of_both, of_one = (runs.newest(run) / "policy" for run in (both, alone))
-    files = list(of_one.rglob("*.safetensors"))
-    assert files
-    for file in files:
-        found = load_file(of_both / file.relative_to(of_one))
-        for key, value in load_file(file).items():
-            torch.testing.assert_close(found[key], value, atol=1e-4, rtol=0)
+    assert_same_run(both, alone, with_sampler=False)
 
 
 def assert_every_update_reached_the_engine(run: Path) -> None:
@@ -121,11 +83,7 @@ def assert_every_update_reached_the_engine(run: Path) -> None:
 
 
 def test_a_stopped_run_goes_on_exactly(said: list[dict[str, str]], folder: Path) -> None:
-    assert said[0]["steps when stopped"] == said[1]["steps when stopped"]
-    assert "resuming from" in said[0]["resumed"]
-    stopped, whole = folder / "stopped-run", folder / "full-run"
-    assert runs.lines(stopped) == runs.lines(whole)
-    assert runs.weights(runs.newest(stopped)) == runs.weights(runs.newest(whole))
+    assert_goes_on_exactly(said, folder / "stopped-run", folder / "full-run")
 
 
 @pytest.mark.extended

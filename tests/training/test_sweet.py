@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from agents.chat import ChatAgent
-from agents.memory.window import Window
 from rlhf.credit.contrib.sweet import SWEET
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import TrainingError
@@ -23,11 +21,10 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory
 from tests.test_resume import LORA, POLICY_GRADIENT, SHORT, SUPERVISED, assert_equal, run_with_interruptions
 from tests.training import runs
+from tests.training.critics import AGENTS, assert_same_gradients
 from tests.training.tiny import Echoes, collect, parameters, policy
 
 TASKS = [Task(f"echoes/{i}", seed=i, reference=f"the answer {i}") for i in range(8)]
-#: Everything is read in one row, or in one row for each turn.
-AGENTS = {"grows": ChatAgent(system=""), "is rewritten": ChatAgent(system="", memory=Window(turns=0))}
 
 
 def critic_of(made: Policy, *, moved: bool = True, **settings: Any) -> SweetTrainer:
@@ -106,8 +103,7 @@ def test_gradient_and_advantages_are_those_of_the_definition(groups: list[Scored
     loss.backward()  # type: ignore[no-untyped-call]
     logged = critic.learn(seen, [], np.random.default_rng(0), 0)
     assert logged["critic/pair_loss"] == pytest.approx(loss.item(), rel=1e-4) and logged["critic/n_updates"] == 1.0
-    for (name, a), (_, b) in zip(critic.model.kept(), plain.model.kept(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-3, msg=lambda text, n=name: f"{n}: {text}")
+    assert_same_gradients(critic, plain)
 
 
 @pytest.mark.parametrize("keys", [{}, {"lora": Lora(rank=2)}], ids=["full", "lora"])
