@@ -28,8 +28,9 @@ def show_summary(summary: Mapping[str, Any], console: CleanConsole) -> None:
         ),
         soft_wrap=True,
     )
-    score = summary["score"]
-    console.print(f"mean score {number(score['value'])} ({number(score['low'])} to {number(score['high'])})")
+    console.print(f"mean score {_mean(summary['score'])}")
+    for name, one in summary["rewards"].items() if len(summary["rewards"]) > 1 else ():
+        console.print(f"mean of {name} {_mean(one)}", markup=False, soft_wrap=True)
     if summary["n_errors"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in summary["errors"].items() if n)
         console.print(f"errors {kinds}; counted as failures, success is {share(summary['if_errors_failed'])}")
@@ -87,6 +88,10 @@ def share(estimate: Mapping[str, Any]) -> str:
     """A share with its interval."""
     low, high = percent(estimate["low"]), percent(estimate["high"])
     return f"{percent(estimate['value'])} (95% interval {low} to {high})"
+
+
+def _mean(estimate: Mapping[str, Any]) -> str:
+    return f"{number(estimate['value'])} ({number(estimate['low'])} to {number(estimate['high'])})"
 
 
 def percent(value: float | None) -> str:

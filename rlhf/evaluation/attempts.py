@@ -66,6 +66,7 @@ class Attempt:
     n_candidates: int = 1
     any_solved: bool = False
     n_spent_turns: int | None = None
+    rewards: tuple[tuple[str, float], ...] = ()
 
     @property
     def solved(self) -> bool:
@@ -157,6 +158,7 @@ def _attempt(row: dict[str, Any]) -> Attempt:
         number=row["attempt"],
         outcome=Outcome(row["outcome"]),
         score=row["score"] and row["score"]["total"],
+        rewards=tuple((part["name"], part["value"]) for part in row["score"]["parts"]) if row["score"] else (),
         n_turns=row["n_turns"] - given,
         n_invalid=sum(not turn["valid"] for turn in row["turns"][given:]),
         n_tokens=spent["n_tokens"],

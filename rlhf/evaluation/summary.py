@@ -46,6 +46,7 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
     return {
         "success": _plain(_success(attempts, errors_fail=False)),
         "score": _plain(mean_interval(values, tasks, within=usual_range(values))),
+        "rewards": _rewards(counted),
         "n_tasks": len({a.task_id for a in attempts}),
         "n_attempts": len(attempts),
         "n_solved": outcomes[Outcome.SOLVED],
@@ -60,6 +61,19 @@ def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "invalid_share": sum(a.n_invalid for a in counted) / max(sum(a.n_turns for a in counted), 1),
         "tokens_mean": sum(a.n_tokens for a in counted) / n,
     }
+
+
+def _rewards(attempts: Sequence[Attempt]) -> dict[str, dict[str, Any]]:
+    """Mean of each reward by its name, unweighted, over the attempts that it has judged."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for a in attempts:
+        for name, value in a.rewards:
+            found.setdefault(name, []).append((a.task_id, value))
+    means = {}
+    for name, pairs in found.items():
+        values = [value for _, value in pairs]
+        means[name] = _plain(mean_interval(values, [task for task, _ in pairs], within=usual_range(values)))
+    return means
 
 
 def _truncated(attempts: Sequence[Attempt]) -> dict[str, int]:

@@ -179,7 +179,7 @@ _REPLIES = {"replies cut before they ended": "n_cut_replies", "empty replies": "
 
 
 def _figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    cut = sum(found["truncated"].values())
+    cut, rewards = sum(found["truncated"].values()), found.get("rewards", {})  # which evaluations of before lack
     return [
         ("solved", str(found["n_solved"])),
         ("ended unsolved by the environment", str(found["n_failed"])),
@@ -189,6 +189,7 @@ def _figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("success, errors left out", _estimate(found["success"], percent_text)),
         ("success, errors as failures", _estimate(found["if_errors_failed"], percent_text)),
         ("mean score", _estimate(found["score"], number_text)),
+        *((f"mean of {name}", _estimate(one, number_text)) for name, one in rewards.items() if len(rewards) > 1),
         *((f"pass@{k}", _estimate(each["at"], percent_text)) for k, each in found["pass"].items() if int(k) > 1),
         *((f"pass^{k}", _estimate(each["all"], percent_text)) for k, each in found["pass"].items() if int(k) > 1),
         ("mean turns", number_text(found["turns_mean"])),

@@ -134,6 +134,19 @@ def test_cut_and_empty_replies_are_counted_whatever_ended_the_attempt(tmp_path: 
     assert "replies cut before they ended" in json.dumps(shown)
 
 
+def test_each_of_several_rewards_has_its_mean(folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rewards"]["s"] == summary["score"]
+    judged = [Attempt("p", f"t/{i}", 0, Outcome.SOLVED, 1.0, rewards=(("r", i / 4), ("brief", 0.5))) for i in range(5)]
+    found = summarize([*judged, Attempt("p", "t/9", 0, Outcome.ENV_ERROR)])
+    assert [found["rewards"][name]["value"] for name in ("r", "brief")] == [0.5, 0.5]
+    assert found["rewards"]["r"]["n"] == 5 and found["rewards"]["r"]["low"] < 0.5 < found["rewards"]["r"]["high"]
+    shown = io.StringIO()
+    show_summary(summary | found, CleanConsole(file=shown, width=200))
+    show_summary(summary, CleanConsole(file=shown, width=200))
+    assert shown.getvalue().count("mean of ") == 2 and "mean of brief 0.500 (" in shown.getvalue()
+
+
 def test_the_same_files_give_the_same_page_wherever_they_are(folder: Path, tmp_path: Path) -> None:
     other = folder.rename(tmp_path / "elsewhere")
     first = write_report(other).read_bytes()
