@@ -292,6 +292,25 @@ def test_a_reward_that_compares_with_references_needs_tasks_that_have_them(suite
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "policy", [("random",), ("--endpoint", "http://127.0.0.1:9", "--model", "m")], ids=["random", "endpoint"]
+)
+def test_a_verifier_is_tried_on_the_references_before_an_evaluation(policy: tuple[str, ...], tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": f"{i} + 1?", "answer": f"it is {i + 1}"}) for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    suite = tmp_path / "sums.yaml"
+    part = "parts: {sums: {environment: {kind: dataset, path: rows.jsonl}, rewards: {right: {kind: KIND}}}}\n"
+    suite.write_text(part.replace("KIND", "./never.py:never"))
+    (tmp_path / "never.py").write_text("def never(answer, reference):\n    return 0.0\n")
+    result = run("evaluate", *policy, "--suite", suite, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "accepts none of the first" in result.stderr, result.stderr
+    assert "error parts.sums.rewards.right" in result.stderr and not (tmp_path / "out").exists()
+    suite.write_text(part.replace("KIND", "exact_match"))
+    if policy == ("random",):
+        found = run("evaluate", *policy, "--suite", suite)
+        assert "parts.sums.rewards.right takes" in found.stderr and "100.0%" in found.stderr, found.stderr
+
+
 def test_a_recipe_s_reward_without_references_is_refused_before_there_are_weights(tmp_path: Path) -> None:
     stages = [{"kind": "policy_gradient", "steps": 1}]
     recipe = runs.write(tmp_path, stages, environment={"kind": "bandit"}, rewards={"right": {"kind": "math"}})

@@ -134,6 +134,34 @@ def test_tasks_that_are_ids_alone_are_found_in_the_same_environment_with_other_s
         judged_by(recipe, "environment.n_turns=3", "evaluation.split=train")
 
 
+def test_questions_in_a_file_that_was_learnt_from_judge_no_policy(tmp_path: Path) -> None:
+    asked = [{"prompt": f"is {i}?", "reference": str(i)} for i in range(8)]
+    (tmp_path / "test.jsonl").write_text("\n".join(json.dumps(row) for row in asked))
+    chats, pairs = tmp_path / "chats.jsonl", tmp_path / "pairs.jsonl"
+    chats.write_text("\n".join(json.dumps({"prompt": f"is  {i}?", "completion": "yes"}) for i in range(6, 20)))
+    pairs.write_text("\n".join(json.dumps({"prompt": f"is {i}?", "chosen": "y", "rejected": "n"}) for i in range(7, 9)))
+    data = {"kind": "dataset", "test": "test.jsonl"}
+    parts = {"environment": data, "rewards": {"right": {"kind": "exact_match"}}}
+    learnt = {"kind": "supervised", "data": {"path": "chats.jsonl"}, "epochs": 1}
+    preferred = {"kind": "preference", "pairs": {"file": "pairs.jsonl"}}
+    recipe = runs.write(tmp_path, [learnt], **parts)
+    with pytest.raises(RecipeError, match=r"2 of 8 questions are in the file of stages\[0\], line 1, line 2"):
+        judged_by(recipe)
+    preference = runs.write(
+        tmp_path / "p",
+        [preferred | {"pairs": {"file": str(pairs)}}],
+        **parts | {"environment": data | {"test": str(tmp_path / "test.jsonl")}},
+    )
+    with pytest.raises(RecipeError, match="1 of 8 questions"):
+        judged_by(preference)
+    chats.unlink()
+    said: list[str] = []
+    loaded = load(recipe, is_trained=True)
+    asked_for = EvaluationRequest(target=str(recipe))
+    refuse_trained(asked_for, loaded, tmp_path, suite_of_recipe(loaded).tasks(), said.append)
+    assert len(said) == 1 and said[0].startswith("caution: not checked") and "chats.jsonl" in said[0]
+
+
 def test_a_policy_of_parts_that_are_gone_is_judged_all_the_same(tmp_path: Path) -> None:
     recipe = runs.write(tmp_path, STAGES, environment={"kind": "python:environment"}, evaluation={"n_tasks": 4})
     judged_by(recipe, "environment={kind: ./words.py:Words}")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rlhf.data import Task
 from rlhf.errors import RecipeError, RlhfError
@@ -19,6 +20,9 @@ from rlhf.recipe.evaluation_request import EvaluationRequest, is_model
 from rlhf.recipe.model import values_of
 from rlhf.recipe.splits import refuse_judging
 from rlhf.rollout.tasks import tasks_of
+from rlhf.training.stages.chat_files import read_chats
+from rlhf.training.stages.pair_files import read_rated
+from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
@@ -99,13 +103,19 @@ def caution_learnt(recipe: Recipe, said: Iterable[tuple[str, int]], where: str, 
         say: prints it.
     """
     own = recipe.evaluation
-    tasks = tasks_of(recipe.environment, own.split, own.n_tasks)
-    asked = {_plain(prompt) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
-    lines = {plain: line for text, line in said if (plain := _plain(text)) in asked} if asked else {}
-    if lines:
-        named = ", ".join(f"line {line}" for line in sorted(lines.values())[:_NAMED])
-        told = f"{len(lines)} tasks that the policy is judged by are in {where}, such as {named}"
+    if lines := _lines_asking(tasks_of(recipe.environment, own.split, own.n_tasks), said):
+        told = f"{len(lines)} tasks that the policy is judged by are in {where}, such as {_named_lines(lines)}"
         say(f"caution: {told}: take these rows out, or success is measured on what was learnt by heart")
+
+
+def _lines_asking(tasks: Sequence[Task], said: Iterable[tuple[str, int]]) -> list[int]:
+    """Lines of a file in which questions of `tasks` are, one for each question."""
+    asked = {_plain(prompt) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
+    return sorted({plain: line for text, line in said if (plain := _plain(text)) in asked}.values()) if asked else []
+
+
+def _named_lines(lines: Sequence[int]) -> str:
+    return ", ".join(f"line {line}" for line in lines[:_NAMED])
 
 
 def _plain(text: str) -> str:
@@ -134,17 +144,23 @@ def _refuse(
 
 
 def refuse_trained(
-    asked: EvaluationRequest, recipe: Recipe | None, checkpoint: Path | None, tasks: Mapping[str, Sequence[Task]]
+    asked: EvaluationRequest,
+    recipe: Recipe | None,
+    checkpoint: Path | None,
+    tasks: Mapping[str, Sequence[Task]],
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Raise RecipeError if the policy was trained on a task of the suite, unless this is allowed.
 
-    Known of the checkpoints of runs, whose recipe says what their stages draw from; of other models nothing is known.
+    Known of the checkpoints of runs, whose recipe says what their stages draw from, or which file they learn from; of
+    other models, and of attempts of other runs, nothing is known.
 
     Args:
         asked: what is evaluated.
         recipe: of the policy, where it has one.
         checkpoint: of the policy, where it has one.
         tasks: part -> tasks of the suite.
+        say: prints which file could not be read any more.
     """
     if recipe is None or checkpoint is None or asked.also_trained or (asked.suite and is_model(asked.target)):
         return
@@ -155,6 +171,9 @@ def refuse_trained(
     is_same = bool(asked.suite) or own == now
     for i, stage in enumerate(trained.stages):
         if stage.reads_file:
+            if lines := _lines_asking(judged, _said_in(stage, f"stages[{i}]", say)):
+                got = f"{len(lines)} of {len(judged)} questions are in the file of stages[{i}], {_named_lines(lines)}"
+                raise _of_training(asked, f"--suite {asked.suite}" if asked.suite else "evaluation.split", got)
             continue
         drawn = tasks_of(trained.at(stage).environment, stage.split)
         is_own = stage.environment in (None, trained.environment)
@@ -163,16 +182,33 @@ def refuse_trained(
             # With other settings the id of a task may be that of another one.
             both = list(dict.fromkeys([*both, *_equal(judged, drawn)]))
         if both:
-            where = f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split"
-            where = "--split" if asked.split else where
-            raise RecipeError(
-                "the policy was trained on tasks of this evaluation",
-                where=where,
-                got=f"{len(both)} of {len(judged)} tasks are in the split {stage.split!r} of stages[{i}], "
-                f"such as {both[0]}",
-                expected="tasks that training never drew from",
-                hint="evaluate on another split; to evaluate on training tasks, add --allow-overlap",
+            got = (
+                f"{len(both)} of {len(judged)} tasks are in the split {stage.split!r} of stages[{i}], such as {both[0]}"
             )
+            raise _of_training(asked, f"parts.{part_of[both[0]]}" if asked.suite else "evaluation.split", got)
+
+
+def _said_in(stage: Any, path: str, say: Callable[[str], None]) -> list[tuple[str, int]]:
+    """Texts of the file that a stage learns from, each with its line; none, and a word of it, where it is gone."""
+    try:
+        if isinstance(stage, PairStage) and stage.pairs.file is not None:
+            rows = read_rated(stage.pairs.file.expanduser(), f"{path}.pairs.file")
+            return [(message.content, row.line) for row in rows for message in row.prompt]
+        chats = read_chats(stage.data, f"{path}.data")
+        return [(message.content, chat.number) for chat in chats for message in chat.messages]
+    except RlhfError as error:
+        say(f"caution: not checked whether {path} learnt from tasks of this evaluation: {error.where}: {error.got}")
+        return []
+
+
+def _of_training(asked: EvaluationRequest, where: str, got: str) -> RecipeError:
+    return RecipeError(
+        "the policy was trained on tasks of this evaluation",
+        where="--split" if asked.split else where,
+        got=got,
+        expected="tasks that training never drew from",
+        hint="evaluate on another split; to evaluate on training tasks, add --allow-overlap",
+    )
 
 
 def _trained(asked: EvaluationRequest, recipe: Recipe) -> Recipe:

@@ -23,6 +23,7 @@ from rlhf.build.own_code import code_digests
 from rlhf.build.preflight import refuse_unreferenced
 from rlhf.build.processes import stopped_by_term
 from rlhf.build.record import programs_record, versions
+from rlhf.build.reference_trial import try_references_of_suite
 from rlhf.build.resume import without_empty
 from rlhf.data import Task
 from rlhf.digests import FILES, Manifest, mark_of, read_listed, write_listed
@@ -88,8 +89,11 @@ def evaluate(
         if out is not None:
             _hold(out, stack, console)
         tasks = found.suite.tasks()
-        refuse_trained(asked, found.recipe, found.checkpoint, tasks)
+        say = _sayer(console)
+        refuse_trained(asked, found.recipe, found.checkpoint, tasks, say)
         refuse_unreferenced(found.suite, tasks, of_recipe=not asked.suite)
+        if asked.suite:  # the rewards of a recipe were tried before it was trained
+            asyncio.run(try_references_of_suite(found.suite, say))
         if found.kind == "model":
             refuse_other_kind(found.suite, found.checkpoint, found.name)
         _list_older(folder, console)
@@ -106,6 +110,16 @@ def evaluate(
         _caution_replies(found.suite, summary, console)
         _refuse_without_room(summary, console)
         return summary
+
+
+def _sayer(console: CleanConsole) -> Callable[[str], None]:
+    """Prints lines, of which those that begin with `caution: ` are cautions."""
+
+    def say(text: str) -> None:
+        rest = text.removeprefix("caution: ")
+        console.print(_CAUTION + rest if rest != text else text, soft_wrap=True, markup=False, highlight=False)
+
+    return say
 
 
 def _hold(out: Path, stack: ExitStack, console: CleanConsole) -> None:

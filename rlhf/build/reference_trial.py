@@ -1,23 +1,24 @@
-"""Trial of verifiers before training: the references themselves, given as answers."""
+"""Trial of verifiers before training or an evaluation: the references themselves, given as answers."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from environments.base import can_demonstrate, properties_of
+from environments.base import Environment, can_demonstrate, properties_of
 from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
 from rewards.judges.asking import AsksModel
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import RewardError
 from rlhf.recipe import Recipe
+from rlhf.recipe.suites import Suite
 from rlhf.recipe.view import worlds
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.scoring import Weighted, score_group
@@ -74,16 +75,34 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
     """
     for path, seen in worlds(recipe):
         split = next((stage.split for stage in seen.stages if not stage.reads_file), recipe.evaluation.split)
-        for name, weighted in seen.rewards.items():
-            if weighted.success_threshold is None or not any(compared_in(name, weighted.reward, None)):
-                continue
-            asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
-            if not asks and (copied := to_try(weighted)) is not None:
-                await _try_reward(seen, f"{path}rewards.{name}", copied, split, say)
+        await _try_rewards(path, seen.rewards, seen.environment, split, seen.limits, say)
 
 
-async def _try_reward(recipe: Recipe, path: str, weighted: Weighted, split: str, say: Callable[[str], None]) -> None:
-    world, limits = recipe.environment, recipe.limits
+async def try_references_of_suite(suite: Suite, say: Callable[[str], None]) -> None:
+    """Try the rewards that say what is solved in the parts of a suite, as `try_references` does those of a recipe."""
+    for part in suite.parts:
+        await _try_rewards(f"parts.{part.name}.", part.rewards, part.environment, part.tasks.split, part.limits, say)
+
+
+async def _try_rewards(
+    path: str,
+    rewards: Mapping[str, Weighted],
+    world: Environment,
+    split: str,
+    limits: Limits,
+    say: Callable[[str], None],
+) -> None:
+    for name, weighted in rewards.items():
+        if weighted.success_threshold is None or not any(compared_in(name, weighted.reward, None)):
+            continue
+        asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
+        if not asks and (copied := to_try(weighted)) is not None:
+            await _try_reward(f"{path}rewards.{name}", copied, world, split, limits, say)
+
+
+async def _try_reward(
+    path: str, weighted: Weighted, world: Environment, split: str, limits: Limits, say: Callable[[str], None]
+) -> None:
     replies = ((task, _right_reply(world, task)) for task in tasks_of(world, split, _N_TRIED))
     drawn = list(replies)
     known = [(task, reply) for task, reply in drawn if reply is not None]
