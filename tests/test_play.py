@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from rlhf.cli import app
 from rlhf.commands.env_summary import glance, kept, variant
 from rlhf.commands.environments import cells, described
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import TrajectoryRecord, TrajectoryWriter
 from tests.commands import last_json, run
 
@@ -394,6 +396,25 @@ def test_measured_shares_have_their_intervals() -> None:
     # Of 3 of 3: 4.8 of 6.6 with the values added, m = 0.727273, s/√6.6 = 0.188193, t(0.975, 5.6) = 2.491: 0.2585.
     assert found["oracle"]["n_solved"] == 3
     assert found["oracle"]["low"] == pytest.approx(0.2585, abs=1e-3) and found["oracle"]["high"] == 1.0
+
+
+def test_tasks_that_are_played_again_are_other_episodes_of_the_same_tasks(tmp_path: Path) -> None:
+    planned = "    def plan(self, task, taken):\n        return ['2']\n\n    def start("
+    (tmp_path / "few.py").write_text(
+        STRANGE.replace("isolated=ISOLATED", "oracle=True").replace("    def start(", planned)
+    )
+    found = described(f"{tmp_path / 'few.py'}:Strange", [], 30)["measured"]
+    assert found["oracle"]["n"] == found["oracle"]["n_solved"] == 3  # one of each task
+    chance = found["random"]
+    assert chance["n"] == 30 and chance["n_solved"] not in (
+        0,
+        10,
+        20,
+        30,
+    )  # all of a task, or none, if each was the same
+    again = [random.Random(f"{i}/{r}" if r else i).choice("23h") == "2" for r in range(10) for i in range(3)]
+    expected = success_estimate(again, [i for _ in range(10) for i in range(3)])
+    assert (chance["n_solved"], chance["low"], chance["high"]) == (sum(again), expected.low, expected.high)
 
 
 # --- the page ------------------------------------------------------------------------------------------------------

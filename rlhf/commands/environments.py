@@ -29,7 +29,10 @@ def environments(
     kind: Annotated[str | None, typer.Argument(help="Show the details of this kind.")] = None,
     fields: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its settings.")] = None,
     measure: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Play N random and N oracle episodes per kind.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Play N random episodes per kind, and up to N of the oracle, one per task."
+        ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     as_json: AsJson = False,
@@ -96,7 +99,7 @@ def described(kind: str, fields: list[str], measure: int | None = None, *, is_st
     Args:
         kind: as a recipe writes it.
         fields: KEY=VALUE; without any the defaults, or what the kind's suite has where there are keys without default.
-        measure: episodes of each player; None plays none.
+        measure: random episodes, and most of the oracle's; None plays none.
         is_strict: raise what goes wrong while playing or counting; else it is said in the row.
 
     Raises:
@@ -195,18 +198,18 @@ def _measures(values: Mapping[str, Any], splits: tuple[str, ...], n: int, limit_
 
 
 def _share(played: Played | None) -> dict[str, Any] | None:
-    from rlhf.stats import share_interval
+    from rlhf.evaluation.statistics import success_estimate
 
     if played is None:
         return None
-    low, high = share_interval(played.n_solved, played.n)
+    found = success_estimate(played.solved, played.tasks)
     return {
-        "n": played.n,
-        "n_solved": played.n_solved,
-        "low": low,
-        "high": high,
+        "n": found.n,
+        "n_solved": sum(played.solved),
+        "low": found.low,
+        "high": found.high,
         "score": played.score,
-        "steps": played.n_steps / played.n,
+        "steps": played.n_steps / found.n,
     }
 
 

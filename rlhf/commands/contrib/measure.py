@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +35,16 @@ class Played:
     """Episodes of one kind of player.
 
     Attributes:
-        n: episodes.
-        n_solved: of them.
+        tasks: `[N]` ids of their tasks.
+        solved: `[N]` whether they were solved.
         score: mean of the sums of their rewards.
         n_steps: of all of them.
         speed: steps per second, the median of the episodes: other work on the machine disturbs some of them. 0 where
             none took a step.
     """
 
-    n: int
-    n_solved: int
+    tasks: tuple[str, ...]
+    solved: tuple[bool, ...]
     score: float
     n_steps: int
     speed: float
@@ -67,12 +68,12 @@ class Measured:
 
 
 def measured(values: Mapping[str, Any], split: str, n: int, *, limit_s: float = 600.0) -> Measured:
-    """Play `n` random and `n` oracle episodes on the first tasks of a split, cycling if fewer.
+    """Play `n` random episodes on the first tasks of a split, cycling if fewer, and one oracle episode on each.
 
     Args:
         values: the environment, as a recipe writes it.
         split: of its tasks.
-        n: episodes of each player, at least 1.
+        n: random episodes, and most of the oracle's, at least 1.
         limit_s: for all of it.
 
     Raises:
@@ -123,24 +124,26 @@ async def _measured(values: Mapping[str, Any], split: str, n: int) -> Measured:
             first = await awaited(environment.start(tasks[0]))
             startup_s, lists = time.perf_counter() - begin, bool(first.opening.admissible_actions)
             await awaited(first.close())
-            chosen = [tasks[i % len(tasks)] for i in range(n)]
-            chance = await _played(environment, chosen, None) if lists else None
+            cycled = [tasks[i % len(tasks)] for i in range(n)]
+            chance = await _played(environment, cycled, None) if lists else None
             oracle = None
             if can_demonstrate(environment):
-                oracle = await _played(environment, chosen, [tuple(environment.plan(t, []) or ()) for t in chosen])
+                oracle = await _played(environment, tasks, [tuple(environment.plan(t, []) or ()) for t in tasks])
         return Measured(chance, oracle, startup_s, _memory_mb())
     finally:
         Capabilities(environment).close()
 
 
 async def _played(environment: Any, tasks: Sequence[Task], plans: Sequence[Sequence[str]] | None) -> Played:
-    """Episodes of `plans`, or without them of chance, drawn by the seed of the task."""
+    """Episodes of `plans`, or without them of chance, drawn by the seed of the task and how often it was played."""
     from environments.transcript import awaited
 
-    n_solved = n_steps = 0
-    score, speeds = 0.0, list[float]()
+    n_steps, score, solved, speeds = 0, 0.0, list[bool](), list[float]()
+    rounds = Counter[str]()
     for i, task in enumerate(tasks):
-        episode, draw = await awaited(environment.start(task)), random.Random(task.seed)
+        again, rounds[task.id] = rounds[task.id], rounds[task.id] + 1
+        draw = random.Random(f"{task.seed}/{again}" if again else task.seed)
+        episode = await awaited(environment.start(task))
         result, plan = episode.opening, iter(plans[i]) if plans is not None else None
         n, seconds = 0, 0.0
         for _ in range(MOST_STEPS):
@@ -151,10 +154,12 @@ async def _played(environment: Any, tasks: Sequence[Task], plans: Sequence[Seque
             result = await awaited(episode.step(action))
             seconds += time.perf_counter() - begin
             n, score = n + 1, score + result.reward
-        n_solved, n_steps = n_solved + (result.success is True), n_steps + n
+        solved.append(result.success is True)
+        n_steps += n
         speeds += [n / seconds] if n else []
         await awaited(episode.close())
-    return Played(len(tasks), n_solved, score / len(tasks), n_steps, statistics.median(speeds or [0.0]))
+    names = tuple(task.id for task in tasks)
+    return Played(names, tuple(solved), score / len(tasks), n_steps, statistics.median(speeds or [0.0]))
 
 
 def _drawn(draw: random.Random, actions: Sequence[str]) -> str | None:
