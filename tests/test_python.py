@@ -34,11 +34,12 @@ from rlhf.data import Task
 from rlhf.errors import CheckpointError, DataError, RecipeError, TrainingError
 from rlhf.recipe.builder import build_part
 from rlhf.recipe.model import values_of
-from rlhf.recipe.text import parse
+from rlhf.recipe.text import from_text, parse
 from rlhf.sinks import read_metrics
 from rlhf.training.hooks.base import StageHook
 from rlhf.training.policy.model import Pretrained
 from tests.commands import run as command
+from tests.test_endpoint import completion, served
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text("utf-8")
 ROOT = Path(__file__).resolve().parent.parent
@@ -363,6 +364,8 @@ def test_objects_that_are_no_parts_are_refused(given: dict[str, Any], where: str
         ({"n": True}, "rlhf.evaluate(n=...)", "a whole number, at least 1"),
         ({"attempts": 2.5}, "rlhf.evaluate(attempts=...)", "a whole number, at least 1"),
         ({"tries": "x"}, "rlhf.evaluate(tries=...)", "a whole number, at least 1"),
+        ({"programs": 0}, "rlhf.evaluate(programs=...)", "a whole number, at least 1"),
+        ({"price_in": -1}, "rlhf.evaluate(price_in=...)", "a number, at least 0"),
         ({"out": 5}, "rlhf.evaluate(out=...)", "a folder"),
         ({"checkpoint": 5}, "rlhf.evaluate(checkpoint=...)", "a folder"),
         ({"suite": 5}, "rlhf.evaluate(suite=...)", "text"),
@@ -689,6 +692,33 @@ def test_a_run_in_a_folder_that_is_taken_is_refused() -> None:
 
 
 # --- evaluate and compare --------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_or_a_program_is_judged_on_rows_and_rewards_of_ones_own(folder: Path) -> None:
+    def right(answer: str, reference: str) -> float:
+        return float(answer == reference)
+
+    def brief(answer: str, reference: str) -> float:
+        return float(len(answer) < 3)
+
+    def largest(body: dict[str, Any]) -> str:
+        return max(re.findall(r"\d", str(body["messages"][-1]["content"])))
+
+    own = {"environment": ROWS, "rewards": right, "progress": False}
+    with served(lambda body, _: completion(largest(body))) as (url, _):
+        found = rlhf.evaluate(endpoint=url, model="m", n=4, limits={"max_tokens": 5}, price_in=1, out="kept", **own)
+        parts = {"a": {"environment": ROWS[:32], "rewards": right}, "b": {"environment": ROWS[32:], "rewards": brief}}
+        both = rlhf.evaluate(endpoint=url, model="m", suite={"name": "two", "parts": parts}, n=2, progress=False)
+    assert (found.success, found.n, found.suite) == (1.0, 4, "tasks") and found.summary["per_solved"]["cost"] > 0
+    assert (
+        from_text((folder / "kept" / "evaluation.yaml").read_text(), "plan")["suite"]["parts"]["tasks"]["limits"][
+            "max_tokens"
+        ]
+        == 5
+    )
+    assert both.suite == "two" and both.success == 1.0 and set(both.summary["parts"]) == {"a", "b"}
+    assert list(both.summary["parts"]["b"]["rewards"]) == ["brief"]
+    assert rlhf.evaluate("oracle", n=3, **own).success == 1.0
 
 
 def test_evaluations_are_compared(folder: Path) -> None:

@@ -42,6 +42,15 @@ def count(value: Any, call: str, name: str) -> int | None:
     return int(value)
 
 
+def price(value: Any, call: str, name: str) -> float | None:
+    """Number of at least 0; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+        raise _refused(value, call, name, "a number, at least 0", "0.5")
+    return float(value)
+
+
 def flag(value: Any, call: str, name: str) -> bool:
     """True or False: any other value would count as one of them unnoticed."""
     if not isinstance(value, bool):

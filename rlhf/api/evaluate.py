@@ -20,7 +20,7 @@ from rlhf.errors import RecipeError
 from rlhf.finite import finite
 from rlhf.given_parts import given
 from rlhf.recipe.describe import given as described
-from rlhf.recipe.evaluation_request import EvaluationRequest
+from rlhf.recipe.evaluation_request import EvaluationRequest, is_model, is_program
 from rlhf.terminal import CleanConsole
 
 
@@ -68,7 +68,7 @@ _CALL = "rlhf.evaluate"
 def evaluate(
     policy: str | Path | TrainResult = "",
     *,
-    suite: str | Path = "",
+    suite: str | Path | Mapping[str, Any] = "",
     rewards: Any = None,
     environment: Any = None,
     agent: Any = None,
@@ -81,15 +81,21 @@ def evaluate(
     endpoint: str = "",
     model: str = "",
     tries: int | None = None,
+    command: str = "",
+    programs: int | None = None,
+    price_in: float | None = None,
+    price_out: float | None = None,
     allow_overlap: bool = False,
     progress: bool = True,
     **overrides: Any,
 ) -> Evaluation:
-    """Evaluate a policy on unseen tasks, with 95% intervals; arguments are those of `rlhf evaluate`.
+    """Evaluate a policy on unseen tasks, with 95% intervals; arguments are those of `rlhf evaluate` but for --verify.
 
     Args:
-        policy: a recipe, run, checkpoint or result of `rlhf.train`; with a suite also a model, `random` or `oracle`.
-        suite: evaluation suite; the recipe's evaluation by default.
+        policy: a recipe, run, checkpoint or result of `rlhf.train`; with a suite or environment also a model, `random`
+            or `oracle`.
+        suite: evaluation suite by name, file or keys; by default the recipe's evaluation, or for an endpoint or a model
+            one of `environment`, `rewards`, `agent` and the key `limits`.
         rewards: as in `rlhf.train`; objects passed to a run from Python are passed again.
         environment: the same.
         agent: the same.
@@ -102,6 +108,10 @@ def evaluate(
         endpoint: address of the OpenAI-compatible server of the model to evaluate.
         model: name of the model on that server.
         tries: maximum tries of a request to that server.
+        command: command that starts an external agent, which samples through the gateway.
+        programs: long-lived agent processes that play attempts in turn; one process per attempt by default.
+        price_in: price of a million prompt tokens.
+        price_out: price of a million sampled tokens.
         allow_overlap: whether to allow tasks that the policy was trained on.
         progress: whether to print progress.
         overrides: recipe overrides.
@@ -113,11 +123,14 @@ def evaluate(
     folder = checked.folder(out, _CALL, "out", "evaluations/mine")
     weights = checked.folder(checkpoint, _CALL, "checkpoint", "runs/mine-seed0/checkpoints/0-final-1")
     arguments = Arguments((folder.parent if folder else Path("runs")) / "tasks")
-    parts = {"rewards": rewards, "environment": environment, "agent": agent}
+    target, parts = _target(policy), {"rewards": rewards, "environment": environment, "agent": agent}
+    if not suite and environment is not None and (endpoint or is_program(target) or is_model(target)):
+        own = {"limits": overrides.pop("limits", None), **parts}
+        suite, parts = {"parts": {"tasks": {key: value for key, value in own.items() if value is not None}}}, {}
     asked = EvaluationRequest(
-        target=_target(policy),
+        target=target,
         overrides=tuple(overrides_of(arguments, {**parts, **overrides}, joins_rewards=True)),
-        suite=checked.text(suite, _CALL, "suite", "quick"),
+        suite=arguments.suite(suite) if isinstance(suite, Mapping) else checked.text(suite, _CALL, "suite", "quick"),
         split=None if split is None else checked.text(split, _CALL, "split", "test"),
         n=checked.count(n, _CALL, "n"),
         attempts=checked.count(attempts, _CALL, "attempts"),
@@ -126,12 +139,15 @@ def evaluate(
         endpoint=checked.text(endpoint, _CALL, "endpoint", "http://localhost:8000/v1"),
         model=checked.text(model, _CALL, "model", "Qwen/Qwen3-0.6B"),
         tries=checked.count(tries, _CALL, "tries"),
+        command=checked.text(command, _CALL, "command", "venv/bin/python agent.py"),
+        programs=checked.count(programs, _CALL, "programs"),
     )
+    prices = checked.price(price_in, _CALL, "price_in"), checked.price(price_out, _CALL, "price_out")
     console = errors() if checked.flag(progress, _CALL, "progress") else CleanConsole(quiet=True)
 
     def work() -> dict[str, Any]:
         with given(arguments.parts):
-            return measured(asked, weights, folder, console=console)[1]
+            return measured(asked, weights, folder, *prices, console=console)[1]
 
     try:
         summary: Any = finite(outside_of_loops(work))

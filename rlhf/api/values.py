@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 import numbers
 import sys
@@ -105,6 +106,19 @@ class Arguments:
             return {"kind": "dataset", "path": self._file(given)}
         return self.plain(given, "environment")
 
+    def suite(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of a suite, its environments, rewards and agents in any form that a recipe takes."""
+
+        def keyed(values: Any) -> Any:
+            if not isinstance(values, Mapping):
+                return values
+            return {str(key): self.key(str(key), value) for key, value in values.items()}
+
+        found = keyed({key: value for key, value in given.items() if key != "parts"})
+        if isinstance(parts := given.get("parts"), Mapping):
+            found["parts"] = {str(name): keyed(part) for name, part in parts.items()}
+        return {**found, **({"parts": parts} if "parts" in given and "parts" not in found else {})}
+
     def _reward(self, one: Any, path: str) -> Any:
         if isinstance(one, Mapping | str):
             return self.plain(one, path)
@@ -141,8 +155,10 @@ class Arguments:
     def _named(self, part: Any, path: str) -> str:
         if _is_importable(part):
             return f"{part.__module__}:{part.__qualname__}"
-        self.parts[path] = part
-        return PREFIX + path
+        names = itertools.chain([path], (f"{path}-{n}" for n in itertools.count(2)))
+        name = next(name for name in names if self.parts.get(name, part) is part)  # parts of a suite have one path
+        self.parts[name] = part
+        return PREFIX + name
 
     def _file(self, given: Any) -> Any:
         """Name of a data file; rows are written to one, named by their digest, for later runs."""

@@ -173,7 +173,7 @@ def refuse_trained(
         if stage.reads_file:
             if lines := _lines_asking(judged, _said_in(stage, f"stages[{i}]", say)):
                 got = f"{len(lines)} of {len(judged)} questions are in the file of stages[{i}], {_named_lines(lines)}"
-                raise _of_training(asked, f"--suite {asked.suite}" if asked.suite else "evaluation.split", got)
+                raise _of_training(asked, "--suite" if asked.suite else "evaluation.split", got)
             continue
         drawn = tasks_of(trained.at(stage).environment, stage.split)
         is_own = stage.environment in (None, trained.environment)

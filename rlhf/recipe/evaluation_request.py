@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ class EvaluationRequest:
         target: a recipe, run or checkpoint; a model, adapter or hub name; `random`, `oracle`, or an agent's kind.
         overrides: `key=value` of the recipe, or of the model.
         checkpoint: weights, where they are not the recipe's own.
-        suite: name or file of the suite; empty for the recipe's own evaluation.
+        suite: name or file of the suite, or its keys; empty for the recipe's own evaluation.
         split, n, attempts: other values than the suite's.
         strategy: another than the suite's: a kind, or a mapping with a kind and keys, as text.
         endpoint, model: address of an OpenAI-compatible server, and the model's name there.
@@ -34,7 +35,7 @@ class EvaluationRequest:
     target: str
     overrides: tuple[str, ...] = ()
     checkpoint: str | None = None
-    suite: str = ""
+    suite: str | Mapping[str, Any] = ""
     split: str | None = None
     n: int | None = None
     attempts: int | None = None

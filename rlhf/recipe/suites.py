@@ -310,13 +310,15 @@ def list_suites() -> list[Listed]:
     return listed_in("suites")
 
 
-def load_suite(path_or_name: str) -> Suite:
-    """Load a suite: a YAML file, or a name of `list_suites`.
+def load_suite(path_or_name: str | Mapping[str, Any]) -> Suite:
+    """Load a suite: a YAML file, a name of `list_suites`, or its keys.
 
     Raises:
         RecipeError: there is none, or it cannot be used as written.
         MissingPackageError: a part needs a package that is not installed.
     """
+    if isinstance(path_or_name, Mapping):
+        return suite_of(path_or_name, name="tasks", base=Path.cwd())
     path = Path(path_or_name).expanduser()
     listed = {one.name: one.path for one in list_suites()}
     if not path.is_file():
