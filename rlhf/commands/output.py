@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TextIO, TypeVar
 
 import typer
 from rich.text import Text
@@ -85,15 +85,23 @@ def caution(text: str) -> None:
 
 
 @contextmanager
-def renamed_names_told() -> Iterator[None]:
-    """Context that prints each renamed recipe key once, with its new name."""
+def warnings_told() -> Iterator[None]:
+    """Context that prints as cautions, each once, what is now called otherwise and what the toolkit warns of."""
     shown = set[str]()
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            if not issubclass(category, RenamedWarning):
-                usual(message, category, *place, **more)
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            is_ours = category is RuntimeWarning and Path(filename).is_relative_to(Path(__file__).parent.parent)
+            if not is_ours and not issubclass(category, RenamedWarning):
+                usual(message, category, filename, lineno, file, line)
             elif str(message) not in shown:
                 shown.add(str(message))
                 caution(str(message))
@@ -145,7 +153,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def shielded(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            with renamed_names_told():
+            with warnings_told():
                 return function(*args, **kwargs)
         except typer.Exit:
             raise

@@ -6,6 +6,7 @@ for them. The loop cannot say so itself, so a thread looks at what runs on it.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable
@@ -13,11 +14,16 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from rewards.combinators.parts import with_parts
+
 #: Seconds without a break from which on an inline part is named.
 BLOCKED_S = 1.0
 
-#: By the number of a thread: name of the inline part that computes there, and since when.
-ON_LOOP: dict[int, tuple[str, float] | None] = {}
+#: Packages whose parts are inline because they are quick: one of these stands still where the machine does.
+_SHIPPED = ("agents", "environments", "rewards", "rlhf")
+
+#: By the number of a thread: name of the inline part that computes there, since when, and the part.
+ON_LOOP: dict[int, tuple[str, float, object] | None] = {}
 
 #: By the number of a thread: the call there that was named last, by whichever watchdog looks at it.
 _NAMED: dict[int, tuple[str, float]] = {}
@@ -28,8 +34,15 @@ def warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
+def _is_shipped(part: object) -> bool:
+    """True if a part, and all that is nested in its keys, comes along with the toolkit."""
+    nested = (inner for _, inner in with_parts("", part))
+    of = (one if inspect.isroutine(one) else type(one) for one in (part, *nested))
+    return all(one.__module__.partition(".")[0] in _SHIPPED for one in of)
+
+
 class Watchdog:
-    """Watchdog for inline parts that block the event loop of the present thread.
+    """Watchdog for inline parts of the user's own that block the event loop of the present thread.
 
     Args:
         say: called with the caution, in the watchdog's thread, once for each call that blocks.
@@ -56,10 +69,12 @@ class Watchdog:
             running = ON_LOOP.get(self._watched)
             if (
                 running is not None
-                and running is not _NAMED.get(self._watched)
+                and running[:2] != _NAMED.get(self._watched)
                 and monotonic() - running[1] > self._blocked_s
             ):
-                _NAMED[self._watched] = running
+                _NAMED[self._watched] = running[:2]
+                if _is_shipped(running[2]):
+                    continue
                 self._say(
                     f"{running[0]} blocks the event loop: it has not come back for {self._blocked_s:g} s, and every "
                     "other attempt waits for it. A part that says `inline` has to answer within milliseconds; "

@@ -140,7 +140,7 @@ class _Run:
         self._agent, self._limits, self._policy, self._watch = agent, limits, policy, watch
         self._task = replace(task, reference=None)
         self._begun, self._n_given, self._head = begun, len(task.prefix), head
-        self._lane = InlineLane(f"agent {type(agent).__name__}")
+        self._lane = InlineLane(f"agent {type(agent).__name__}", agent)
         self._shown: list[tuple[str, ...]] = []
         self._seats: list[str] = []
         self._clock = time.monotonic()

@@ -60,10 +60,11 @@ class InlineLane:
 
     Args:
         name: of what is called, for the caution about a call that blocks; see `rlhf.rollout.blocking`.
+        part: what is called; parts that come along with the toolkit are not named.
     """
 
-    def __init__(self, name: str = "an inline part") -> None:
-        self.name = name
+    def __init__(self, name: str = "an inline part", part: object = None) -> None:
+        self.name, self.part = name, part
 
     async def call(
         self, function: Callable[..., Any], *args: Any, timeout_s: float | None, clock: Clock | None = None
@@ -75,7 +76,7 @@ class InlineLane:
         """
         begun, waiting, waits_for = monotonic(), None, None
         thread = get_ident()
-        ON_LOOP[thread] = (self.name, begun)
+        ON_LOOP[thread] = (self.name, begun, self.part)
         try:
             value = function(*args)
             waiting = _coroutine_of(value)
@@ -95,7 +96,7 @@ class InlineLane:
             clock = clock or Clock(timeout_s, begun)
             try:
                 async with clock.running():
-                    value = _unwrap(await _caught(_Begun(waiting, waits_for, self.name)))
+                    value = _unwrap(await _caught(_Begun(waiting, waits_for, self)))
                 is_late = clock.is_over()
             except TimeoutError:
                 is_late = True
@@ -128,8 +129,8 @@ class _Begun:
     One that is cancelled may await a little longer to clean up, and is left where it does not end.
     """
 
-    def __init__(self, coroutine: CoroutineType[Any, Any, Any], waits_for: Any, name: str) -> None:
-        self._coroutine, self._waits_for, self._name = coroutine, waits_for, name
+    def __init__(self, coroutine: CoroutineType[Any, Any, Any], waits_for: Any, lane: InlineLane) -> None:
+        self._coroutine, self._waits_for, self._lane = coroutine, waits_for, lane
         self._timer: asyncio.TimerHandle | None = None
         self._is_overdue = False
 
@@ -146,7 +147,7 @@ class _Begun:
                     error = thrown
                     if task is not None and task.cancelling() > n_before:
                         self._ask_to_end(task, n_before, error)
-                ON_LOOP[thread] = (self._name, monotonic())
+                ON_LOOP[thread] = (self._lane.name, monotonic(), self._lane.part)
                 try:
                     if error is not None:
                         self._waits_for = self._coroutine.throw(error)
@@ -274,7 +275,7 @@ class CallExecutor:
         if self.limited:
             return LimitedLane()
         if self.inline:
-            return InlineLane(self.name)
+            return InlineLane(self.name, self._owner)
         if not self._is_shared:
             return ThreadLane(self.name)
         if self._shared is None:

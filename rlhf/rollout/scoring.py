@@ -269,7 +269,7 @@ class _Scorer:
         before = CALL_CLOCK.set(clock)
         try:
             if is_async or Capabilities(weighted.reward).inline:
-                lane = InlineLane(where)
+                lane = InlineLane(where, weighted.reward)
                 return await lane.call(method, self.task, argument, timeout_s=self.timeout_s, clock=clock)
             return await self.threads.call(method, self.task, argument, timeout_s=self.timeout_s)
         except (CallTimeout, CallError, EnvError) as error:

@@ -18,8 +18,12 @@ from typing import Any
 
 import pytest
 
+from agents.chat import ChatAgent
 from environments.base import StepResult
 from environments.workers.pool import Processes
+from rewards.combinators.combine import Combine, Part
+from rewards.shaping.outcome import EnvironmentReward
+from rlhf.commands.output import warnings_told
 from rlhf.data import Action, Outcome, SamplingParams, Task, Trajectory, Turn
 from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.blocking import ON_LOOP, Watchdog
@@ -259,6 +263,33 @@ class Slow:
 def test_an_inline_part_that_blocks_the_loop_is_named(parts: Any, name: str) -> None:
     [caution] = blocked(**parts)
     assert caution.startswith(f"{name} blocks the event loop") and "1 s" in caution
+
+
+def test_a_part_that_comes_along_is_not_named_and_one_of_ones_own_within_it_is() -> None:
+    def stands(part: object) -> list[str]:
+        said: list[str] = []
+
+        async def main() -> None:
+            with Watchdog(said.append, blocked_s=0.1):
+                await InlineLane("it", part).call(time.sleep, 0.5, timeout_s=None)
+
+        asyncio.run(main())
+        return said
+
+    assert not stands(ChatAgent()) and not stands(Combine(parts={"done": Part(reward=EnvironmentReward())}))
+    assert len(stands(Slow())) == len(stands(Combine(parts={"slow": Part(reward=Slow())}))) == 1
+
+
+def test_what_the_toolkit_warns_of_is_printed_as_a_caution(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        with Watchdog(blocked_s=0.1):
+            await InlineLane("x").call(time.sleep, 0.5, timeout_s=None)
+
+    with pytest.warns(RuntimeWarning) as others, warnings_told():
+        asyncio.run(main())
+        warnings.warn("of another", RuntimeWarning, stacklevel=1)
+    assert "caution x blocks the event loop" in capsys.readouterr().err
+    assert [str(one.message) for one in others] == ["of another"]
 
 
 def test_who_waits_or_works_in_a_thread_is_not_named() -> None:
