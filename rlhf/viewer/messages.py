@@ -88,6 +88,7 @@ def _conversation(record: TrajectoryRecord, tokenizer: Any | None, redaction: Re
                 "versions": sorted({v for g in t.generations for v in g.versions}),
                 "parent": t.parent,
                 "end": t.turns[-1].reply if t.turns else "",
+                "finish": str(t.generations[-1].finish) if t.generations else None,
                 "notes": [dict(turn.action.notes) for turn in t.turns],
             },
         }

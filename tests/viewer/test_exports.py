@@ -126,9 +126,28 @@ def test_one_table_has_every_attempt(coin: Path, tmp_path: Path) -> None:
     roles = ["system", *["user", "assistant"] * len(played.turns)]
     said = zip(roles, [SYSTEM, played.opening, *_said(played)], strict=True)
     assert row["messages"] == [{"role": role, "content": text} for role, text in said]
-    assert row["end"] == played.turns[-1].reply
+    assert row["end"] == played.turns[-1].reply and row["finish"] == str(played.generations[-1].finish)
+    assert dict(row["why"]) == {name: part.why for name, part in record.score.parts.items()}
     again = run("export", coin, "--format", "parquet", "--out", out)
     assert again.exit_code == 2 and "nothing is overwritten" in again.output
+
+
+def test_the_table_has_the_reference_and_the_columns_of_each_row(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i} + 1?", "answer": str(i + 1), "level": i % 3} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    suite, kept = tmp_path / "sums.yaml", tmp_path / "kept"
+    suite.write_text(
+        "parts: {sums: {environment: {kind: dataset, path: rows.jsonl}, rewards: {right: {kind: exact_match}}}}\n"
+    )
+    assert run("evaluate", "oracle", "--suite", suite, "--out", kept).exit_code == 0
+    run("export", kept, "--format", "parquet", "--out", tmp_path / "first.parquet")
+    exported = pq.read_table(tmp_path / "first.parquet").to_pylist()
+    levels = {row["answer"]: row["level"] for row in rows}
+    assert exported and all(json.loads(one["columns"]) == {"level": levels[one["reference"]]} for one in exported)
+    (tmp_path / "rows.jsonl").unlink()
+    told = run("export", kept, "--format", "parquet", "--out", tmp_path / "then.parquet")
+    then = pq.read_table(tmp_path / "then.parquet").to_pylist()
+    assert "cannot be made again" in told.stderr and {one["reference"] for one in then} == {None}
 
 
 #: Special tokens of a template, a prompt as it writes it, and what a reader makes of that.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.commands.contrib.stored import known, tasks_of_folder
+from rlhf.commands.output import caution
 from rlhf.errors import whole
 from rlhf.evaluation.folder import no_run
 
@@ -36,7 +38,11 @@ def export_attempts(run: Path, out: Path, form: str, patterns: Sequence[str]) ->
     [shown] = Library([run]).runs()
     with whole("the attempts", out) as partial:
         if form == "parquet":
-            return {"attempts": str(out), "n_attempts": write_table(shown, partial, redaction)}
+            tasks, problem = tasks_of_folder(run)
+            if problem:
+                caution(f"reference and columns are left empty where the tasks cannot be made again: {problem}")
+            n = write_table(shown, partial, redaction, lambda task_id: known(tasks, task_id))
+            return {"attempts": str(out), "n_attempts": n}
         partial.mkdir()
         logs = [write_log(shown, stored, partial, redaction) for stored in shown.attempts.steps()]
         return {"logs": str(out), "n_logs": len(logs)}

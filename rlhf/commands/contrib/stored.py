@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,13 +70,8 @@ class Stored:
 
     def make_tasks(self) -> None:
         """Rebuild the tasks as far as possible; an obstacle is kept as `problem`."""
-        try:
-            for environment, splits in _environments(self.folder):
-                for split in splits:
-                    self._tasks |= _by_id(environment, split)
-        except RlhfError as error:
-            self.problem = str(error)
-        missing = sum(self._known(record.task_id) is None for record in self.records)
+        self._tasks, self.problem = tasks_of_folder(self.folder)
+        missing = sum(known(self._tasks, record.task_id) is None for record in self.records)
         if missing and not self.problem:
             self.problem = f"the environment has no task of that id any more, for {missing} of them"
 
@@ -84,13 +79,7 @@ class Stored:
         """Task of an attempt; where it cannot be rebuilt, one with its id alone."""
         from rlhf.data import Task
 
-        return self._known(task_id) or Task(task_id)
-
-    def _known(self, task_id: str) -> Task | None:
-        if task_id in self._tasks:
-            return self._tasks[task_id]
-        origin = self._tasks.get(task_id.rpartition("@")[0])  # a task that begins in the middle is of another
-        return replace(origin, id=task_id) if origin else None
+        return known(self._tasks, task_id) or Task(task_id)
 
     def refuse_without_references(self, reward: Any, where: str) -> None:
         """Raise RecipeError if tasks lack the references that a verifier needs."""
@@ -105,6 +94,26 @@ class Stored:
             expected="tasks with Task.reference",
             hint="run this where the environment of the run is installed, or use a reward of (task, trajectory)",
         )
+
+
+def tasks_of_folder(folder: Path) -> tuple[dict[str, Task], str]:
+    """Return the tasks of a run or an evaluation by id, as far as they can be made again, and what stood in the way."""
+    found: dict[str, Task] = {}
+    try:
+        for environment, splits in _environments(folder):
+            for split in splits:
+                found |= _by_id(environment, split)
+    except RlhfError as error:
+        return found, str(error)
+    return found, ""
+
+
+def known(tasks: Mapping[str, Task], task_id: str) -> Task | None:
+    """Return the task of an attempt; None where it could not be made again."""
+    if task_id in tasks:
+        return tasks[task_id]
+    origin = tasks.get(task_id.rpartition("@")[0])  # a task that begins in the middle is of another
+    return replace(origin, id=task_id) if origin else None
 
 
 def look(folder: Path, record: TrajectoryRecord) -> str:
@@ -128,6 +137,8 @@ def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
     if not recipe.is_file():
         raise RecipeError("there is no recipe", where=str(folder), got="no recipe.yaml", expected="recipe.yaml")
     values = read(recipe, ())
+    if "environment" not in values:
+        raise RecipeError("the recipe has no environment", where=str(recipe), got="no environment", expected="one")
     asked = values.get("evaluation", {})
     splits = [stage.get("split") for stage in values["stages"]] + [
         asked.get("split"),
