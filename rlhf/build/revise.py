@@ -227,8 +227,9 @@ def _record(known: Sequence[Change], changes: Sequence[Change], values: Any, sta
             made.remove(own[-1])
     found: dict[tuple[str, int, int], Change] = {}
     for change in (*made, *changes):
-        first = _first(change.key, state, last)
-        stage, step = (change.stage, change.step) if first[0] < state.stage else min((change.stage, change.step), first)
+        stage, step = change.stage, change.step
+        if stage >= state.stage + state.finished:
+            stage, step = min((stage, step), _first(change.key, state, last))
         before = found.get((change.key, stage, step), change).before
         found[change.key, stage, step] = Change(change.key, before, change.now, stage, step)
     return [change for change in found.values() if change.before != change.now]

@@ -231,6 +231,20 @@ def test_several_changes_one_after_another(tmp_path: Path, monkeypatch: pytest.M
     assert runs.curve(run, "optimizer/lr")[-4:] == [1e-3] * 4
 
 
+def test_a_change_within_a_stage_that_is_over_stays_as_recorded(tmp_path: Path) -> None:
+    rewards = {**runs.BASE["rewards"], "short": SHORT}
+    stage = {**POLICY_GRADIENT, "filters": {"drop_zero_advantage": False}, "optimizer": CONSTANT, "steps": 3}
+    stages = [stage | {"checkpoint_every": 1, "keep_checkpoints": "all"}, stage | {"steps": 1}]
+    path = runs.write(tmp_path, stages, policy=runs.BASE["policy"] | {"hidden_size": 16}, rewards=rewards)
+    runs.stop(path, tmp_path / "run", "0-policy_gradient-000002")
+    run, first = tmp_path / "run", Change("stages.0.optimizer.lr", 3e-3, 1e-3, 0, 3)
+    assert resume(run, "stages.0.optimizer.lr=1e-3").exit_code == 0
+    for later in (run / "checkpoints").glob("1-*"):  # the newest is that between the stages
+        shutil.rmtree(later)
+    assert resume(run, f"{LR}=1e-3").exit_code == 0
+    assert read_changes(run) == [first, Change(LR, 3e-3, 1e-3, 1, 1)]
+
+
 def test_a_stage_with_fewer_steps_equals_one_that_had_them(tmp_path: Path) -> None:
     run = stopped(tmp_path, steps=9)
     runs.run(recipe(tmp_path, 3), tmp_path / "whole")
