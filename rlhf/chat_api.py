@@ -50,6 +50,11 @@ class RetryPolicy:
     most_s: float = 30.0
     request_s: float = 120.0
 
+    @classmethod
+    def within(cls, episode_s: float) -> RetryPolicy:
+        """Policy for calls of an episode of so many seconds: one that is never answered leaves time for another."""
+        return cls(request_s=episode_s / 2)
+
 
 class ChatServer:
     """An address and a model there.

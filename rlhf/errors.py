@@ -125,7 +125,7 @@ class CheckpointError(RlhfError):
 
 
 class RenamedWarning(FutureWarning):
-    """A recipe key of before the redesign, which still works for one release."""
+    """A recipe key, value or option under its old name, which still works for one release."""
 
 
 @contextmanager

@@ -284,7 +284,7 @@ class PlansByReplay(ABC):
 
 
 class RecallsByReplay(PlansByReplay):
-    """The same of episodes that also say what is `worth_keeping()`."""
+    """Oracle plans by replaying the episode, with recall of what its `worth_keeping()` says."""
 
     def recall(self, task: Task, taken: Sequence[str]) -> str:
         """Summary of what was seen until after `taken` and will be needed."""

@@ -189,7 +189,7 @@ def refuse_trained(
 
 
 def _said_in(stage: Any, path: str, say: Callable[[str], None]) -> list[tuple[str, int]]:
-    """Texts of the file that a stage learns from, each with its line; none, and a word of it, where it is gone."""
+    """Texts of the file that a stage learns from, each with its line; none, with a caution, if the file is gone."""
     try:
         if isinstance(stage, PairStage) and stage.pairs.file is not None:
             rows = read_rated(stage.pairs.file.expanduser(), f"{path}.pairs.file")

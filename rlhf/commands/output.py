@@ -86,7 +86,7 @@ def caution(text: str) -> None:
 
 @contextmanager
 def warnings_told() -> Iterator[None]:
-    """Context that prints as cautions, each once, what is now called otherwise and what the toolkit warns of."""
+    """Context that prints warnings of renamed keys and of the toolkit as cautions, each once."""
     shown = set[str]()
     with warnings.catch_warnings():
         usual = warnings.showwarning

@@ -41,7 +41,7 @@ class Evaluation:
     """Seed of the evaluation, independent of the run's seed."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse to say what is validated on where nothing is."""
+        """Refuse keys of validation where `evaluate_every` is not set."""
         if not any(stage.evaluate_every for _, stage in context.recipe.learning):
             yield from unused(
                 self, ("validation_split", "validation_n_tasks"), context.path, "no stage sets evaluate_every"

@@ -13,9 +13,9 @@ from rlhf.evaluation.rows import TrajectoryRecord, decode, encode
 
 
 class AttemptJournal:
-    """A file with a line for each attempt that is over, before it is scored; whoever ends the process loses none.
+    """File with a line for each finished attempt, written before it is scored, so that a killed process loses none.
 
-    A line that a killed process left half written counts as none: that attempt is played again.
+    A half-written last line is ignored: that attempt is played again.
 
     Args:
         path: of the file, which need not be there.
@@ -43,10 +43,6 @@ class AttemptJournal:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:  # a line begins where a torn one may have ended
                 file.write(b"\n" + json.dumps(row, default=_plain).encode())
-
-    def remove(self) -> None:
-        """Remove the file: its attempts are stored elsewhere."""
-        self._path.unlink(missing_ok=True)
 
 
 def _plain(value: np.ndarray | np.generic) -> object:

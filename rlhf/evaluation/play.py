@@ -118,7 +118,9 @@ async def play_part(
         await runner.agent.prepare(tasks, runner.limits)
     for number, first in enumerate(firsts):
         block = tasks[first : first + size]
+        kept_at = folder / f"{name}-eval-{number:06d}.jsonl"
         if number in there:
+            kept_at.unlink(missing_ok=True)  # a kill came between the block and this
             rows = list(read_columns(there[number], ["solved", "is_failure"]))
             solved = [row["solved"] for row in rows if not row["is_failure"]]
             answers.add_stored(rows)
@@ -128,7 +130,7 @@ async def play_part(
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
             # What branches off another attempt shares its turns, which a journal of single attempts does not hold.
-            journal = None if rollout.n_rounds else AttemptJournal(folder / f"{name}-eval-{number:06d}.jsonl", name)
+            journal = None if rollout.n_rounds else AttemptJournal(kept_at, name)
             how: Any = {"grouping": rollout, "sampling": sampling, "journal": journal}
             found = await patient.collect(block, group_size=made, step=STEP, **how)
             groups, spent = found.groups, None
@@ -142,7 +144,6 @@ async def play_part(
                 candidates.judge(found.groups, runner.limits)
                 kept.write_groups(name, number, "eval", found.groups)
             writer.write_groups(name, number, "eval", groups, spent=spent)
-            if journal is not None:
-                journal.remove()
+            kept_at.unlink(missing_ok=True)
             solved = [t.solved for group in groups for t in group.trajectories]
         on_block(Played(name, len(block), sum(solved), len(solved)))

@@ -75,7 +75,7 @@ class External:
     reward: Literal["client", "environment", "recipe"] = "client"
     """Source of the reward: the program; the environment, played through the gateway; or the recipe's rewards."""
     success_threshold: float = 1.0
-    """A posted reward of at least so much is a success, where the program does not say."""
+    """A reward of the client of at least so much is a success, where the program does not say."""
     reward_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
     """Most seconds for which a reward may come after the end of an attempt."""
     memory_mb: Annotated[int, Field(ge=64)] | None = None
@@ -99,14 +99,14 @@ class External:
 
     @property
     def max_episodes(self) -> int | None:
-        """As many as there are programs and worlds for: none waits for one while its clock runs."""
+        """As many as there are programs and copies of the environment for: none waits for one while its clock runs."""
         own = None if self.n_programs is None else self.n_programs * self.max_concurrent
-        of_world = max_concurrent_episodes(self.environment) if self.reward == "environment" else None
-        return min((n for n in (own, of_world) if n is not None), default=None)
+        of_env = max_concurrent_episodes(self.environment) if self.reward == "environment" else None
+        return min((n for n in (own, of_env) if n is not None), default=None)
 
     @property
-    def world_limits(self) -> Limits:
-        """Limits of the world's calls: what the world suggests, and a step as long as one of the program at least."""
+    def environment_limits(self) -> Limits:
+        """Limits of the environment's calls: what it suggests, and a step as long as one of the program at least."""
         suggested = Capabilities(self.environment).limits_defaults
         usual = float(self.limits_defaults["step_timeout_s"])
         return Limits(step_timeout_s=max(usual, float(suggested.get("step_timeout_s", 0.0))))
@@ -157,11 +157,12 @@ class External:
             )
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """List the tasks of the world."""
-        return list(self.environment.tasks(split))
+        """List the tasks of the environment."""
+        found = self.environment.tasks(split)
+        return found if isinstance(found, Sequence) else list(found)
 
     def fingerprint(self) -> str:
-        """Digest of the data that the world reads."""
+        """Digest of the data that the environment reads."""
         own = Capabilities(self.environment).fingerprint
         return own() if own else ""
 
@@ -186,12 +187,12 @@ class ExternalEpisode:
 
     def __init__(self, settings: External, task: Task, programs: Programs) -> None:
         self._settings, self._task, self._programs = settings, task, programs
-        self._world: EnvSession | None = None
+        self._env: EnvSession | None = None
         self._lanes = lanes_of(settings.environment)
         self._now = StepResult("")
         self._earned, self._is_valid, self._is_over = 0.0, True, False
         self._program: Program | None = None
-        self._world_error: AgentFailed | EnvError | None = None
+        self._env_error: AgentFailed | EnvError | None = None
         self.session = Session(payload(task, with_reference=settings.reward == "client"))
         self.opening = StepResult("")
 
@@ -199,10 +200,10 @@ class ExternalEpisode:
         """Start the program, or offer the attempt, and wait for its first request."""
         settings, session = self._settings, self.session
         if settings.reward == "environment":
-            self._world = EnvSession(settings.environment, self._task, settings.world_limits, self._lanes.open())
-            self._now = await self._of_world(self._world.start())
+            self._env = EnvSession(settings.environment, self._task, settings.environment_limits, self._lanes.open())
+            self._now = await self._from_env(self._env.start())
             session.task = {**session.task, "opening": self._now.reply}
-            session.step = self._step_world
+            session.step = self._step_environment
         gateway = await self._programs.begin(session)
         if settings.command and settings.n_programs is None:
             self._program = Program(
@@ -232,8 +233,8 @@ class ExternalEpisode:
         self._programs.end(self.session)
         if self._program is not None:
             await self._program.close()
-        if self._world is not None:
-            await self._world.close([])
+        if self._env is not None:
+            await self._env.close([])
         await self._lanes.close()
 
     async def _next(self) -> StepResult:
@@ -245,7 +246,7 @@ class ExternalEpisode:
         finally:
             telling.cancel()
         if session.is_asking and not (session.is_finished or session.failure):
-            now = self._now  # which may be the end of the world: agents then ask for a last word
+            now = self._now  # which may be the end of the environment's episode: agents then ask for a last word
             won = (now.terminated or now.truncated) and bool(now.success)
             return self._since(StepResult(session.said, state_key=now.state_key, success=won or None))
         self._is_over = True
@@ -270,14 +271,14 @@ class ExternalEpisode:
         warnings.warn(f"for {QUIET_S:g} s {waits}. {limit} ends the wait", RuntimeWarning, stacklevel=1)
 
     def _refuse_unjudged(self) -> None:
-        """Raise what failed in the world, or OutOfContext or AgentFailed where no attempt is left to judge."""
-        if self._world_error is not None:
-            raise self._world_error
+        """Raise what failed in the environment, or OutOfContext or AgentFailed where no attempt is left to judge."""
+        if self._env_error is not None:
+            raise self._env_error
         session, refusal, complaint = self.session, self.session.refusal, self.session.failure
         if not session.is_finished and self._program is not None and self._program.code:
             complaint = complaint or self._program.complaint
-        of_world = self._now.terminated or self._now.truncated
-        is_judged = of_world or (session.reward is not None and not complaint)
+        ended_there = self._now.terminated or self._now.truncated
+        is_judged = ended_there or (session.reward is not None and not complaint)
         if self._is_full and not is_judged and (complaint or self._settings.reward != "client"):
             raise self._out_of_context(complaint)
         if complaint:
@@ -333,30 +334,30 @@ class ExternalEpisode:
         told = json.dumps({"reward": reward.value, "parts": dict(reward.parts)})
         return StepResult(told, reward.value, terminated=True, success=won)
 
-    async def _step_world(self, action: str) -> Mapping[str, Any]:
-        """Do an action of the agent in the world."""
-        assert self._world is not None
+    async def _step_environment(self, action: str) -> Mapping[str, Any]:
+        """Do an action of the agent in the environment."""
+        assert self._env is not None
         if self._now.terminated or self._now.truncated:
             return {"reply": "The episode is over.", "done": True, "valid": False, "success": bool(self._now.success)}
-        self._now = await self._of_world(self._world.step(action))
+        self._now = await self._from_env(self._env.step(action))
         self._earned += self._now.reward
         self._is_valid = self._is_valid and self._now.valid
         done = self._now.terminated or self._now.truncated
         return {"reply": self._now.reply, "done": done, "valid": self._now.valid, "success": self._now.success}
 
-    async def _of_world(self, work: Any) -> StepResult:
+    async def _from_env(self, work: Any) -> StepResult:
         try:
             found: StepResult = await work
             return found
         except Ended as ended:
-            self.session.refusal = None  # it is the world that ends the attempt
-            self.session.end(failure=f"the world failed: {ended.outcome.value}: {ended.detail}")
+            self.session.refusal = None  # it is the environment that ends the attempt
+            self.session.end(failure=f"the environment failed: {ended.outcome.value}: {ended.detail}")
             kind = AgentFailed if ended.outcome is Outcome.AGENT_ERROR else EnvError
-            self._world_error = kind("the world of the attempt failed", where=self._task.id, got=ended.detail)
-            raise self._world_error from ended
+            self._env_error = kind("the environment of the attempt failed", where=self._task.id, got=ended.detail)
+            raise self._env_error from ended
 
     def _since(self, result: StepResult) -> StepResult:
-        """The result with what the world gave since the last one."""
+        """The result with what the environment gave since the last one."""
         found = replace(result, reward=result.reward + self._earned, valid=self._is_valid)
         self._earned, self._is_valid = 0.0, True
         return found

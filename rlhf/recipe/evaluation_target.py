@@ -122,9 +122,9 @@ def _outside(suite: Suite, asked: EvaluationRequest, kind: str) -> Suite:
 
 
 def _on_server(asked: EvaluationRequest, name: str, suite: Suite) -> EvaluationTarget:
-    # A request that the server never answers leaves the episode as much time again, to ask once more.
-    request_s = max(part.limits.episode_timeout_s for part in suite.parts) / 2
-    patience = RetryPolicy(n_tries=asked.tries or RetryPolicy.n_tries, request_s=request_s)
+    patience = RetryPolicy.within(max(part.limits.episode_timeout_s for part in suite.parts))
+    if asked.tries is not None:
+        patience = replace(patience, n_tries=asked.tries)
     return EvaluationTarget("endpoint", name, suite, endpoint=asked.endpoint, model=asked.model, patience=patience)
 
 

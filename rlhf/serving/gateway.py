@@ -98,7 +98,7 @@ def _endpoint(recipe: Recipe, url: str, model: str) -> Behind:
     async def begin(progress: RichProgress) -> RolloutRunner:
         agent: Any = recipe.agent
         renderer = MessageIdRenderer()
-        patience = RetryPolicy(request_s=recipe.limits.episode_timeout_s)
+        patience = RetryPolicy.within(recipe.limits.episode_timeout_s)
         engine: Any = EndpointEngine(url, model, renderer, patience=patience, style=agent.tool_format)
         return RolloutRunner(
             environment=recipe.environment,

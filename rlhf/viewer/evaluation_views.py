@@ -179,7 +179,7 @@ _REPLIES = {"replies cut before they ended": "n_cut_replies", "empty replies": "
 
 
 def _figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    cut, rewards = sum(found["truncated"].values()), found.get("rewards", {})  # which evaluations of before lack
+    cut, rewards = sum(found["truncated"].values()), found["rewards"]
     return [
         ("solved", str(found["n_solved"])),
         ("ended unsolved by the environment", str(found["n_failed"])),

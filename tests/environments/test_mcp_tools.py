@@ -150,7 +150,7 @@ def test_a_run_waits_longer_for_a_step_than_the_agent_for_a_call(folder: Path) -
     assert (
         recipe_of(shown | {"stages": [{"kind": "policy_gradient"}]}, name="mcp", base=folder).limits.step_timeout_s > 50
     )
-    assert External(environment=over_pipes(folder, call_timeout_s=300.0)).world_limits.step_timeout_s > 300
+    assert External(environment=over_pipes(folder, call_timeout_s=300.0)).environment_limits.step_timeout_s > 300
 
 
 def test_a_server_that_dies_is_an_error_of_the_environment(folder: Path) -> None:

@@ -266,7 +266,7 @@ def _changed(run: RunData) -> Iterator[Finding]:
             str(len(run.changes)),
             "look",
             f"{'; '.join(change.text for change in run.changes)}.",
-            "recipe.yaml is that of the end: a run of it is another one unless only steps changed",
+            "recipe.yaml holds the last values: training it anew gives another run, unless only steps changed",
         )
 
 
