@@ -182,6 +182,19 @@ def test_the_folder_of_the_recipe_before_a_change_is_refused(tmp_path: Path) -> 
         replace(tuning, loaded=longer).check([()], 4)
 
 
+def test_a_folder_whose_record_has_old_names_of_keys_is_continued(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    tuning.check([()], 4)
+    record = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    limits, judge = record["recipe"]["limits"], record["recipe"]["evaluation"]
+    limits["max_calls"] = limits.pop("max_generations_per_turn")
+    judge["watch_split"] = judge.pop("validation_split")
+    (tmp_path / "tuned" / "tune.json").write_text(json.dumps(record))
+    tuning.check([()], 4)
+    with pytest.raises(RecipeError, match=r"other values of limits\.max_tokens"):
+        replace(tuning, loaded=load(tuning.recipe, ["limits.max_tokens=9"])).check([()], 4)
+
+
 def test_a_task_counts_once_with_however_many_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

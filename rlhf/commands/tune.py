@@ -6,7 +6,9 @@ import itertools
 import json
 import re
 import statistics
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +27,7 @@ from rlhf.commands.output import (
     print_json,
     results,
 )
-from rlhf.errors import RecipeError, TrainingError, whole
+from rlhf.errors import RecipeError, RenamedWarning, RlhfError, TrainingError, whole
 from rlhf.evaluation.judging import OF_TRAINING
 
 if TYPE_CHECKING:
@@ -224,7 +226,7 @@ class Tuning:
             )
         asked, recipe = [self.recipe, *self.overrides], json.loads(json.dumps(values_of(self.loaded), default=str))
         there = self._record()
-        changed = differing(there.get("recipe", recipe), recipe)
+        changed = differing(_renewed(there.get("recipe", recipe), self.loaded.base), recipe)
         if there.get("asked", asked) != asked or changed:
             raise RecipeError(
                 "another recipe was tuned in this folder",
@@ -309,6 +311,16 @@ class Tuning:
     def _write(self, record: Mapping[str, Any]) -> None:
         with whole("the record of the tuning", self.out / _FILE) as partial:
             partial.write_text(json.dumps(record, indent=1), "utf-8")
+
+
+def _renewed(held: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Return the recipe on record under the present names of its keys, or as it is where it cannot be built."""
+    from rlhf.recipe.model import recipe_of, values_of
+
+    with warnings.catch_warnings(), suppress(RlhfError):
+        warnings.simplefilter("ignore", RenamedWarning)
+        held = values_of(recipe_of(held, name="", base=base))
+    return dict(json.loads(json.dumps(held, default=str)))
 
 
 def _ends(words: Sequence[str], run: Path) -> bool:
