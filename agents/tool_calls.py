@@ -36,6 +36,7 @@ _OPENING = re.compile(r"[\[{]")
 _FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
 _INSIDE = re.compile(r"<(function|parameter)=([^<>\s](?:[^<>]*[^<>\s])?)\s*>")
 _TAG = re.compile(r"</?(?:function|parameter)\b")
+_CALLED = re.compile(r"\w\(")
 _KEYWORD = re.compile(rf"[(,]\s*+({'|'.join(kwlist)})\s*+=(?!=)")
 _LLAMA_TAG = "<|python_tag|>"
 #: What stands in a call, also in a broken one, and hardly in an answer.
@@ -195,21 +196,22 @@ def _of_mistral(text: str) -> Iterator[ToolCall]:
 
 def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
     known = {function.get("name"): function for function in map(function_of, tools)}
-    n = 0
+    filled = []
     for function, body in _elements(text, _FUNCTION, "</function>"):
         schema = known.get(function[1], {}).get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         found = list(_parameters(body, properties if isinstance(properties, Mapping) else {}))
-        n += len(found)
+        if found:
+            filled.append((function, body))
         yield ToolCall(function[1], dict(found))
-    if 0 < n < text.count("</parameter>"):  # one of them was the end of half a value
-        raise Unreadable(
-            "there are more </parameter> than parameters; write a text that has one in JSON, each < as \\u003c"
-        )
+    for behind in _behind(text, filled, "</function>"):
+        _check_whole(behind.rpartition("</function>")[0])
 
 
 def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     found = list(_elements(body, _INSIDE, "</parameter>"))
+    for behind in _behind(body, found, "</parameter>"):
+        _check_whole(behind)
     missing = properties.keys() - {tag[2] for tag, _ in found}
     for tag, value in found:
         if tag[1] == "function":
@@ -217,6 +219,21 @@ def _parameters(body: str, properties: Mapping[str, Any]) -> Iterator[tuple[str,
         if unclosed := next((inner for inner in _INSIDE.finditer(value) if inner[2] in missing), None):
             raise Unreadable(f"there is no </parameter> before {unclosed[0][:80]}")
         yield tag[2], _typed(_unwrapped(value), _types(properties.get(tag[2])))
+
+
+def _check_whole(behind: str) -> None:
+    """Raise Unreadable if the </parameter> before this text ended half a value, so that the other half is here."""
+    if behind.rpartition("</parameter>")[0].replace("</parameter>", "").strip():
+        raise Unreadable(
+            "there are more </parameter> than parameters; write a text that has one in JSON, each < as \\u003c"
+        )
+
+
+def _behind(text: str, elements: Sequence[tuple[re.Match[str], str]], closing: str) -> Iterator[str]:
+    """Yield the text between the end of each of the `_elements` and the next one, or the end of `text`."""
+    begins = [*(tag.start() for tag, _ in elements[1:]), len(text)]
+    for (tag, inside), end in zip(elements, begins, strict=False):
+        yield text[tag.end() + len(inside) + len(closing) : end]
 
 
 def _elements(
@@ -268,7 +285,8 @@ def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
             warnings.simplefilter("ignore", SyntaxWarning)
             body = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, MemoryError):
-        if word := _KEYWORD.search(source):
+        called = _CALLED.search(source)
+        if called and (word := _KEYWORD.search(source, called.start())):
             raise Unreadable(f"{word[1]} is a word of Python; write **{{'{word[1]}': ...}} for {word[1]}=...") from None
         if must:
             raise Unreadable("one of your lists of calls is no valid Python") from None

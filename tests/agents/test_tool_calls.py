@@ -110,6 +110,18 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
         ("python", "[convert(to='USD', from = 'EUR')]", r"from is a word of Python; write \*\*{'from': ...}"),
         ("xml", "<function=f><parameter=x>'</parameter>'</parameter></function>", "more </parameter> than parameters"),
         ("xml", "<function=f><parameter=x>'</parameter></function>'</parameter></function>", "more </parameter>"),
+        (
+            "xml",
+            "<function=f><parameter=x>'</parameter>'</parameter><parameter=y>1</parameter></function>",
+            "more </parameter>",
+        ),
+        (
+            "xml",
+            "<function=f><parameter=x>'</parameter></function> and <function=g>'</parameter></function>",
+            "more </parameter>",
+        ),
+        ("python", "The set [x (in=3)]", "no call of a tool"),
+        ("python", "They are (and = both) [x (in=3)].", "no call of a tool"),
         ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "an invalid character"),
         ("python", "[f(x='\\ud800')]", "an invalid character"),
         ("json", '{"name": "f\\ud800", "arguments": {}}', "an invalid character"),
@@ -150,6 +162,19 @@ def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str
 def test_a_broken_call_beside_whole_ones_makes_none_of_them(style: Style, text: str, says: str) -> None:
     with pytest.raises(Unreadable, match=says):
         read_calls(text, style)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=f><parameter=x>1</parameter>\n</parameter><parameter=y>2</parameter></function>",
+        "<function=f><parameter=x>1</parameter><parameter=y>2</parameter></parameter></parameter></function>",
+        "<function=f><parameter=x>1</parameter><parameter=y>2</parameter></function> A value ends with </parameter>.",
+        "A </parameter> ends it: <function=f><parameter=x>1</parameter><parameter=y>2</parameter></function>",
+    ],
+)
+def test_an_end_of_a_parameter_too_many_that_parts_no_value_is_passed_over(text: str) -> None:
+    assert read_calls(text, "xml") == [ToolCall("f", {"x": 1, "y": 2})]
 
 
 def test_a_forgotten_end_of_a_parameter_is_no_part_of_its_value() -> None:
