@@ -38,6 +38,8 @@ _MONTH = re.compile(
     r"|Nov(?:ember)?|Dec(?:ember)?)\.?\s*\Z"
 )
 _NOT = re.compile(r"\b(?:not|never|cannot)\b|n't\b|\\n(?:eq?|ot)\b|≠|!=")
+#: Denied is what is more than the number that follows, and not that number: `There can't be more than 6`.
+_BOUND = re.compile(r"\b(?:more|less|better|fewer)(?: \w+)? than[\s$*]*\Z")
 _CLAUSE = re.compile(r"[.,:;\n]|\b(?:so|then|therefore|hence|thus|and)\b")
 #: Denied phrases before the one that counts, at most.
 _MAX_PHRASES = 10
@@ -149,7 +151,7 @@ def only_number(text: str) -> str | None:
     begin, between = places[last][0], tail[places[last - 1][1] : places[last][0]]
     if (last > 1 and _LISTED.fullmatch(between)) or _MONTH.search(between) or is_denied(tail[:begin], tail[end:]):
         return None
-    if _NOT.search(_CLAUSE.split(between)[-1]) and not re.search(r"\bbut\b", between):
+    if _NOT.search(_CLAUSE.split(between)[-1]) and not re.search(r"\bbut\b", between) and not _BOUND.search(between):
         return None
     if last == len(places) - 1:
         return last_number(tail)

@@ -27,7 +27,11 @@ _OR = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"\(([A-Za-z])\).*|([A-Za-z])\s*[.):].*|([A-Za-z])", re.DOTALL)
-_CHOICE = re.compile(r"\(([A-E])\)(?:\s*(?=[\d.$-]|\\(?:frac|sqrt|pi)(?![a-z]))|\s+(?=\w))(.+)", re.DOTALL)
+_CHOICE = re.compile(  # with its value, and not with another choice
+    r"\(([A-E])\)(?!.*(?<!\w)\([A-J]\)|\s*(?:and|or)\b)"
+    r"(?:\s*(?=[\d.$-]|\\(?:frac|sqrt|pi)(?![a-z]))|\s+(?=\w))(.+)",
+    re.DOTALL,
+)
 _CHOSEN = re.compile(r"\(?([A-E])[).:]\s*(.+)", re.DOTALL)
 _CLOCK = re.compile(r"(\d{1,2}) ?: ?([0-5]\d)(?: ?: ?([0-5]\d))?(?: ?([ap])\.? ?m\.?)?", re.IGNORECASE)
 _IN_BASE = re.compile(r"[0-9A-Fa-f]+_\{?\d+\}?")
@@ -100,7 +104,10 @@ def quick(a: str, r: str) -> bool | None:
 
 
 def _same_clock(a: str, r: str) -> bool | None:
-    """Whether two times of the day are the same; None where none is one, or it may be a ratio."""
+    """Whether two times of the day are the same; None where none is one, or one alone may be a ratio.
+
+    Two that both look like times are never compared as ratios: 10:24 is not 5:12, as 2:40 is not 1:20.
+    """
     one, other = (_CLOCK.fullmatch(_untexted(text)) for text in (a, r))
     if one is None or other is None:
         clock = one or other

@@ -340,6 +340,9 @@ def test_money_temperatures_fractions_in_words_and_long_decimals(answer: str, re
     [
         ("9:00", "8:00", False),  # 9/0 is 8/0 for a reader of ratios
         ("2:40", "1:20", False),
+        ("10:24", "5:12", False),  # equal as ratios, and not as times
+        ("9:30", "3:10", False),
+        ("5:12", "5:12", True),
         ("The answer is 9:00 AM.", "8:00 AM", False),
         (r"\boxed{9\!:\!00}", "8:00", False),
         (r"\boxed{9:00\text{ p.m.}}", r"8:00\text{ p.m.}", False),
@@ -376,6 +379,7 @@ AFFIRMED = (
     "The number of answers that are not correct is 5.", "The number of students who did not pass is 5.",
     "I doubt that the answer is 4. The answer is 5.", "The answer is 5. I doubt that the answer is 4.",
     "Eliminating y gives x = 5", "If we do not put it back, there are 5 ways.",
+    "You cannot do better than 5", "There can't be more than 5 apples", "One cannot pay fewer coins than 5.",
 )  # fmt: skip
 
 
@@ -422,3 +426,13 @@ def test_a_choice_with_its_value_is_either(reference: str) -> None:
     for answers, value in ((right, 1), (wrong, 0)):
         assert {a: Maths()(rf"\boxed{{{a}}}", reference).value for a in answers} == dict.fromkeys(answers, value)
     assert Maths()(r"\boxed{A}", r"(A) \cup (B)").value == 0
+
+
+@pytest.mark.parametrize(
+    "reference", ["(A) and (B)", "(A) or (B)", r"\textbf{(A)} \text{ and } \textbf{(B)}", "(A) and B", "(A) 5 (B) 6"]
+)
+def test_of_several_choices_no_letter_alone_is_right(reference: str) -> None:
+    pytest.importorskip("math_verify")
+    values = {answer: Maths()(rf"\boxed{{{answer}}}", reference).value for answer in ("A", "B", "(A)", "C", reference)}
+    assert values == {"A": 0, "B": 0, "(A)": 0, "C": 0, reference: 1}
+    assert Maths()(r"\boxed{B}", "(B) P(A)").value == Maths()(r"\boxed{A}", "(A) orange").value == 1
