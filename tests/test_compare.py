@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from rlhf.build.record import write_record
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
-from rlhf.evaluation.judging import judged_by, settings_of
+from rlhf.evaluation.judging import differences, judged_by, settings_of
 from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.recipe import load
@@ -391,6 +392,68 @@ def test_a_leaderboard_ranks_what_was_measured_alike(tmp_path: Path) -> None:
     world = {"kind": "external", "environment": world, "command": ["a.py"], "reward": "environment"}
     assert board_of(environment={**world, "command": ["b.py"]}) == 2
     assert board_of(environment={**world, "reward": "client"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "old", "new", "other"),
+    [
+        ("limits", {"max_calls": 4}, {"max_generations_per_turn": 4}, {"max_generations_per_turn": 8}),
+        (
+            "rewards",
+            {"right": {"kind": "outcome", "solved_at": 0.5}},
+            {"right": {"kind": "outcome", "success_threshold": 0.5}},
+            {"right": {"kind": "outcome", "success_threshold": 0.9}},
+        ),
+        (
+            "rewards",
+            {"steps": {"kind": "process_model", "path": "m", "credit": "min"}},
+            {"steps": {"kind": "process_model", "path": "m", "aggregation": "min"}},
+            {"steps": {"kind": "process_model", "path": "m", "aggregation": "sum"}},
+        ),
+        (
+            "rewards",
+            {
+                "both": {
+                    "kind": "combine",
+                    "low": 0,
+                    "parts": {"a": {"low": 0, "reward": {"kind": "grade", "tries": 2}}},
+                }
+            },
+            {
+                "both": {
+                    "kind": "combine",
+                    "min_value": 0,
+                    "parts": {"a": {"min_value": 0, "reward": {"kind": "grade", "max_requests": 2}}},
+                }
+            },
+            {"both": {"kind": "combine", "min_value": 0, "parts": {"a": {"min_value": 1}}}},
+        ),
+        (
+            "environment",
+            {"kind": "processes", "environment": {"kind": "external", "world": {"kind": "bandit", "guests": 3}}},
+            {"kind": "external", "environment": {"kind": "bandit", "n_contexts": 3}},
+            {"kind": "external", "environment": {"kind": "bandit", "n_contexts": 4}},
+        ),
+        (
+            "environment",
+            {"kind": "external", "world": {"kind": "bandit"}, "reward": "world"},
+            {"kind": "bandit"},
+            {"kind": "external", "environment": {"kind": "bandit"}, "reward": "client"},
+        ),
+    ],
+)
+def test_old_names_of_keys_say_as_what_an_evaluation_was_judged(
+    tmp_path: Path, section: str, old: dict[str, Any], new: dict[str, Any], other: dict[str, Any]
+) -> None:
+    def settings(keys: dict[str, Any]) -> dict[str, Any]:
+        part = {"environment": {"kind": "keyhole"}, "rewards": {}, "limits": {}, section: keys}
+        (tmp_path / "evaluation.yaml").write_text(json.dumps({"suite": {"parts": {"tasks": part}}}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return settings_of(tmp_path, is_run=False, with_score=True)
+
+    assert settings(old) == settings(new)
+    assert differences(settings(old), settings(other))
 
 
 def test_an_evaluation_that_is_not_finished_is_named(tmp_path: Path) -> None:

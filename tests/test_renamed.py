@@ -24,9 +24,9 @@ from rlhf.gateway.environment import External
 from rlhf.recipe import dump, find, load, load_values
 from rlhf.recipe.builder import build, build_part, plain_part
 from rlhf.recipe.keys import keys_of
-from rlhf.recipe.renamed import RENAMED_KEYS, other_names
 from rlhf.recipe.text import overridden, parse
 from rlhf.registry import resolve
+from rlhf.renamed import RENAMED_KEYS, other_names
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_watch import Watch
 from rlhf.training.backends.settings import DeepSpeed

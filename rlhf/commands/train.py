@@ -284,7 +284,7 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
 def _other_kinds(mine: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield the dotted key of each kind that differs between two recipes, with both names."""
     from rlhf.build.revise import OF_TRAINER, is_of
-    from rlhf.recipe.renamed import RENAMED_KINDS
+    from rlhf.renamed import RENAMED_KINDS
 
     if isinstance(mine, list) and isinstance(theirs, list):
         mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))

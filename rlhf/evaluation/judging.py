@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rlhf.catalog import CATALOG
 from rlhf.digests import read_listed
-from rlhf.errors import DataError
+from rlhf.errors import DataError, RenamedWarning
 from rlhf.evaluation.folder import PLAN, RECIPE, VERSIONS
+from rlhf.renamed import RENAMED_KEYS, RENAMED_OF_REWARDS, RENAMED_VALUES, under_new_names, with_new_keys, with_new_kind
 
 #: Limits that say how long an attempt may take; those of a policy, of failures and of single calls are not among them.
-_LIMITS = ("max_turns", "max_generations_per_turn", "max_calls", "episode_timeout_s")
+_LIMITS = ("max_turns", "max_generations_per_turn", "episode_timeout_s")
 #: Keys of an environment that say what is trained on, and by how many processes it is served.
 OF_TRAINING = ("n_train", "train", "weight", "n_workers")
+#: Keys that a part of before may have under another name, or with another name of a value.
+_OLD = {old for keys in RENAMED_KEYS.values() for old in keys} | {key for _, key in RENAMED_VALUES}
 
 
 def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict[str, Any]:
@@ -45,9 +52,10 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
         else:
             suite = values.get("suite", {})
         found = {key: suite[key] for key in ("seed", "sampling") if key in suite}
-        parts = {name: judged_by(part, names.get(name, "")) for name, part in suite.get("parts", {}).items()}
+        held = {name: _renewed(part) for name, part in suite.get("parts", {}).items()}
+        parts = {name: judged_by(part, names.get(name, "")) for name, part in held.items()}
         for name, part in parts.items() if with_score else ():
-            rewards = suite["parts"][name].get("rewards", {})
+            rewards = held[name]["rewards"]
             part |= {"rewards": rewards, "names": sorted(rewards)}
         return found | {"parts": parts}
     except (TypeError, AttributeError) as error:
@@ -62,6 +70,49 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 
 
+def _renewed(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Environment, limits and rewards of a part on record, under the present names of their kinds and keys."""
+    from rlhf.rollout.limits import Limits
+
+    rewards = part.get("rewards", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RenamedWarning)
+        return {
+            "environment": _with_new_names("environment", part.get("environment", {})),
+            "limits": with_new_keys(Limits, part.get("limits", {}), "limits"),
+            "rewards": {
+                name: _with_new_names("reward", under_new_names(reward, RENAMED_OF_REWARDS, name))
+                for name, reward in rewards.items()
+            },
+        }
+
+
+def _with_new_names(section: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part, and the environments and rewards in it, under their present names, as far as they can be imported."""
+    kind, values = with_new_kind(section, str(part.get("kind")), ""), {**part}
+    if "kind" in part:
+        values["kind"] = kind
+    if kind in CATALOG[section] and _OLD & values.keys():
+        module, _, name = CATALOG[section][kind].target.partition(":")
+        with suppress(ImportError):
+            cls = getattr(import_module(module), name)
+            values = {**with_new_keys(cls, values, "")} if isinstance(cls, type) else values
+    return {key: _inner(key, value) for key, value in values.items()}
+
+
+def _inner(key: str, value: Any) -> Any:
+    """A value within a part: that of `environment` or `reward` is a part too, as each of a combination has one."""
+    if not isinstance(value, Mapping):
+        return value
+    if key in ("environment", "reward"):
+        return _with_new_names(key, value)
+    if "reward" in value:
+        from rewards.combinators.combine import Part
+
+        value = with_new_keys(Part, value, "")
+    return {name: _inner(str(name), one) for name, one in value.items()}
+
+
 def judged_by(part: Mapping[str, Any], solved_by: str | None) -> dict[str, Any]:
     """Return what decides success in a recipe or a part of a suite.
 
@@ -74,9 +125,7 @@ def judged_by(part: Mapping[str, Any], solved_by: str | None) -> dict[str, Any]:
         `environment` and `limits`, as far as they say what is asked, and `solved_by`, the keys of the reward.
     """
     limits, rewards = part.get("limits", {}), part.get("rewards", {})
-    solved_by = next(
-        (name for name, reward in rewards.items() if {"success_threshold", "solved_at"} & {*reward}), solved_by
-    )
+    solved_by = next((name for name, reward in rewards.items() if "success_threshold" in reward), solved_by)
     found = {
         "environment": _asked(part.get("environment", {})),
         "limits": {key: limits[key] for key in _LIMITS if key in limits},
@@ -85,8 +134,7 @@ def judged_by(part: Mapping[str, Any], solved_by: str | None) -> dict[str, Any]:
         found["solved_by"] = {"kind": "the environment"}
     elif solved_by in rewards:
         reward = {key: value for key, value in rewards[solved_by].items() if key != "weight"}
-        threshold = reward.pop("solved_at", 1.0)  # as older versions have it
-        found["solved_by"] = {"success_threshold": threshold, **_portable(reward)}
+        found["solved_by"] = {"success_threshold": 1.0, **_portable(reward)}
     return found
 
 
@@ -106,14 +154,11 @@ def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, An
 def _asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of an environment that define its tasks, without those of worker processes."""
     kind, inner = environment.get("kind"), environment.get("environment")
-    if kind in ("worker_processes", "processes") and isinstance(inner, Mapping):
+    if kind == "worker_processes" and isinstance(inner, Mapping):
         return _asked(inner)
-    inner = environment.get("world", inner)  # as older versions have it
     if kind == "external" and isinstance(inner, Mapping):
-        names = {"posted": "client", "world": "environment"}
-        reward = {"reward": names.get(environment["reward"], environment["reward"])} if "reward" in environment else {}
-        own = {key: environment[key] for key in ("kind", "success_threshold") if key in environment} | reward
-        return _asked(inner) if reward == {"reward": "environment"} else own | {"environment": _asked(inner)}
+        own = {key: environment[key] for key in ("kind", "success_threshold", "reward") if key in environment}
+        return _asked(inner) if own.get("reward") == "environment" else own | {"environment": _asked(inner)}
     # Paths and addresses differ between machines: what was told there is compared by itself.
     own = _portable({key: value for key, value in environment.items() if key not in OF_TRAINING})
     return {key: _asked(value) if isinstance(value, Mapping) else value for key, value in own.items()}

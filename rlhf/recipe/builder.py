@@ -29,9 +29,9 @@ from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import Key, holds_objects, is_settings, keys_of, section_in, unreadable_types, without_none
 from rlhf.recipe.part_as_text import as_mapping
 from rlhf.recipe.places import KEYS, NESTED_KEYS, above, beside, nested_key_hint
-from rlhf.recipe.renamed import with_new_keys, with_new_kind
 from rlhf.recipe.values import ARBITRARY, CHANGE, convert_data, join, validated, wrong
 from rlhf.registry import kind_of, resolve, section_of_type
+from rlhf.renamed import with_new_keys, with_new_kind
 from rlhf.sections import DEFAULT_KIND
 
 

@@ -14,8 +14,8 @@ from rlhf.recipe.builder import OF_EVERY_REWARD, build, build_part, plain, plain
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import properties_declared_by
 from rlhf.recipe.keys import keys_of
-from rlhf.recipe.renamed import RENAMED_OF_REWARDS, under_new_names
 from rlhf.recipe.values import join
+from rlhf.renamed import RENAMED_OF_REWARDS, under_new_names
 
 if TYPE_CHECKING:
     from rlhf.rollout.reward_watch import Watch

@@ -18,9 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.errors import RecipeError
-from rlhf.recipe.renamed import other_names
 from rlhf.recipe.size_limits import refuse_long_references, refuse_many_nodes, refused
 from rlhf.recipe.yaml_errors import of_yaml
+from rlhf.renamed import other_names
 
 _NUMBER_STARTS = list("-+.0123456789")
 _CORE: tuple[tuple[str, str, list[str]], ...] = (
