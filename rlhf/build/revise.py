@@ -23,6 +23,7 @@ from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
 from rlhf.training.critics.settings import CriticCapabilities
+from rlhf.training.hooks.kl_controller import AdaptiveKL
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ def _refuse_adapted(key: str, now: Any, stage: Any, state: State) -> None:
             where=key,
             got=str(now),
             expected=f"no change: it is {state.kl_coef:.3g} by now",
-            hint="change kl_target, or set it to null to fix the coefficient",
+            hint="change kl_target, or set it to null, after which kl_coef holds",
         )
 
 
@@ -188,6 +189,9 @@ def revised(recipe: Recipe, folder: Path, state: State, changes: Sequence[Change
     What a finished run came to goes into a folder of its own if it goes on. All processes call this together.
     """
     state, logs = _of_main(lambda: _revised(recipe, folder, state, changes, say), "the changed run")
+    stage = recipe.stages[state.stage]
+    if isinstance(stage, PolicyGradient) and AdaptiveKL.of(stage.loss) is None:
+        state = replace(state, kl_coef=None)  # or a later kl_target would go on with it
     if logs is not None:
         store.restate(folder / "checkpoints", state, logs)
     return state
@@ -250,6 +254,9 @@ def _consequences(own: Recipe, asked: Recipe, change: Change, state: State) -> I
     """Sentences on what else changes with a key."""
     if change.key.startswith("evaluation."):
         yield "evaluations from now on are of other tasks than those before: rlhf compare pairs the tasks in both"
+    if change.key == f"stages.{state.stage}.loss.kl_target" and change.now is None and state.kl_coef is not None:
+        fixed = _value(values_of(asked), f"stages.{state.stage}.loss.kl_coef")
+        yield f"the coefficient of the KL term is kl_coef: {fixed:.3g} from here on, and no longer {state.kl_coef:.3g}"
     if change.key == f"stages.{state.stage}.steps":
         stage, now = own.stages[state.stage], asked.stages[state.stage]
         assert isinstance(stage, PolicyGradient) and isinstance(now, PolicyGradient)  # others have no steps

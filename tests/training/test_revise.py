@@ -320,6 +320,20 @@ def test_what_comes_too_late_or_has_no_effect_is_refused(tmp_path: Path) -> None
     assert load(run).stages[1].optimizer.lr == 3e-3
 
 
+def test_an_adapted_coefficient_is_forgotten_when_its_target_is(tmp_path: Path) -> None:
+    adapted = {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1, "kl_target": 0.01}
+    run, loss = stopped(tmp_path, steps=6, after=4, checkpoint_every=2, loss=adapted), "stages.1.loss"
+    state = json.loads((runs.newest(run) / "state.json").read_text())
+    assert state["kl_coef"] not in (None, 0.1)
+    ended = resume(run, f"{loss}.kl_target=null", f"{loss}.kl_coef=0.3")
+    assert ended.exit_code == 0, ended.stderr
+    said = f"KL term is kl_coef: 0.3 from here on, and no longer {state['kl_coef']:.3g}"
+    assert said in " ".join(ended.stderr.split())
+    assert json.loads((runs.newest(run) / "state.json").read_text())["kl_coef"] is None
+    assert resume(run, f"{loss}.kl_target=1e-9", "steps=7").exit_code == 0
+    assert runs.curve(run, "loss/kl_coef")[-1] == pytest.approx(0.3, rel=0.05), "it begins at the recipe's"
+
+
 def test_attempts_that_are_made_ahead_are_trained_on(tmp_path: Path) -> None:
     path = recipe(tmp_path, 9)
     path.write_text(f"{path.read_text()}asynchrony: {{staleness: 1, schedule: fixed}}\n")
