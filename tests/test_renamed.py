@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -172,13 +173,25 @@ def test_no_class_has_a_key_beside_its_other_name() -> None:
             assert not {(key, other) for key in keys for other in other_names(key) if other in keys}, (section, kind)
 
 
-def test_the_record_of_a_run_is_read_without_a_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_the_record_of_a_run_is_read_without_a_word_and_what_is_given_with_it_is_not(tmp_path: Path) -> None:
     text = dump(load("quickstart"))
     assert "validation_split" in text and "max_generations_per_turn" in text
     old = text.replace("validation_split", "watch_split").replace("max_generations_per_turn", "max_calls")
     (tmp_path / "recipe.yaml").write_text(old, "utf-8")
+
+    def said(*overrides: str) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            load(tmp_path, overrides)
+        return [str(one.message).partition(" ")[0] for one in caught if issubclass(one.category, RenamedWarning)]
+
+    names = ["evaluation.watch_split", "limits.max_calls"]
+    assert sorted(said()) == names, "a recipe of one's own may be called recipe.yaml too"
+    (tmp_path / "versions.json").write_text("{}")
     assert load(tmp_path) == load("quickstart")
-    assert not [w for w in recwarn if issubclass(w.category, RenamedWarning)]
+    assert said() == said("evaluation.n_tasks=3", "limits.max_turns=4") == []
+    assert said("limits.max_calls=9") == names[1:]
+    assert said("stages.1.trains=['']") == ["stages[1].trains"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ anything loads. A nested mapping (`optimizer: {lr: 1e-4}`) changes what it names
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 from rlhf import given_parts
 from rlhf.digests import Manifest
 from rlhf.errors import RenamedWarning
-from rlhf.evaluation.folder import RECIPE
+from rlhf.evaluation.folder import RECIPE, VERSIONS
 from rlhf.recipe.checks import validate_recipe
 from rlhf.recipe.files import Listed, find, list_recipes
 from rlhf.recipe.model import Recipe, recipe_of, values_of
@@ -53,8 +54,10 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, is_trained:
         Manifest(path.parent).require(path, hint)
     # A run is named by its recipe; the file of a run folder is always called recipe.yaml and carries its name inside.
     with warnings.catch_warnings():
-        if path.name == RECIPE:  # which nobody may change
-            warnings.simplefilter("ignore", RenamedWarning)
+        if path.name == RECIPE and (path.parent / VERSIONS).is_file():  # that of a run, which nobody may change
+            given = "|".join(re.findall(r"\w+", " ".join(overrides))) or "(?!)"
+            of_file = rf"(?!.*\b({given}) (is now called|has no effect))"
+            warnings.filterwarnings("ignore", of_file, RenamedWarning)
         recipe = recipe_of(read(path, overrides), name=path.stem, base=path.resolve().parent)
     validate_recipe(recipe, is_trained=is_trained)
     return recipe
