@@ -93,11 +93,11 @@ def _sample(one: Conversation, epoch: int, model: str, eval_id: str) -> dict[str
         "model_usage": {model: usage} if one.messages else {},
         "total_time": seconds,
         "error": {"message": one.detail, "traceback": "", "traceback_ansi": ""} if is_failure else None,
-        "limit": limit and {"type": limit, "limit": _probe_isolation(one, limit)},
+        "limit": limit and {"type": limit, "limit": _used_of_limit(one, limit)},
     }
 
 
-def _probe_isolation(one: Conversation, limit: str) -> float:
+def _used_of_limit(one: Conversation, limit: str) -> float:
     """How much of its limit an attempt took: messages, tokens of its longest context, or seconds."""
     return float({"message": len(one.messages), "context": one.facts["n_context"], "time": one.facts["seconds"]}[limit])
 

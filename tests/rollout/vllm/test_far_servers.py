@@ -67,12 +67,12 @@ class Told(ServerInstance):
         await super().connect_transfer(info)
 
     async def put(self, place: int, data: bytes) -> None:
-        self._probe_isolation("put")
+        self._fault_at("put")
         self.pieces.append(len(data))
         await super().put(place, data)
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        self._probe_isolation(method)
+        self._fault_at(method)
         return await super().call(method, *args)
 
     async def add_adapter(self, adapter: Any) -> None:
@@ -84,7 +84,7 @@ class Told(ServerInstance):
             raise InstanceDownError("the server does not answer", where=self.name, got="cut off")
         return await super()._request(*args, **settings)
 
-    def _probe_isolation(self, point: str) -> None:
+    def _fault_at(self, point: str) -> None:
         if point == self.at:
             self.at = None
             self.then()
