@@ -31,7 +31,7 @@ from rlhf.recipe.keys import Key, is_settings, keys_of, section_in
 from rlhf.recipe.text import to_text
 from rlhf.registry import kind_of
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.reward_monitor import RewardMonitor
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.demonstrations_in_groups import Expert
 from rlhf.training.contrib.expert_iteration import Attempts
@@ -60,7 +60,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("cluster", Cluster),
     ("limits", Limits),
     ("evaluation", Evaluation),
-    ("rewards.NAME.monitor", Watch),
+    ("rewards.NAME.monitor", RewardMonitor),
     ("stages[i].optimizer", AdamW),
     ("stages[i].correction.criteria[j]", Criterion),
     ("stages[i].reduction", Reduction),

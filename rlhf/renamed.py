@@ -84,7 +84,7 @@ RENAMED_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "environments.contrib.remote.openenv:OpenEnv": {"success_from": "success_threshold"},
     "rlhf.training.contrib.critics.sweet:SweetCritic": {"told": "privileged_text"},
     "rlhf.training.stages.chat_settings:Chats": {"least": "min_score"},
-    "rlhf.rollout.reward_watch:Watch": {"of": "compare_with"},
+    "rlhf.rollout.reward_monitor:RewardMonitor": {"of": "compare_with"},
     "rewards.answers.tags:Format": {"then": "transitions"},
     "rewards.combinators.combine:Combine": {"closed": "gated_score", "low": "min_value", "high": "max_value"},
     "rewards.combinators.combine:Part": {"low": "min_value", "high": "max_value"},

@@ -29,7 +29,7 @@ from rlhf.recipe.text import overridden, parse
 from rlhf.registry import resolve
 from rlhf.renamed import RENAMED_KEYS, other_names
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.reward_monitor import RewardMonitor
 from rlhf.training.backends.settings import DeepSpeed
 from rlhf.training.contrib.node_merging import Merging
 from rlhf.training.contrib.reference_reset import ReferenceReset
@@ -53,7 +53,7 @@ PARTS = {"parts": {"a": {"reward": {"kind": "outcome"}}}}
         (Critic, {"gradient": "trunk"}, {"gradient": "backbone"}),
         (Cases, {"own": True}, {"include_same_task": True}),
         (Grade, {"tries": 2, "url": "http://x", "model": "m"}, {"max_requests": 2, "url": "http://x", "model": "m"}),
-        (Watch, {"of": "exact"}, {"compare_with": "exact"}),
+        (RewardMonitor, {"of": "exact"}, {"compare_with": "exact"}),
         (Merging, {"longest": 3}, {"max_turns": 3}),
         (Container, {"at_once": 2}, {"max_concurrent": 2}),
         (Evaluation, {"watch_n_tasks": 9}, {"validation_n_tasks": 9}),
@@ -112,7 +112,7 @@ def test_key_of_every_reward_is_read_under_its_old_name(tmp_path: Path) -> None:
     values = parse(find("quickstart").read_text("utf-8"), "quickstart")
     with pytest.warns(RenamedWarning, match=r"rewards\.audit\.watch is now called monitor"):
         recipe = load_values(values | {"rewards": REWARDS}, name="old", base=tmp_path)
-    assert recipe.rewards["audit"].monitor == Watch(window=9)
+    assert recipe.rewards["audit"].monitor == RewardMonitor(window=9)
 
 
 @pytest.mark.parametrize(

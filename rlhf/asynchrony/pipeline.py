@@ -13,8 +13,8 @@ token of it is by a version before t: its age, the step less the oldest version 
 `first_finished` trains the groups that finished first, as far as every group still is trained in time: one that began
 under t has its turn by step t + S (`rlhf.asynchrony.completion_order`).
 
-With a fixed schedule, version v + 1 is installed once everything that may begin under v has finished. Then group n is
-played wholly by version max(0, n // B - depth), whatever the clock says.
+With deterministic weight updates, version v + 1 is installed once everything that may begin under v has finished. Then
+group n is played wholly by version max(0, n // B - depth), whatever the clock says.
 
 Every token is in one place: generated = trained + stored + running + failed, which is checked after every step.
 """
@@ -34,7 +34,7 @@ Order = Literal["in_order", "first_finished"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of a pipeline: steps, staleness bound, order, schedule.
+    """Settings of a pipeline: steps, staleness bound, order, weight updates.
 
     Attributes:
         n_per_step: B, groups of a step.
@@ -171,7 +171,7 @@ class Pipeline:
             )
         if version > self.servers[server] and not self.may_install:
             raise DeliveryError(
-                "weights arrived while groups of a fixed schedule still run with the previous version",
+                "weight_update is deterministic, and weights arrived while groups still run with the previous version",
                 where=f"server {server}",
                 got=f"{len(self.running) + len(self.returned)} groups not finished",
                 expected="none",
@@ -258,7 +258,7 @@ class Pipeline:
         return self._due
 
     def _next(self) -> tuple[int, ...] | None:
-        """A fixed schedule installs every version, so it trains no step before that of the last one is installed."""
+        """The next step; with deterministic weight updates none before the version of the last one is installed."""
         rules, step = self.rules, self.step
         if step >= rules.n_steps or (rules.is_fixed and self.version < step):
             return None
@@ -327,14 +327,14 @@ class Pipeline:
 
     @property
     def may_cut(self) -> bool:
-        """True if `state` may be called: of a fixed schedule, once the newest version is installed."""
+        """True if `state` may be called: with deterministic weight updates, once the newest version is installed."""
         return not self.rules.is_fixed or self.version == self.step
 
     def state(self) -> dict[str, Any]:
         """Return a snapshot, plain values from which `restored` makes the pipeline again. What runs then begins again.
 
         Raises:
-            TrainingError: a version is not installed, under which groups of a fixed schedule would have begun.
+            TrainingError: weight updates are deterministic, and the newest version is not installed.
         """
         if not self.may_cut:
             raise self._broken(

@@ -84,7 +84,7 @@ class Asynchrony:
             )
         if self.weight_update == "deterministic" and self.order != "in_order":
             yield Problem(
-                "the order in which attempts finish is not deterministic, so schedule cannot be fixed",
+                "the order in which attempts finish is not deterministic, so weight_update cannot be deterministic",
                 where=context.at("order"),
                 got=f"{self.order} with weight_update: deterministic",
                 expected="in_order",

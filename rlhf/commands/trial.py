@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import TrainingError
-from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.reward_monitor import RewardMonitor
 from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
@@ -56,7 +56,9 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
 def shortened(recipe: Recipe, n_steps: int) -> list[str]:
     """Return overrides that leave `n_steps` of every stage, next to nothing of evaluations, and publish nothing."""
     found = ["push_to_hub=null", "trackers=[]", f"evaluation.n_tasks={min(recipe.evaluation.n_tasks, _N_TASKS)}"]
-    found += [f"rewards.{name}.monitor.window={Watch().window}" for name, one in recipe.rewards.items() if one.monitor]
+    found += [
+        f"rewards.{name}.monitor.window={RewardMonitor().window}" for name, one in recipe.rewards.items() if one.monitor
+    ]
     for i, stage in enumerate(recipe.stages):
         if isinstance(stage, Supervised) and stage.reads_file:
             found += [f"stages.{i}.epochs=1", f"stages.{i}.data.max_rows={2 * n_steps * stage.batch_size}"]

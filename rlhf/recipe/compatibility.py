@@ -95,11 +95,11 @@ def _held_out(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
                 yield Problem(
                     "this reward is not held out: the policy is trained on it too"
                     if is_trained
-                    else "this reward is watched already",
+                    else "this reward is monitored already",
                     where=f"rewards.{name}",
                     got=f"the same as rewards.{other}" if bare[other] == bare[name] else f"a part of rewards.{other}",
                     expected="a reward that the policy never learns from" if is_trained else "another reward",
-                    do="watch a second, stricter verifier of the same thing" if is_trained else "remove one of them",
+                    do="monitor a second, stricter verifier of the same thing" if is_trained else "remove one of them",
                 )
 
 

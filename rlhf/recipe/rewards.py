@@ -18,7 +18,7 @@ from rlhf.recipe.values import join
 from rlhf.renamed import RENAMED_OF_REWARDS, under_new_names
 
 if TYPE_CHECKING:
-    from rlhf.rollout.reward_watch import Watch
+    from rlhf.rollout.reward_monitor import RewardMonitor
     from rlhf.rollout.scoring import Weighted
 
 
@@ -163,9 +163,9 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
     return Weighted(name=name, weight=float(weight), reward=as_reward(reward), monitor=monitor, success_threshold=least)
 
 
-def _monitor(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
+def _monitor(settings: dict[str, Any], path: str, base: Path) -> RewardMonitor | None:
     """Take the key `monitor` out of a reward's settings: true, false, or a mapping of its keys. Raises RecipeError."""
-    from rlhf.rollout.reward_watch import Watch
+    from rlhf.rollout.reward_monitor import RewardMonitor
 
     values = settings.pop("monitor", False)
     if values is False:
@@ -182,5 +182,5 @@ def _monitor(settings: dict[str, Any], path: str, base: Path) -> Watch | None:
             expected="nothing, because a monitored reward is not part of the score",
             hint="remove the key, or monitor",
         )
-    monitor: Watch = build(Watch, {} if values is True else values, where, base=base)
+    monitor: RewardMonitor = build(RewardMonitor, {} if values is True else values, where, base=base)
     return monitor

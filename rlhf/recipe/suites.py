@@ -392,7 +392,7 @@ def _rewards(values: Any, base: Path) -> dict[str, Weighted]:
     for name, weighted in rewards.items():
         if weighted.monitor is not None:
             raise RecipeError(
-                "watch applies to training, and an evaluation trains nothing",
+                "monitor applies to training, and an evaluation trains nothing",
                 where=f"rewards.{name}.monitor",
                 got="monitor",
                 expected="a weight, or none",

@@ -25,7 +25,7 @@ from rlhf.rollout.episode import UNDECIDED
 from rlhf.rollout.executors import CallError, CallExecutor, CallTimeout, InlineLane, Lane
 from rlhf.rollout.group import RETRYABLE
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.reward_monitor import RewardMonitor
 
 _TIMEOUT_S = Limits().reward_timeout_s
 #: Owner of the thread in which rewards are called, whichever group they score.
@@ -51,7 +51,7 @@ class Weighted:
     name: str
     weight: float
     reward: Callable[[Task, Trajectory], Verdict | float | Awaitable[Verdict | float]] | GroupReward
-    monitor: Watch | None = None
+    monitor: RewardMonitor | None = None
     success_threshold: float | None = None
     max_value: float | None = None
 
@@ -219,7 +219,7 @@ class _Scorer:
         if outcome.is_infrastructure_error:
             return Failure(trajectory.attempt, outcome, trajectory.detail, outcome in RETRYABLE, trajectory)
         parts: dict[str, Verdict] = {}
-        watched: dict[str, Verdict] = {}
+        monitored: dict[str, Verdict] = {}
         errors: dict[str, str] = {}
         for name, weighted in self.rewards.items():
             try:
@@ -229,12 +229,12 @@ class _Scorer:
                     return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error), trajectory=trajectory)
                 errors[name] = str(error)
             else:
-                (parts if weighted.monitor is None else watched)[name] = verdict
+                (parts if weighted.monitor is None else monitored)[name] = verdict
         try:
             score = _total(parts, self.rewards, len(trajectory.turns))
         except RewardError as error:
             return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error), trajectory=trajectory)
-        return replace(score, watched=watched, watch_errors=errors)
+        return replace(score, watched=monitored, watch_errors=errors)
 
     async def _verdict(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict:
         found = shared.get(weighted.name)

@@ -34,7 +34,7 @@ from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.collapse import CollapseHook
 from rlhf.training.hooks.kl_controller import AdaptiveKL
 from rlhf.training.hooks.replay import ReplayBuffer
-from rlhf.training.hooks.reward_watch import RewardMonitorHook
+from rlhf.training.hooks.reward_monitor import RewardMonitorHook
 from rlhf.training.hooks.stopping import EarlyStop, EmptyStop
 from rlhf.training.rollouts_ahead import RolloutsAhead
 from rlhf.training.run import Run
@@ -148,13 +148,13 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
     guide = DemonstrationCache(
         {task.id: task for task in tasks} if stage.group_demonstrations or stage.imitate_failed else {}
     )
-    watches, memories = RewardMonitorHook.of(rewards), StatefulRewards.begun(rewards)
+    monitors, memories = RewardMonitorHook.of(rewards), StatefulRewards.begun(rewards)
     hooks = (
         AdaptiveKL.of(stage.loss),
         TeacherHook.of(stage, policy),
         CollapseHook(),
         EmptyStop.of(stage.selection),
-        watches if watches.settings else None,
+        monitors if monitors.settings else None,
         memories if memories.of_path else None,
         ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
         TokenStatsHook(stage.token_stats, stage.train_roles) if stage.token_stats else None,

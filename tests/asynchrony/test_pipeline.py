@@ -227,14 +227,14 @@ def test_a_step_trains_its_own_groups() -> None:
         made.train((1,))
 
 
-def test_a_fixed_schedule_installs_when_all_that_may_begin_has_finished() -> None:
+def test_deterministic_weight_updates_install_when_all_that_may_begin_has_finished() -> None:
     made = begun(Rules(2, 9, is_fixed=True), 3)
     finish(made, 0, 1)
     made.train((0, 1))
     finish(made, 2)
     assert not made.may_install, "3 has not begun"
     assert made.begin() == 3
-    with pytest.raises(DeliveryError, match="fixed schedule"):
+    with pytest.raises(DeliveryError, match="weight_update is deterministic"):
         made.install("server", 1)
     finish(made, 3)
     made.install("server", 1)

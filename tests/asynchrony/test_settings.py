@@ -63,6 +63,11 @@ def test_what_cannot_work_is_refused_in_four_parts(
     assert error.where == where and error.got and error.expected and error.hint
 
 
+def test_what_is_refused_is_named_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="so weight_update cannot be deterministic"):
+        load(recipe(tmp_path, {"staleness": 1, "order": "first_finished", "weight_update": "deterministic"}))
+
+
 def test_a_loss_without_correction_is_told_the_line_to_add(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"write stages\[0\].correction: \{kind: truncated\}"):
         load(recipe(tmp_path, {"staleness": 2}, BYPASSED))

@@ -14,7 +14,7 @@ from rewards.verified import Verified
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import DataError, TrainingError
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.reward_monitor import RewardMonitor
 from rlhf.rollout.scoring import Weighted, check_failures, error_fraction, score_group
 
 TASK = Task("t", reference="gold")
@@ -63,13 +63,13 @@ def test_a_watched_reward_is_asked_and_counts_for_nothing():
         return -7.0
 
     played = [trajectory(attempt=0), trajectory(attempt=1)]
-    group = score(played, whole=(1.0, lambda task, t: 4), strict=(0.0, strict, Watch()))
+    group = score(played, whole=(1.0, lambda task, t: 4), strict=(0.0, strict, RewardMonitor()))
     assert [s.total for s in group.scores] == [4.0, 4.0] and [s.turns for s in group.scores] == [(0.0, 4.0)] * 2
     assert [set(s.parts) for s in group.scores] == [{"whole"}] * 2 and not group.failures
     assert [{n: v.value for n, v in s.watched.items()} for s in group.scores] == [{"strict": -7.0}, {}]
     assert not group.scores[0].watch_errors and "no verdict" in group.scores[1].watch_errors["strict"]
     with pytest.raises(DataError, match="nothing to score with"):
-        score(played, strict=(0.0, strict, Watch()))
+        score(played, strict=(0.0, strict, RewardMonitor()))
 
 
 def test_a_trajectory_without_turns_has_a_total_alone():

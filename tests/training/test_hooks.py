@@ -22,7 +22,7 @@ from rlhf.training.critics.settings import CriticHook
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.collapse import CollapseHook
 from rlhf.training.hooks.replay import ReplayBuffer
-from rlhf.training.hooks.reward_watch import RewardMonitorHook
+from rlhf.training.hooks.reward_monitor import RewardMonitorHook
 from rlhf.training.hooks.stopping import EmptyStop
 from tests.training import runs
 

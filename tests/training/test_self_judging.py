@@ -166,7 +166,7 @@ def test_a_policy_that_judges_badly_does_not_become_the_judge(start: str, tmp_pa
     assert runs.curve(done.folder, "judge_refresh/n_refreshes") == [0.0, 0.0]
     assert runs.curve(done.folder, "judge_refresh/audit_failed") == [0.0, 1.0]
     assert "does not become the judge of graded" in done.said
-    assert "Judge that was renewed" in (done.folder / "report.html").read_text()
+    assert "Judge that was refreshed" in (done.folder / "report.html").read_text()
     assert not (done.folder / "judges").exists()
 
 

@@ -37,7 +37,7 @@ def findings(run: RunData) -> list[Finding]:
     """Look for quiet failures; what the run did not log is not reported on."""
     checks = (
         *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _watched, _limits, _updates, _finite),
-        *(_refreshed, _renewed, _changed, _chance),
+        *(_refreshed, _refreshed_judge, _changed, _chance),
     )
     return [finding for check in checks for finding in check(run)]
 
@@ -190,13 +190,13 @@ def _refreshed(run: RunData) -> Iterator[Finding]:
     )
 
 
-def _renewed(run: RunData) -> Iterator[Finding]:
+def _refreshed_judge(run: RunData) -> Iterator[Finding]:
     accuracies = run.values("judge_refresh/audit_accuracy")
     if not accuracies:
         return
     is_over = any(run.values("judge_refresh/audit_failed"))
     yield Finding(
-        "Judge that was renewed",
+        "Judge that was refreshed",
         percent_text(accuracies[-1]),
         "problem" if is_over else "fine",
         f"Audited pairs of which a judge prefers the right attempt: {percent_text(accuracies[0])} of the first and "

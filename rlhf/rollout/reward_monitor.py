@@ -14,7 +14,7 @@ from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Watch:
+class RewardMonitor:
     """Monitor of a held-out reward: what to compare with, and what to do when they diverge.
 
     `monitor: true` takes the defaults.
@@ -51,7 +51,7 @@ class Watch:
             )
         if not recipe.longest:
             yield Problem(
-                "watch has no effect: only policy_gradient stages compare rewards",
+                "monitor has no effect: only policy_gradient stages compare rewards",
                 where=context.path,
                 got=", ".join(context.kind_of("stage", stage) for stage in recipe.stages),
                 expected="a stage {kind: policy_gradient}",
@@ -59,7 +59,7 @@ class Watch:
             )
         if recipe.longest < self.window != type(self)().window:
             yield Problem(
-                "watch has no effect: every stage is shorter than the window",
+                "monitor has no effect: every stage is shorter than the window",
                 where=context.at("window"),
                 got=str(self.window),
                 expected=f"at most {recipe.longest}, the steps of the longest stage",

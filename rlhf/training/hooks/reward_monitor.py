@@ -1,4 +1,4 @@
-"""Reward watch: detects a rising trained reward with a falling held-out reward.
+"""Reward monitor: detects a rising trained reward with a falling held-out reward.
 
 A policy finds what a reward pays for without its being done: the reward rises and the quality falls. A second reward
 that is never trained on shows it, as long as nothing is chosen by it. Over the last `window` steps, and over twice and
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from rlhf.data import Score, ScoredGroup
 from rlhf.errors import TrainingError
-from rlhf.rollout.reward_watch import Watch
+from rlhf.rollout.reward_monitor import RewardMonitor
 from rlhf.rollout.scoring import Weighted
 from rlhf.stats import t_quantile
 from rlhf.training.context import LiveStage, RunContext
@@ -63,27 +63,27 @@ def trend(values: Sequence[float], confidence: float = CONFIDENCE) -> Trend:
 
 @dataclass
 class RewardMonitorHook(StageHook):
-    """Watch of each step's rewards; its state is in checkpoints.
+    """Monitor of each step's rewards; its state is in checkpoints.
 
     Attributes:
         settings: of each monitored reward, by its name in the recipe.
         trained: name -> mean of the trained reward in each step of the stage that the monitored one judged.
-        watched: name -> mean of the monitored reward in the same steps.
+        monitored: name -> mean of the monitored reward in the same steps.
         due: what to stop for before the next step, by name.
         stopped: names that the stage was stopped for; each does so once.
     """
 
-    key: ClassVar[str] = "watches"
+    key: ClassVar[str] = "watches"  # as checkpoints have it, and `watched` in them
 
-    settings: Mapping[str, Watch]
+    settings: Mapping[str, RewardMonitor]
     trained: dict[str, list[float]] = field(default_factory=dict)
-    watched: dict[str, list[float]] = field(default_factory=dict)
+    monitored: dict[str, list[float]] = field(default_factory=dict)
     due: dict[str, str] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, rewards: Mapping[str, Weighted]) -> RewardMonitorHook:
-        """Watch those of a recipe's rewards that it says are monitored."""
+        """Monitor those of a recipe's rewards that it says are monitored."""
         return cls({name: weighted.monitor for name, weighted in rewards.items() if weighted.monitor is not None})
 
     def before_step(self, run: RunContext, step: Step) -> None:
@@ -125,14 +125,14 @@ class RewardMonitorHook(StageHook):
                 figures[f"monitor_alarm/{name}"] = float(bool(alarm))
         return figures, cautions
 
-    def _compared(self, name: str, trained: Sequence[float], watched: Sequence[float]) -> dict[str, float]:
+    def _compared(self, name: str, trained: Sequence[float], monitored: Sequence[float]) -> dict[str, float]:
         """Keep the means of a step; returns what is logged of it."""
-        means = fmean(trained), fmean(watched)
-        for values, mean in zip((self.trained, self.watched), means, strict=True):
+        means = fmean(trained), fmean(monitored)
+        for values, mean in zip((self.trained, self.monitored), means, strict=True):
             values.setdefault(name, []).append(mean)
         figures = {f"monitor/{name}": means[1], f"monitor_gap/{name}": means[0] - means[1]}
-        if len({*trained}) > 1 and len({*watched}) > 1:  # else there is no correlation
-            figures[f"monitor_correlation/{name}"] = correlation(trained, watched)
+        if len({*trained}) > 1 and len({*monitored}) > 1:  # else there is no correlation
+            figures[f"monitor_correlation/{name}"] = correlation(trained, monitored)
         return figures
 
     def _alarm(self, name: str, where: str) -> str:
@@ -140,13 +140,13 @@ class RewardMonitorHook(StageHook):
         settings = self.settings[name]
         what = f"the reward {settings.compare_with}" if settings.compare_with else "the score"
         for n in _windows(settings.window, len(self.trained[name])):
-            trained, watched = (trend(values[name][-n:]) for values in (self.trained, self.watched))
-            if trained.low > 0 and watched.high < 0:
+            trained, monitored = (trend(values[name][-n:]) for values in (self.trained, self.monitored))
+            if trained.low > 0 and monitored.high < 0:
                 return (
                     f"is the reward being hacked? Over {n} steps up to {where}, {what}, which is trained on, rose from "
                     f"{trained.first:.3g} to {trained.last:.3g}, and the monitored reward {name} fell from "
-                    f"{watched.first:.3g} to {watched.last:.3g}; read attempts that the one likes and the other does "
-                    "not (`rlhf trajectories`), fix the reward, and go back to an earlier checkpoint"
+                    f"{monitored.first:.3g} to {monitored.last:.3g}; read attempts that the one likes and the other "
+                    "does not (`rlhf trajectories`), fix the reward, and go back to an earlier checkpoint"
                 )
         return ""
 
@@ -166,16 +166,16 @@ class RewardMonitorHook(StageHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything it compares with."""
-        return {"trained": self.trained, "watched": self.watched, "stopped": [*self.stopped, *self.due]}
+        return {"trained": self.trained, "watched": self.monitored, "stopped": [*self.stopped, *self.due]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. A resumed run does not stop again for the same reward."""
         self.trained = {name: list(values) for name, values in state["trained"].items()}
-        self.watched = {name: list(values) for name, values in state["watched"].items()}
+        self.monitored = {name: list(values) for name, values in state["watched"].items()}
         self.stopped, self.due = list(state["stopped"]), {}
 
 
-def _trained(score: Score, settings: Watch) -> float:
+def _trained(score: Score, settings: RewardMonitor) -> float:
     return score.total if settings.compare_with is None else score.parts[settings.compare_with].value
 
 

@@ -1,4 +1,4 @@
-"""Rewards that are watched: they change nothing, and say when the reward that is trained on is hacked."""
+"""Rewards that are monitored: they change nothing, and say when the reward that is trained on is hacked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import load
 from rlhf.recipe.model import recipe_of, values_of
-from rlhf.rollout.reward_watch import Watch
-from rlhf.training.hooks.reward_watch import RewardMonitorHook, trend
+from rlhf.rollout.reward_monitor import RewardMonitor
+from rlhf.training.hooks.reward_monitor import RewardMonitorHook, trend
 from tests.training import runs
 
 # --- the rule --------------------------------------------------------------------------------------------------------
@@ -42,9 +42,9 @@ def test_a_line_with_noise_as_worked_by_hand() -> None:
     assert found.low == pytest.approx(4 / 42 - 2.446912 * 0.173880, abs=1e-6)
 
 
-def group(trained: Sequence[float], watched: Sequence[float | None]) -> ScoredGroup:
+def group(trained: Sequence[float], monitored: Sequence[float | None]) -> ScoredGroup:
     scores = tuple(
-        replace(Score({"right": Verdict(a)}, (), a), **_said(b)) for a, b in zip(trained, watched, strict=True)
+        replace(Score({"right": Verdict(a)}, (), a), **_said(b)) for a, b in zip(trained, monitored, strict=True)
     )
     attempt = Trajectory("t", 0, "", (), Outcome.FAILED)
     return ScoredGroup("t", tuple(replace(attempt, attempt=i) for i in range(len(scores))), scores)
@@ -55,21 +55,21 @@ def _said(value: float | None) -> dict[str, Any]:
 
 
 def played(
-    trained: Sequence[float], watched: Sequence[float], **settings: Any
+    trained: Sequence[float], monitored: Sequence[float], **settings: Any
 ) -> tuple[RewardMonitorHook, list[bool], list[str]]:
     """Steps of one attempt each. Returns where the alarm was raised, and what was said."""
-    watches, alarms, said = RewardMonitorHook({"exact": Watch(**settings)}), [], []
-    for step, (a, b) in enumerate(zip(trained, watched, strict=True)):
-        figures, cautions = watches.learn([group([a], [b])], f"step {step + 1} of x")
+    monitors, alarms, said = RewardMonitorHook({"exact": RewardMonitor(**settings)}), [], []
+    for step, (a, b) in enumerate(zip(trained, monitored, strict=True)):
+        figures, cautions = monitors.learn([group([a], [b])], f"step {step + 1} of x")
         alarms.append(bool(figures["monitor_alarm/exact"]))
         said += cautions.values()
-    return watches, alarms, said
+    return monitors, alarms, said
 
 
 RISING, FALLING = [x / 40 for x in range(40)], [1 - x / 40 for x in range(40)]
 
 
-def test_a_reward_that_rises_while_the_watched_one_falls_raises_the_alarm() -> None:
+def test_a_reward_that_rises_while_the_monitored_one_falls_raises_the_alarm() -> None:
     _, alarms, said = played(RISING, FALLING, window=10)
     assert alarms == [False] * 9 + [True] * 31  # as soon as there are 10 steps
     # The line through steps 1 to 10: 0 to 9/40, and 1 to 31/40.
@@ -78,18 +78,18 @@ def test_a_reward_that_rises_while_the_watched_one_falls_raises_the_alarm() -> N
 
 
 @pytest.mark.parametrize(
-    ("trained", "watched"),
+    ("trained", "monitored"),
     [(RISING, RISING), (FALLING, FALLING), (FALLING, RISING), (RISING, [0.5] * 40), ([0.5] * 40, FALLING)],
 )
-def test_no_other_course_does(trained: Sequence[float], watched: Sequence[float]) -> None:
-    assert not any(played(trained, watched, window=10)[1])
+def test_no_other_course_does(trained: Sequence[float], monitored: Sequence[float]) -> None:
+    assert not any(played(trained, monitored, window=10)[1])
 
 
 def test_a_slow_parting_shows_over_a_longer_window() -> None:
     # Noise of deviation .1 and slopes of ±.004: over 10 steps nothing, over 80 steps they have moved by .32 each way.
     draw = random.Random(1)
-    trained, watched = ([0.5 + sign * 0.004 * x + draw.gauss(0, 0.1) for x in range(160)] for sign in (1, -1))
-    _, alarms, said = played(trained, watched, window=10)
+    trained, monitored = ([0.5 + sign * 0.004 * x + draw.gauss(0, 0.1) for x in range(160)] for sign in (1, -1))
+    _, alarms, said = played(trained, monitored, window=10)
     assert any(alarms) and not any(alarms[:30])
     assert any(f"Over {n} steps" in said[0] for n in (40, 80, 160))
 
@@ -101,26 +101,26 @@ def ever_wrong(rise: float, follow: float, n_runs: int = 12, n_steps: int = 100)
         draw = random.Random(seed)
         p = [(0.2 + rise * x / n_steps, 0.2 + follow * x / n_steps) for x in range(n_steps)]
         steps = [tuple(draw.gauss(q, math.sqrt(q * (1 - q) / 64)) for q in pair) for pair in p]
-        trained, watched = zip(*steps, strict=True)
-        n_wrong += any(played(trained, watched)[1])
+        trained, monitored = zip(*steps, strict=True)
+        n_wrong += any(played(trained, monitored)[1])
     return n_wrong / n_runs
 
 
 def test_false_alarms_are_rare() -> None:
     assert ever_wrong(0.0, 0.0) == 0  # nothing moves
     assert ever_wrong(0.6, 0.3) == 0  # both learn, one slower
-    assert ever_wrong(0.6, 0.0, n_runs=12) <= 0.25  # the watched one stands still
+    assert ever_wrong(0.6, 0.0, n_runs=12) <= 0.25  # the monitored one stands still
 
 
 # --- what is logged --------------------------------------------------------------------------------------------------
 
 
 def test_means_gap_and_correlation_as_worked_by_hand() -> None:
-    # Trained 1, 1, 0, 0; watched 1, 0, 0, and one that could not be judged. Over the three: means 2/3 and 1/3.
+    # Trained 1, 1, 0, 0; monitored 1, 0, 0, and one that could not be judged. Over the three: means 2/3 and 1/3.
     # Correlation: deviations (1/3, 1/3, −2/3) and (2/3, −1/3, −1/3): products 2/9 − 1/9 + 2/9 = 1/3; both squares sum
     # to 2/3, so 1/3 / 2/3 = .5.
-    watches = RewardMonitorHook({"exact": Watch(compare_with="right")})
-    figures, cautions = watches.learn([group([1, 1, 0, 0], [1, 0, 0, None])], "step 1 of x")
+    monitors = RewardMonitorHook({"exact": RewardMonitor(compare_with="right")})
+    figures, cautions = monitors.learn([group([1, 1, 0, 0], [1, 0, 0, None])], "step 1 of x")
     assert figures == pytest.approx(
         {
             "monitor_failures/exact": 1,
@@ -131,15 +131,18 @@ def test_means_gap_and_correlation_as_worked_by_hand() -> None:
         }
     )
     assert "could not judge 1 of 4 attempts of step 1 of x, which are trained on all the same: no" in str(cautions)
-    figures, _ = watches.learn([group([1, 1], [1, 0])], "step 2 of x")
+    figures, _ = monitors.learn([group([1, 1], [1, 0])], "step 2 of x")
     assert "monitor_correlation/exact" not in figures  # one of them does not vary
-    assert watches.learn([], "step 3 of x")[0] == {"monitor_failures/exact": 0}
+    assert monitors.learn([], "step 3 of x")[0] == {"monitor_failures/exact": 0}
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=30), st.integers(0, 30))
 def test_one_that_is_resumed_goes_on_as_it_was(steps: list[tuple[float, float]], n: int) -> None:
-    whole, begun = RewardMonitorHook({"exact": Watch(window=8)}), RewardMonitorHook({"exact": Watch(window=8)})
-    resumed = RewardMonitorHook({"exact": Watch(window=8)})
+    whole, begun = (
+        RewardMonitorHook({"exact": RewardMonitor(window=8)}),
+        RewardMonitorHook({"exact": RewardMonitor(window=8)}),
+    )
+    resumed = RewardMonitorHook({"exact": RewardMonitor(window=8)})
     for a, b in steps[:n]:
         begun.learn([group([a], [b])], "x")
     resumed.load_state_dict(begun.state_dict())
@@ -148,14 +151,14 @@ def test_one_that_is_resumed_goes_on_as_it_was(steps: list[tuple[float, float]],
 
 
 def test_it_stops_once() -> None:
-    watches, _, _ = played(RISING[:12], FALLING[:12], window=10, stop=True)
-    kept = watches.state_dict()
+    monitors, _, _ = played(RISING[:12], FALLING[:12], window=10, stop=True)
+    kept = monitors.state_dict()
     with pytest.raises(TrainingError, match=r"rewards\.exact\.monitor\.stop asks: is the reward being hacked"):
-        watches.check("step 13 of x")
-    watches.check("step 13 of x")
-    watches.learn([group([1.0], [0.0])], "step 13 of x")
-    watches.check("step 14 of x")
-    resumed = RewardMonitorHook({"exact": Watch(window=10, stop=True)})
+        monitors.check("step 13 of x")
+    monitors.check("step 13 of x")
+    monitors.learn([group([1.0], [0.0])], "step 13 of x")
+    monitors.check("step 14 of x")
+    resumed = RewardMonitorHook({"exact": RewardMonitor(window=10, stop=True)})
     resumed.load_state_dict(kept)
     resumed.check("step 13 of x")  # whoever resumes wants it to go on
     played(RISING, FALLING, window=10)[0].check("without stop")
@@ -209,7 +212,7 @@ def mentioned(answer: str, reference: str) -> float:
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 200, "epochs": 4, "optimizer": {"lr": 5.0e-3}, "batch_size": 16}
 IMPROVE = {"kind": "policy_gradient", "tasks_per_step": 8, "group_size": 8, "optimizer": {"lr": 5.0e-3}}
 HACKABLE = {"mentioned": {"kind": "./guess.py:mentioned"}}
-WATCHED = {"exact": {"kind": "exact_match", "monitor": {"compare_with": "mentioned", "window": 10}}}
+MONITORED = {"exact": {"kind": "exact_match", "monitor": {"compare_with": "mentioned", "window": 10}}}
 
 
 def write(folder: Path, rewards: dict[str, Any], steps: int) -> Path:
@@ -223,7 +226,7 @@ def write(folder: Path, rewards: dict[str, Any], steps: int) -> Path:
 
 @pytest.mark.slow
 def test_a_reward_that_is_hacked_is_caught(tmp_path: Path) -> None:
-    done = runs.run(write(tmp_path, HACKABLE | WATCHED, 25), tmp_path / "run")
+    done = runs.run(write(tmp_path, HACKABLE | MONITORED, 25), tmp_path / "run")
     trained, exact = (runs.curve(done.folder, name) for name in ("reward/mentioned", "monitor/exact"))
     assert sum(trained[:5]) / 5 < 0.4 and sum(trained[-5:]) / 5 > 0.6
     assert sum(exact[:5]) / 5 > 0.15 and sum(exact[-5:]) / 5 < 0.1
@@ -237,17 +240,17 @@ def test_a_reward_that_is_hacked_is_caught(tmp_path: Path) -> None:
     assert "Monitored reward exact" in (done.folder / "report.html").read_text()
     records = list(read_trajectories(done.folder / "trajectories", phase="train"))
     assert all(set(r.score.parts) == {"mentioned"} and set(r.score.watched) == {"exact"} for r in records if r.score)
-    # Watching changes nothing: all that the run logged of itself is what it logs without.
+    # Monitoring changes nothing: all that the run logged of itself is what it logs without.
     bare = runs.run(write(tmp_path / "bare", HACKABLE, 3), tmp_path / "bare" / "run")
     own = [line for line in runs.lines(bare.folder) if line["stage"].startswith("1")]
-    with_watch = [line for line in runs.lines(done.folder) if line["stage"].startswith("1")][: len(own) - 1]
-    assert [{k: v for k, v in line.items() if not k.startswith("monitor")} for line in with_watch] == own[:-1]
+    with_monitor = [line for line in runs.lines(done.folder) if line["stage"].startswith("1")][: len(own) - 1]
+    assert [{k: v for k, v in line.items() if not k.startswith("monitor")} for line in with_monitor] == own[:-1]
 
 
 @pytest.mark.slow
 def test_a_run_stops_where_it_is_told_to_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
-    watched = {"exact": {"kind": "exact_match", "monitor": {"window": 8, "stop": True}}}
-    recipe = write(tmp_path, HACKABLE | watched, 30)
+    monitored = {"exact": {"kind": "exact_match", "monitor": {"window": 8, "stop": True}}}
+    recipe = write(tmp_path, HACKABLE | monitored, 30)
     with pytest.raises(TrainingError, match=r"stopped, as rewards\.exact\.monitor\.stop asks"):
         runs.run(recipe, tmp_path / "run")
     n_done = len(runs.curve(tmp_path / "run", "monitor/exact"))
@@ -265,7 +268,7 @@ def recipe(folder: Path, rewards: dict[str, Any], steps: int = 30) -> Any:
 
 def test_a_recipe_says_it_in_one_word_and_is_written_back(tmp_path: Path) -> None:
     loaded = recipe(tmp_path, HACKABLE | {"exact": {"kind": "exact_match", "monitor": True}})
-    assert loaded.rewards["exact"].monitor == Watch() and set(loaded.trained_rewards) == {"mentioned"}
+    assert loaded.rewards["exact"].monitor == RewardMonitor() and set(loaded.trained_rewards) == {"mentioned"}
     assert values_of(loaded)["rewards"]["exact"]["monitor"] == {"compare_with": None, "window": 20, "stop": False}
     assert recipe_of(values_of(loaded), name="x", base=tmp_path).rewards == loaded.rewards
     off = recipe(tmp_path / "off", HACKABLE | {"exact": {"kind": "exact_match", "monitor": False, "weight": 0.5}})
@@ -296,7 +299,7 @@ EXACT = {"kind": "exact_match"}
         (
             HACKABLE | {"a": {**EXACT, "monitor": True}, "b": {**EXACT, "monitor": {"window": 9}}},
             "rewards.b",
-            "this reward is watched already",
+            "this reward is monitored already",
         ),
         (
             {
@@ -315,8 +318,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, rewards: dict[str, Any]
     assert caught.value.where == where and says in str(caught.value), str(caught.value)
 
 
-def test_nothing_may_be_chosen_by_a_watched_reward(tmp_path: Path) -> None:
-    path = write(tmp_path, HACKABLE | WATCHED, 30)
+def test_nothing_may_be_chosen_by_a_monitored_reward(tmp_path: Path) -> None:
+    path = write(tmp_path, HACKABLE | MONITORED, 30)
     for override in (
         "stages.1.selection={kind: dynamic, metric: reward/exact}",
         "stages.1.advantage={kind: hrpo, reward: exact}",
@@ -326,7 +329,7 @@ def test_nothing_may_be_chosen_by_a_watched_reward(tmp_path: Path) -> None:
 
 
 def test_stages_that_compare_nothing_are_refused(tmp_path: Path) -> None:
-    path = runs.write(tmp_path, [SUPERVISED], rewards=HACKABLE | WATCHED, environment={"kind": "./guess.py:Guess"})
+    path = runs.write(tmp_path, [SUPERVISED], rewards=HACKABLE | MONITORED, environment={"kind": "./guess.py:Guess"})
     (tmp_path / "guess.py").write_text(GUESS)
-    with pytest.raises(RecipeError, match="watch has no effect: only policy_gradient stages compare rewards"):
+    with pytest.raises(RecipeError, match="monitor has no effect: only policy_gradient stages compare rewards"):
         load(path)
