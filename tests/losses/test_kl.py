@@ -157,8 +157,8 @@ def test_the_coefficient_moves_towards_the_target_and_stays_positive(divergence,
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"kl": "k3", "kl_target": 0.1}, "it is 0"),
-        ({"kl_target": 0.1}, "it is 0"),
+        ({"kl": "k3", "kl_target": 0.1}, "which is 0"),
+        ({"kl_target": 0.1}, "which is 0"),
         ({"kl": "k3", "kl_coef": 0.1, "kl_horizon": 5}, "no effect while kl_target is null"),
     ],
 )
