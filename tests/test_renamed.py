@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +28,7 @@ from rlhf.recipe.builder import build, build_part, plain_part
 from rlhf.recipe.keys import keys_of
 from rlhf.recipe.text import overridden, parse
 from rlhf.registry import resolve
-from rlhf.renamed import RENAMED_KEYS, other_names
+from rlhf.renamed import RENAMED_KEYS, RENAMED_KINDS, RENAMED_OF_REWARDS, RENAMED_VALUES, other_names
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_monitor import RewardMonitor
 from rlhf.training.backends.settings import DeepSpeed
@@ -103,6 +104,13 @@ def test_every_new_key_is_one_that_its_class_has() -> None:
         module, name = named.split(":")
         fields = keys_of(getattr(import_module(module), name))
         assert set(keys.values()) - {None} <= fields.keys() and not keys.keys() & fields.keys(), named
+
+
+def test_the_page_of_what_moved_has_every_old_name() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "redesign.md").read_text("utf-8")
+    tables = (*RENAMED_KEYS.values(), *RENAMED_VALUES.values(), *RENAMED_KINDS.values(), RENAMED_OF_REWARDS)
+    # of a value the key stands before it: `gradient: trunk`, of a key that has such values one behind it
+    assert not {old for table in tables for old in table if not re.search(rf"[` ]{old}[`:]", page)}
 
 
 REWARDS = {"right": {"kind": "outcome"}, "audit": {"kind": "called", "tool": "move", "watch": {"window": 9}}}
