@@ -269,7 +269,7 @@ def test_a_critic_takes_memory_for_what_it_holds_and_trains(echo: Path, lora: st
         asked = [f"stages.1.advantage={{kind: {advantage}}}", f"stages.1.critic={critic}", f"policy.lora={lora}"]
         recipe = load(echo, [*asked, "policy.vocab_size=300"])
         policy = recipe.policy.build(0, text)
-        model = recipe.stages[1].critic.build(policy, None, 0)
+        model = recipe.stages[1].critic.value_model(policy, None, 0)
         trained = sum(p.numel() for p in model.trained_backbone())
         owned = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in model.head.parameters())
         # float32: an own backbone is held; gradient and two moments of what is trained, or the moments alone

@@ -78,7 +78,7 @@ def test_what_works_is_let_through(tmp_path: Path, stage: dict[str, Any]) -> Non
 
 def test_penalties_that_would_keep_a_group_are_worth_a_word(tmp_path: Path) -> None:
     said = cautions(recipe(tmp_path, PENALISED, selection={"kind": "dynamic", "metric": "score"}))
-    assert any("differ in nothing but penalties (short)" in text for text in said)
+    assert any("differ only in penalties (short)" in text for text in said)
     for metric in ("success", "reward/words"):
         said = cautions(recipe(tmp_path, PENALISED, selection={"kind": "dynamic", "metric": metric}))
         assert not any("penalties" in text for text in said)

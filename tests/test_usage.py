@@ -110,7 +110,7 @@ def test_of_words_that_no_recipe_has_together_it_is_said_how_many_have_each() ->
     told = run("recipes", "webshop", "nethack").stderr
     assert all(n_each)
     assert f"got:      webshop: {n_each[0]} of {n_all}, nethack: {n_each[1]} of {n_all}" in told
-    assert "all of them" in told
+    assert "words that all occur in one of them" in told
 
 
 def test_words_of_other_lists_are_told_of_and_none_that_is_far() -> None:

@@ -130,7 +130,7 @@ def test_a_worker_that_is_killed_mid_episode(shared: Processes) -> None:
             with pytest.raises(WorkerLost, match="ended while it worked on `step`") as caught:
                 await episode.step("go")
             assert "killed by SIGKILL: by kill -9, or by the kernel for want of memory" in caught.value.got
-            with pytest.raises(WorkerLost, match="is gone"):
+            with pytest.raises(WorkerLost, match="has exited"):
                 await episode.step("go")
         finally:
             await episode.close()
@@ -188,7 +188,7 @@ def test_a_package_that_prints_and_errors_that_are_the_environments_own(shared: 
     assert [result.reply for result in play(shared, "print", "go")[1:]] == ["1", "2"]
     assert re.fullmatch(r"step: RuntimeError: the lamp fell over \(troubled.py:\d+\)", ended(shared, "raise").detail)
     assert "SystemExit: 4" in ended(shared, "leave").detail
-    assert "what it gave is no StepResult\n  got:      dict" in ended(shared, "foreign answer").detail
+    assert "the returned object is not a StepResult\n  got:      dict" in ended(shared, "foreign answer").detail
     assert "reward is no finite number" in ended(shared, "unpicklable answer").detail
     with pytest.raises(MissingPackageError, match="not installed"):
         play(shared, "need")

@@ -201,7 +201,7 @@ def test_a_machine_is_used_again_and_goes_with_its_episodes() -> None:
         two = PLANT.start(first(PLANT))
         assert two._session is not None and two._session.jvm.pid == pid
         psutil.Process(pid).kill()
-        with pytest.raises(EnvError, match="gone"):
+        with pytest.raises(EnvError, match="has exited"):
             await two.step("wait")
         await two.close()
         return pid, PLANT.start(first(PLANT))

@@ -477,9 +477,9 @@ def test_a_query_without_an_end_is_wrong():
         ("t: object, trajectory: object", False),
         ("ground_truth, solution_str", "swap the two"),
         ("reference, answer", "swap the two"),
-        ("prompt: str, response: str", "not given the prompt"),
-        ("completion, state", "not given the state"),
-        ("response, question", "not given the question"),
+        ("prompt: str, response: str", "does not receive the prompt"),
+        ("completion, state", "does not receive the state"),
+        ("response, question", "does not receive the question"),
         ("one, two", "cannot tell whether"),
     ],
 )

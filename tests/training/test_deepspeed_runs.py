@@ -247,7 +247,7 @@ def losses(folder: Path) -> list[Values]:
         (["stages.0.trainer={kind: torch}"], "stages[0].trainer.kind: this trainer runs in one process"),
         (["stages.1.trainer.zero_stage=4"], "stages[1].trainer.zero_stage"),
         (["stages.1.trainer.offload_parameters=true"], "offload_parameters needs zero_stage: 3"),
-        (["stages.1.trainer.zreo=1"], "did you mean 'zero'?"),
+        (["stages.1.trainer.zero_stge=1"], "did you mean 'zero_stage'?"),
         (
             ["stages.1.advantage={kind: gae}", "stages.1.critic={backbone: policy, gradient: backbone}"],
             "stages[1].critic",

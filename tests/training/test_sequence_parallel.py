@@ -21,9 +21,10 @@ from rlhf.training.policy.model import Lora
 from tests.training import children
 from tests.training.alike import assert_alike
 from tests.training.test_deepspeed import SCHEDULE, SMOOTH, in_rows, rows, weights_of
-from tests.training.test_deepspeed_runs import ROOT, command, figures
+from tests.training.test_deepspeed_runs import ROOT, command
 from tests.training.tiny import policy
 from tests.training.together import together
+from tests.training.two_processes import figures
 
 SHAPES: dict[str, dict[str, Any]] = {
     "full": {},

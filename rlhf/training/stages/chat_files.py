@@ -127,7 +127,7 @@ class _Form:
         if self.kind == "text":
             text = row[self.columns[0]]
             if not isinstance(text, str) or not text.strip():
-                raise line.wrong("there is nothing to learn in this row", repr(text)[:80], "a text")
+                raise line.wrong("this row has no tokens to train on", repr(text)[:80], "a text")
             return Chat(number, (), text=text)
         if self.kind == "messages":
             said = [self.said(line, item) for item in self.listed(line, row)]
@@ -138,7 +138,7 @@ class _Form:
             said.insert(0, ChatMessage(Role.SYSTEM, system))
         if not any(one.is_learnt for one in said):
             got = ", ".join(str(one.role) for one in said)
-            raise line.wrong("there is nothing to learn in this row", got, "a message of the assistant")
+            raise line.wrong("this row has no tokens to train on", got, "a message of the assistant")
         while said[-1].role is not Role.ASSISTANT:
             said.pop()  # what nobody answers
         if all(one.role is Role.ASSISTANT for one in said):
