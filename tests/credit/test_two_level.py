@@ -14,7 +14,7 @@ from rlhf.credit.contrib.hrpo import HRPO
 from rlhf.credit.contrib.turn_rloo import TurnRLOO
 from rlhf.credit.contrib.two_level import PLAN, TwoLevel, options_of
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.estimator import credit_of, critic_of
+from rlhf.credit.estimator import EstimatorCapabilities, credit_of, critic_of, with_nested
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.turn_gae import TurnGAE
@@ -257,3 +257,9 @@ def test_an_estimator_may_read_the_turns_of_a_reward(level: str) -> None:
     settings: Any = {"planner": None, "executor": None, level: HRPO(reward="steps")}
     found = credit_of(TwoLevel(**settings), [group])[0].tokens_GNT
     assert len(found) == 2 and found[0] != found[1]
+
+
+def test_the_rewards_whose_turns_are_read_are_named() -> None:
+    made = TwoLevel(planner=HRPO(reward="steps"), executor=GRPO(), executor_reward="cost")
+    named = [EstimatorCapabilities(part).turn_reward for part in with_nested(made)]
+    assert named == ["cost", "steps", None]
