@@ -177,7 +177,7 @@ def _of_hermes(text: str) -> Iterator[ToolCall]:
 
 
 def _end_of_json(text: str, at: int) -> int:
-    """Where the JSON value at this place ends, in which a tag is text; the place itself if there is none."""
+    """End of the JSON value at this place, in which a tag is text; the place itself if there is none."""
     begin = _CONTENT.search(text, at)
     try:
         return json.JSONDecoder().raw_decode(text, begin.start())[1] if begin else at

@@ -47,7 +47,7 @@ def viewer(folder: Path) -> Iterator[str]:
 
 
 def taken(page: Any) -> Image.Image:
-    """What a page shows, once it stands still."""
+    """Screenshot of a page after its animations."""
     page.wait_for_timeout(800)
     return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rlhf.errors import RecipeError, RenamedWarning
@@ -144,6 +145,14 @@ RENAMED_KINDS: Mapping[str, Mapping[str, str]] = {
 
 #: Keys of every reward, whose class knows nothing of them: old name -> new name.
 RENAMED_OF_REWARDS: Mapping[str, str] = {"watch": "monitor", "solved_at": "success_threshold"}
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Context in which old names are read silently: those of a record, which nobody is to change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RenamedWarning)
+        yield
 
 
 def with_new_keys(cls: type, values: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:

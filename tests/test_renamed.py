@@ -20,13 +20,14 @@ from rewards.sandbox.container import Container
 from rlhf.asynchrony.settings import Asynchrony
 from rlhf.catalog import CATALOG
 from rlhf.cli import app, with_new_options
+from rlhf.commands.contrib.stored import tasks_of_folder
 from rlhf.errors import RecipeError, RenamedWarning, RlhfError
 from rlhf.evaluation.evaluate import Evaluation
 from rlhf.gateway.environment import External
 from rlhf.recipe import dump, find, load, load_values
 from rlhf.recipe.builder import build, build_part, plain_part
 from rlhf.recipe.keys import keys_of
-from rlhf.recipe.text import overridden, parse
+from rlhf.recipe.text import overridden, parse, to_text
 from rlhf.registry import resolve
 from rlhf.renamed import RENAMED_KEYS, RENAMED_KINDS, RENAMED_OF_REWARDS, RENAMED_VALUES, other_names
 from rlhf.rollout.limits import Limits
@@ -216,3 +217,14 @@ def test_old_option_is_read_as_the_new_one(given: str, read: str) -> None:
     assert with_new_options(read.split()) == read.split()
     done = CliRunner().invoke(app, given.split())
     assert done.exit_code == 0 and "is now called" in done.stderr, done.output
+
+
+def test_tasks_of_an_older_run_are_made_of_its_validation_split_too(tmp_path: Path) -> None:
+    recipe = {
+        "environment": {"kind": "bandit"},
+        "evaluation": {"split": "train", "watch_split": "test"},
+        "stages": [{"kind": "supervised"}],
+    }
+    (tmp_path / "recipe.yaml").write_text(to_text(recipe), "utf-8")
+    tasks, problem = tasks_of_folder(tmp_path)
+    assert not problem and {name.split("/")[-2] for name in tasks} == {"train", "test"}

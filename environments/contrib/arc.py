@@ -98,7 +98,7 @@ class Arc(Drawn):
                 return Rule(examples, grids[0], done[0], edits, tuple(sorted(others - {done[0]})))
 
     def _explained(self, examples: Sequence[tuple[Grid, Grid]], given: Grid) -> set[Grid]:
-        """What comes of `given` by any `edits` edits that make of each example what becomes of it.
+        """Results for `given` of all rules of `edits` edits that explain the examples.
 
         Turns and recolourings may be done in any order, so that some of the edits turn and the rest maps colours.
         """
@@ -206,7 +206,7 @@ def _is_recoloured(before: Grid, after: Grid, told: dict[int, int]) -> bool:
 
 @lru_cache(maxsize=16)
 def _colour_maps(colours: int, n: int) -> frozenset[tuple[int, ...]]:
-    """What becomes of each colour, by any `n` recolourings."""
+    """Colour maps of all sequences of `n` recolourings: the new colour of each."""
     all_colours = range(colours + 1)
     maps = {tuple(all_colours)}
     for _ in range(n):

@@ -1,4 +1,4 @@
-"""Things are said one by one, some of them change, and much later questions ask for them.
+"""Memory environment: facts are given one by one, some change, and questions follow much later.
 
 One observation is one line, and nothing is said twice:
 

@@ -68,7 +68,7 @@ def same(answer: str, reference: str, equal: Equal) -> bool:
 
 
 def of_choice(a: str, r: str) -> tuple[str, str]:
-    r"""What is compared where a normal reference is a choice with its value, as `\textbf{(B)}\ 12`: either, or both."""
+    r"""Answer and reference to compare, of a choice with its value such as `\textbf{(B)}\ 12`: either part, or both."""
     theirs = _CHOICE.fullmatch(_untexted(r))
     if theirs is None:
         return a, r

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import statistics
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ from rlhf.commands.output import (
     print_json,
     results,
 )
-from rlhf.errors import RecipeError, RenamedWarning, RlhfError, TrainingError, whole
+from rlhf.errors import RecipeError, RlhfError, TrainingError, whole
 from rlhf.evaluation.judging import OF_TRAINING
+from rlhf.renamed import without_warnings
 
 if TYPE_CHECKING:
     from rlhf.evaluation.paired import Paired
@@ -317,8 +317,7 @@ def _renewed(held: dict[str, Any], base: Path) -> dict[str, Any]:
     """Return the recipe on record under the present names of its keys, or as it is where it cannot be built."""
     from rlhf.recipe.model import recipe_of, values_of
 
-    with warnings.catch_warnings(), suppress(RlhfError):
-        warnings.simplefilter("ignore", RenamedWarning)
+    with without_warnings(), suppress(RlhfError):
         held = values_of(recipe_of(held, name="", base=base))
     return dict(json.loads(json.dumps(held, default=str)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -15,9 +14,17 @@ import yaml
 
 from rlhf.catalog import CATALOG
 from rlhf.digests import read_listed
-from rlhf.errors import DataError, RenamedWarning
+from rlhf.errors import DataError
 from rlhf.evaluation.folder import PLAN, RECIPE, VERSIONS
-from rlhf.renamed import RENAMED_KEYS, RENAMED_OF_REWARDS, RENAMED_VALUES, under_new_names, with_new_keys, with_new_kind
+from rlhf.renamed import (
+    RENAMED_KEYS,
+    RENAMED_OF_REWARDS,
+    RENAMED_VALUES,
+    under_new_names,
+    with_new_keys,
+    with_new_kind,
+    without_warnings,
+)
 
 #: Limits that say how long an attempt may take; those of a policy, of failures and of single calls are not among them.
 _LIMITS = ("max_turns", "max_generations_per_turn", "episode_timeout_s")
@@ -75,8 +82,7 @@ def _renewed(part: Mapping[str, Any]) -> dict[str, Any]:
     from rlhf.rollout.limits import Limits
 
     rewards = part.get("rewards", {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RenamedWarning)
+    with without_warnings():
         return {
             "environment": _with_new_names("environment", part.get("environment", {})),
             "limits": with_new_keys(Limits, part.get("limits", {}), "limits"),

@@ -35,6 +35,7 @@ from environments.base import (
     max_concurrent_episodes,
     properties_of,
 )
+from environments.core.picked_tasks import listed
 from rlhf.checking import CheckContext, IgnoredKeys, Problem
 from rlhf.data import Finish, Outcome, Task
 from rlhf.errors import EnvError
@@ -158,8 +159,7 @@ class External:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of the environment."""
-        found = self.environment.tasks(split)
-        return found if isinstance(found, Sequence) else list(found)
+        return listed(self.environment.tasks(split))
 
     def fingerprint(self) -> str:
         """Digest of the data that the environment reads."""

@@ -17,7 +17,7 @@ from rlhf.gateway.agent import external_agent
 from rlhf.gateway.environment import External
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.builder import build_part, plain_part
-from rlhf.recipe.describe import given as told
+from rlhf.recipe.describe import given as described
 from rlhf.recipe.evaluation_request import BASELINES, EvaluationRequest, is_model, is_program
 from rlhf.recipe.model import recipe_of
 from rlhf.recipe.splits import check_declared_split
@@ -155,7 +155,7 @@ def _policy_keys(given: Mapping[str, Any], target: str, *, has_base: bool) -> Ma
     policy = given.get("policy", {})
     if not isinstance(policy, Mapping):
         raise RecipeError(
-            "wrong type", where="policy", got=told(policy), expected="a mapping", hint="write policy.KEY=VALUE"
+            "wrong type", where="policy", got=described(policy), expected="a mapping", hint="write policy.KEY=VALUE"
         )
     for key in ("kind",) if has_base else ("kind", "path"):
         if key in policy:

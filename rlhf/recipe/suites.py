@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field, replace
@@ -28,7 +27,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.suite import names as suite_names
-from rlhf.errors import RecipeError, RenamedWarning, RlhfError, closest, meant, nearest
+from rlhf.errors import RecipeError, RlhfError, closest, meant, nearest
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
 from rlhf.recipe.environment_properties import with_defaults
@@ -39,6 +38,7 @@ from rlhf.recipe.splits import check_declared_split
 from rlhf.recipe.strategy_checks import strategy_of
 from rlhf.recipe.text import parse, read, to_text
 from rlhf.recipe.values import join
+from rlhf.renamed import without_warnings
 from rlhf.settings import STRICT
 
 if TYPE_CHECKING:
@@ -278,8 +278,7 @@ def renewed(held: Mapping[str, Any], base: Path) -> dict[str, Any]:
         base: folder of the plan.
     """
     found: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RenamedWarning)
+    with without_warnings():
         for key, value in held.items():
             with suppress(RlhfError):
                 if key == "suite":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import RecipeError, RlhfError
 from rlhf.evaluation.folder import where_to_look
+from rlhf.renamed import other_names
 
 if TYPE_CHECKING:
     from rlhf.data import Task
@@ -97,7 +98,7 @@ class Stored:
 
 
 def tasks_of_folder(folder: Path) -> tuple[dict[str, Task], str]:
-    """Return the tasks of a run or an evaluation by id, as far as they can be made again, and what stood in the way."""
+    """Tasks of a run or an evaluation by id, as far as they can be made again, and the error, if any."""
     found: dict[str, Task] = {}
     try:
         for environment, splits in _environments(folder):
@@ -140,10 +141,8 @@ def _environments(folder: Path) -> Iterator[tuple[Any, list[str]]]:
     if "environment" not in values:
         raise RecipeError("the recipe has no environment", where=str(recipe), got="no environment", expected="one")
     asked = values.get("evaluation", {})
-    splits = [stage.get("split") for stage in values["stages"]] + [
-        asked.get("split"),
-        asked.get("validation_split") or asked.get("validation_split"),
-    ]
+    names = ("split", "validation_split", *other_names("validation_split"))
+    splits = [stage.get("split") for stage in values["stages"]] + [asked.get(name) for name in names]
     made = build_environment(values["environment"], "environment", base=folder)
     yield made, list(dict.fromkeys(split for split in splits if split))
     for i, stage in enumerate(values["stages"]):

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from environments.base import Environment, StepResult, properties_of
+from environments.core.picked_tasks import listed
 from rlhf.data import Task
 from rlhf.errors import RlhfError
 from rlhf.rollout.env_session import Ended, EnvSession
@@ -163,7 +164,7 @@ class Server:
         if split not in splits:
             raise Refused("VALIDATION_ERROR", f"no split is called {split!r}; there are {', '.join(splits)}")
         if split not in self._tasks:
-            self._tasks[split] = await asyncio.to_thread(lambda: list(self.environment.tasks(split)))
+            self._tasks[split] = await asyncio.to_thread(lambda: listed(self.environment.tasks(split)))
         tasks = self._tasks[split]
         if not tasks:
             raise Refused("VALIDATION_ERROR", f"{split} has no tasks")
