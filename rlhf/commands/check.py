@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.commands.contrib.check_labels import holds_labels, on_labels
 from rlhf.commands.contrib.check_on import on_answers, on_attempts, refuse_absent, show_worst
 from rlhf.commands.output import EXIT_USER_ERROR, AsJson, command, one_of, print_json, results
 from rlhf.errors import RecipeError
@@ -51,7 +52,8 @@ def check(
     on: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN|FILE", help="For a reward: also score a run's attempts, or answers in a .jsonl file."
+            metavar="RUN|FILE",
+            help="For a reward: also score a run's attempts, or answers or replies with labels in a file.",
         ),
     ] = None,
     worst: Annotated[int, typer.Option(min=0, help="Number of suspicious attempts shown with --on.")] = 5,
@@ -113,8 +115,10 @@ def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Repo
         )
     part = _built("reward", target, fields)
     refuse_absent(on)
-    if on.is_file() and on.suffix != ".parquet":
-        return [_walk("reward", part), on_answers(part, target, on)], [], ""
+    if on.is_file() and on.parent.name != "trajectories":
+        if not holds_labels(on):
+            return [_walk("reward", part), on_answers(part, target, on)], [], ""
+        return on_labels(part, target, on)
     return on_attempts(part, target, on)
 
 

@@ -185,11 +185,12 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
     """
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
-    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    found = [ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
+    return float(np.corrcoef(found[0], found[1])[0, 1])
 
 
-def _ranks(values: Any) -> Any:
+def ranks(values: Any) -> Any:
+    """Ranks from 1 of an array `[N]`; equal values share the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -48,6 +49,25 @@ class WrittenReply:
     is_good: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledReply:
+    """A reply of a file with a person's judgement of it.
+
+    Attributes:
+        line: its row.
+        prompt: the messages before it.
+        text: the reply.
+        label: 0 or 1, or points on any scale.
+        reference: of the task, for rewards that compare with one; None where the row has none.
+    """
+
+    line: int
+    prompt: tuple[Message, ...]
+    text: str
+    label: float
+    reference: str | None
+
+
 def read(path: Path, where: str) -> list[Written]:
     """Rows with prompt, chosen and rejected, or two conversations that differ at the end; at least one.
 
@@ -64,6 +84,15 @@ def read(path: Path, where: str) -> list[Written]:
 def read_rated(path: Path, where: str) -> list[WrittenReply]:
     """Rows with prompt, completion and label, true or false; of pairs both sides. As `read` otherwise."""
     return [reply for line, row in _rows(path, where) for reply in line.rated(row)]
+
+
+def read_labelled(path: Path, where: str) -> list[Written] | list[LabelledReply]:
+    """Rows all of which are pairs as of `read`, or all replies with prompt, completion, label and maybe a reference."""
+    rows = _rows(path, where)
+    values = rows[0][1]
+    if "label" not in values and "completion" not in values:
+        return [line.pair(row) for line, row in rows]
+    return [line.labelled(row) for line, row in rows]
 
 
 def _rows(path: Path, where: str) -> list[tuple[_PairLine, dict[str, Any]]]:
@@ -108,6 +137,21 @@ class _PairLine(Line):
         if not isinstance(label, bool):
             raise self.wrong("label says neither good nor bad", repr(values["label"])[:80], "true or false")
         return [WrittenReply(self.number, self.prompt(values), self.said(values, "completion"), label)]
+
+    def labelled(self, values: dict[str, Any]) -> LabelledReply:
+        """Read a row with one reply and its label; other columns are ignored."""
+        values = {name: _decoded(value) for name, value in values.items()}
+        self.check_names(values, _RATED)
+        label, reference = values["label"], values.get("reference")
+        text = str(label).strip().lower()
+        try:
+            found = float({"true": 1, "false": 0}.get(text, text))
+        except ValueError:
+            found = math.nan
+        if not math.isfinite(found):
+            raise self.wrong("label is no number", repr(label)[:80], "true or false, 1 or 0, or points on one scale")
+        said = None if reference in (None, "") else str(reference)
+        return LabelledReply(self.number, self.prompt(values), self.said(values, "completion"), found, said)
 
     def prompt(self, values: Mapping[str, Any]) -> tuple[Message, ...]:
         """Messages before the reply, of which a text is one of the user's."""
