@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn
-from rlhf.training.hooks.collapse import N_NORMS, WINDOW, CollapseHook, collapse_metrics
+from rlhf.training.hooks.collapse import MAX_TRAJECTORIES, N_NORMS, WINDOW, CollapseHook, collapse_metrics
 
 
 def episode(says: Sequence[tuple[Sequence[int], Sequence[int]]], surprisal: float = 0.5) -> Trajectory:
@@ -52,6 +52,14 @@ def test_a_prompt_that_is_rewritten_is_read_anew() -> None:
     # The second prompt holds nothing of the first, so that the 4-gram 3456 is no echo there.
     values = collapse_metrics([group([1], episode([((3, 4, 5, 6), (1,)), ((8, 8), (3, 4, 5, 6))]))])
     assert values["collapse/echo_share"] == 0
+
+
+def test_text_is_read_of_no_more_trajectories_than_the_limit() -> None:
+    # Every other trajectory says the same twice: of 1.5 times the limit every second is read, which are the others.
+    again = episode([((1,), (2, 3)), ((1,), (2, 3))])
+    groups = [group([1], trajectory) for _ in range(MAX_TRAJECTORIES * 3 // 4) for trajectory in (ONE, again)]
+    assert collapse_metrics(groups)["collapse/same_reply_share"] == 0
+    assert collapse_metrics(groups[:MAX_TRAJECTORIES])["collapse/same_reply_share"] == 1 / 3
 
 
 @pytest.mark.parametrize("groups", [[], [ScoredGroup("task", (), ())]])

@@ -45,7 +45,7 @@ def collapse_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     deviations = [pstdev([s.total for s in group.scores]) for group in groups if len(group.scores) > 1]
     trajectories = [t for group in groups for t in group.trajectories]
     logprobs = [x for t in trajectories for g in t.generations if not g.by for x in g.logprobs]
-    step = max(len(trajectories) // MAX_TRAJECTORIES, 1)
+    step = max(math.ceil(len(trajectories) / MAX_TRAJECTORIES), 1)
     n_grams = n_echoed = n_repeated = n_replies = n_again = 0
     for trajectory in trajectories[::step]:
         replies = [g.token_ids for g in trajectory.generations]
