@@ -4,8 +4,8 @@
         "What a thing costs, by its name."
         return PRICES[name]
 
-A docstring may go on with `Args:` and a line `name: text` for each argument, or with `:param name: text`. The functions
-run in the process of the run, with arguments that a model chose.
+A docstring may go on with a list of the arguments in the form of Google (`Args:`), NumPy (`Parameters`, underlined) or
+Sphinx (`:param name: text`). The functions run in the process of the run, with arguments that a model chose.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError, validate_call
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import to_jsonable_python
 
 from rewards.answers.calls import ANSWERS, tool_call
 from rlhf.errors import EnvError, boundary, nearest
@@ -34,6 +36,8 @@ _MOST_SHOWN = 2_000
 _SECTION = re.compile(
     r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$|^\s*:\w+", re.MULTILINE
 )
+#: Head of a section in NumPy's form.
+_UNDERLINED = re.compile(r"^(\w[\w ]*)\n-{3,}[ \t]*$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^\s*(?::param\s+(?:[\w\[\], |.]+\s+)?)?(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
@@ -71,14 +75,21 @@ async def result_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bool
         result = tool.function(**arguments)
         result = await result if inspect.isawaitable(result) else result
     except ValidationError as error:
+        if error.title != tool.function.__qualname__:  # of data within the tool
+            return _cut(f"Error: {_said(error)}"), True
         wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
         return _cut(f"Error: {'; '.join(wrong)}"), False
     except (Exception, SystemExit) as error:  # a tool of a command line ends itself, not the attempt
         return _cut(f"Error: {_said(error)}"), True
     try:
-        return _cut(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)), True
+        return _cut(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_plain)), True
     except Exception as error:  # also of a __str__ of its own
         return _cut(f"Error: the result cannot be shown: {_said(error)}"), True
+
+
+def _plain(value: object) -> Any:
+    """Dataclasses, models, dates and the like as JSON has them; a text of anything else."""
+    return to_jsonable_python(value, fallback=str, bytes_mode="base64")
 
 
 def _said(error: BaseException) -> str:
@@ -134,7 +145,7 @@ def _loaded(path: Path, changed: int) -> Mapping[str, Tool]:
 
 def _tool(name: str, function: Callable[..., Any], path: Path) -> Tool:
     where = f"{path}:{function.__code__.co_firstlineno}, {name}"
-    told = inspect.cleandoc(function.__doc__ or "")
+    told, *underlined = _UNDERLINED.split(inspect.cleandoc(function.__doc__ or ""))
     summary = " ".join(_SECTION.split(told, maxsplit=1)[0].split())
     if not summary:
         raise _unclear("a tool without a docstring", where, name, "a sentence that says what it does")
@@ -150,13 +161,12 @@ def _tool(name: str, function: Callable[..., Any], path: Path) -> Tool:
     hinted: Any = function
     try:
         get_type_hints(function)
-        schema = TypeAdapter(hinted).json_schema()
+        schema = _inlined(TypeAdapter(hinted).json_schema(schema_generator=_Untitled))
         checked = validate_call(function)
     except (PydanticUserError, NameError, TypeError, ValueError) as error:
         raise _unclear("a type hint that has no form in JSON", where, str(error)[:200], "plain types") from error
-    described = _arguments_in(told)
+    described = _arguments_in(told) | _underlined_arguments(dict(zip(underlined[::2], underlined[1::2], strict=True)))
     for key, field in schema["properties"].items():
-        field.pop("title", None)
         field.update({"description": described[key]} if key in described else {})
     return Tool({"type": "function", "function": {"name": name, "description": summary, "parameters": schema}}, checked)
 
@@ -179,6 +189,44 @@ def _arguments_in(told: str) -> dict[str, str]:
         elif inside and last and line.strip():
             found[last] = f"{found[last]} {line.strip()}".strip()
     return found
+
+
+def _underlined_arguments(sections: Mapping[str, str]) -> dict[str, str]:
+    """Descriptions of arguments in the sections of a docstring in NumPy's form, by the heads of these."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in "\n".join(sections.get(head, "") for head in ("Parameters", "Other Parameters")).splitlines():
+        if line and not line[0].isspace():
+            names = [name.strip() for name in line.partition(":")[0].split(",")]
+        elif line:
+            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
+    return found
+
+
+class _Untitled(GenerateJsonSchema):
+    """Schemas without titles of fields, which repeat their names."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with each type where it is used, as chat templates show it; as it was where a type holds itself."""
+    types = schema.get("$defs", {})
+
+    def within(node: Any, around: tuple[str, ...] = ()) -> Any:
+        if isinstance(node, list):
+            return [within(one, around) for one in node]
+        if not isinstance(node, dict):
+            return node
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        if name in types and name not in around:
+            used = {key: value for key, value in types[name].items() if key != "title"}
+            return within(used | {key: value for key, value in node.items() if key != "$ref"}, (*around, name))
+        return {key: within(value, around) for key, value in node.items()}
+
+    whole: dict[str, Any] = within({key: value for key, value in schema.items() if key != "$defs"})
+    return schema if "#/$defs/" in json.dumps(whole, default=str) else whole
 
 
 def _unclear(what: str, where: str, got: str, expected: str) -> EnvError:

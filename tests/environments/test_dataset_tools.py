@@ -98,6 +98,65 @@ def raised() -> str:
 '''
 
 
+TYPED = '''
+from __future__ import annotations
+import datetime
+from dataclasses import dataclass
+from enum import Enum
+from pydantic import BaseModel, Field
+from typing_extensions import NotRequired, TypedDict
+
+class Unit(Enum):
+    EURO = "euro"
+    CENT = "cent"
+
+@dataclass
+class Place:
+    row: int
+    title: str = ""
+
+class Person(BaseModel):
+    name: str = Field(description="in full")
+
+class Box(TypedDict):
+    w: int
+    h: NotRequired[int]
+
+class Tree(BaseModel):
+    branches: list[Tree] = []
+
+def put(unit: Unit, place: Place, rows: list[dict[str, int]], who: Person | None = None, box: Box = {"w": 1}) -> object:
+    """Puts it.
+
+    As it is told.
+
+    Parameters
+    ----------
+    unit : Unit
+        Of the
+        price.
+    place, rows : Place
+        Where: with a colon.
+    who
+        Whose.
+
+    Returns
+    -------
+    object
+        what: was put.
+    """
+    return {"place": place, "unit": unit, "who": who, "day": datetime.date(2020, 1, 2)}
+
+def grow(tree: Tree) -> int:
+    "Counts branches."
+    return len(tree.branches)
+
+def read() -> Person:
+    "Reads one that is broken."
+    return Person(name=3)
+'''
+
+
 def call(tool: str, /, **arguments: Any) -> str:
     return ToolCall(tool, arguments).text
 
@@ -115,6 +174,61 @@ def test_docstrings_and_hints_say_what_a_call_takes(world: Dataset) -> None:
         "type": "array", "items": {"type": "number"}, "description": "to be added",
     }  # fmt: skip
     assert told["long"]["parameters"]["properties"] == {}
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> Dataset:
+    (tmp_path / "typed.py").write_text(TYPED)
+    return Dataset(path=lines(tmp_path / "a.jsonl", ROWS), tools=tmp_path / "typed.py")
+
+
+def test_types_of_the_file_stand_where_an_argument_has_them(typed: Dataset) -> None:
+    told = {tool["function"]["name"]: tool["function"] for tool in typed.tasks("train")[0].info["tools"]}
+    assert told["put"]["description"] == "Puts it. As it is told."
+    place = {"row": {"type": "integer"}, "title": {"type": "string", "default": ""}}
+    person = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "description": "in full"}},
+        "required": ["name"],
+    }
+    box = {"type": "object", "properties": {"w": {"type": "integer"}, "h": {"type": "integer"}}, "required": ["w"]}
+    rows = {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "integer"}}}
+    where = {"description": "Where: with a colon."}
+    assert told["put"]["parameters"] == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["unit", "place", "rows"],
+        "properties": {
+            "unit": {"type": "string", "enum": ["euro", "cent"], "description": "Of the price."},
+            "place": {"type": "object", "properties": place, "required": ["row"], **where},
+            "rows": rows | where,
+            "who": {"anyOf": [person, {"type": "null"}], "default": None, "description": "Whose."},
+            "box": box | {"default": {"w": 1}},
+        },
+    }
+    assert told["grow"]["parameters"]["properties"]["tree"] == {"$ref": "#/$defs/Tree"}  # which holds itself
+    assert "Tree" in told["grow"]["parameters"]["$defs"]
+
+
+def test_arguments_become_what_the_hints_say_or_the_agent_reads_what_is_wrong(typed: Dataset) -> None:
+    async def said(action: str) -> tuple[str, bool]:
+        found = await typed.start(typed.tasks("train")[0]).step(action)
+        return found.reply, found.valid
+
+    right: dict[str, Any] = {"unit": "cent", "place": {"row": 1}, "rows": [{"a": 1}], "who": {"name": "Mia"}}
+    shown = {"place": {"row": 1, "title": ""}, "unit": "cent", "who": {"name": "Mia"}, "day": "2020-01-02"}
+    assert asyncio.run(said(call("put", **right))) == (json.dumps(shown), True)
+    for key, value, told in (
+        ("unit", "CENT", "unit: Input should be 'euro' or 'cent'"),
+        ("place", {"row": "x"}, "place.row: Input should be a valid integer"),
+        ("rows", ["x"], "rows.0: Input should be a valid dictionary"),
+        ("who", {"name": 3}, "who.name: Input should be a valid string"),
+        ("box", {}, "box.w: Field required"),
+    ):
+        reply, valid = asyncio.run(said(call("put", **right | {key: value})))
+        assert reply.startswith(f"Error: {told}") and not valid, reply
+    reply, valid = asyncio.run(said(call("read")))  # of the tool's own data, not of an argument
+    assert "1 validation error for Person" in reply and valid
 
 
 def test_calls_are_carried_out_and_anything_else_is_the_answer(world: Dataset) -> None:
