@@ -32,10 +32,11 @@ from environments.tasks.dataset_files import Row, has_old_ends, load_hub, read, 
 from environments.tasks.dataset_index import Index, ReadTasks, Source
 from environments.tasks.dataset_reader import OfDatasets, RowReader, reader_of
 from environments.tasks.dataset_rows import CODE, NAMED, SPLITS, Columns, Wanted, refuse_pattern
-from environments.tasks.own_tools import Tool, call_in, load_tools, result_of, task_info
+from environments.tasks.own_tools import AttemptTools, Toolbox, call_in, file_of, load_tools, result_of, task_info
 from rewards.answers.exact import ExactMatch
 from rewards.code.unit_tests import solution_of
 from rlhf.data import Task
+from rlhf.data.untrusted import number
 from rlhf.errors import EnvError, RecipeError, nearest
 from rlhf.settings import STRICT
 
@@ -68,7 +69,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _EXACT = ExactMatch()
-_NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
+_NO_TOOLS = AttemptTools(MappingProxyType({}))
 #: What the environment suggests for an agent, without tools and with them.
 _ONE_REPLY: Mapping[str, Any] = {"system": "", "format": "text", "think": "allow"}
 _WITH_TOOLS: Mapping[str, Any] = {
@@ -112,8 +113,8 @@ class Dataset:
     preamble: str | None = None
     """Column of what is put before each program that is tested, such as the beginning that the prompt shows."""
     tools: Path | None = None
-    """Python file whose functions the agent may call before it answers, in several turns; docstrings and type hints say
-    what they take."""
+    """Python file whose functions the agent may call before it answers, in several turns, or `FILE.py:Class` for the
+    methods of an object that each attempt has of its own; docstrings and type hints say what they take."""
     split_column: str | None = None
     """Column that names the split of each row; `validation` is `dev`."""
     split_ratios: Mapping[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=lambda: dict(_RATIOS))
@@ -193,6 +194,11 @@ class Dataset:
         return self.tools is not None
 
     @property
+    def demonstrates(self) -> bool:
+        """False with a class of tools, which may judge, and want more than the reference as a reply."""
+        return self.tools is None or not file_of(self.tools)[1]
+
+    @property
     def properties(self) -> Properties:
         """Promises of this environment; none are made for functions of others."""
         is_known = self.tools is None
@@ -201,7 +207,7 @@ class Dataset:
             replayable=is_known,
             thread_safe=is_known,
             inline=is_known,
-            oracle=True,
+            oracle=self.demonstrates,
             splits=self.splits,
             judged_by_rewards=True,
         )
@@ -231,16 +237,16 @@ class Dataset:
 
     def start(self, task: Task) -> DatasetEpisode:
         """Begin one attempt."""
-        return DatasetEpisode(task, self._right(task), self._tools)
+        return DatasetEpisode(task, self._right(task), self._toolbox.begun(task))
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """The reference as the reply, or the program in it; None where there is none, or another was given."""
-        right, tools = self._right(task), self._tools
+        right, tools = self._right(task), self._toolbox.tools
         return None if right is None or any(call_in(action, tools) is None for action in taken) else (right,)
 
     @property
-    def _tools(self) -> Mapping[str, Tool]:
-        return _NO_TOOLS if self.tools is None else load_tools(self.tools)
+    def _toolbox(self) -> Toolbox:
+        return Toolbox(_NO_TOOLS.tools) if self.tools is None else load_tools(self.tools)
 
     def _right(self, task: Task) -> str | None:
         return task.reference if self.wanted.tests is None else solution_of(task.reference)
@@ -262,7 +268,8 @@ class Dataset:
 
     def _state(self) -> _State:
         """Time and size of each file, so that a changed one is read again."""
-        files = (self.path, self.train, self.dev, self.test, self.tools)
+        code = None if self.tools is None else file_of(self.tools)[0]
+        files = (self.path, self.train, self.dev, self.test, code)
         given = (path for path in files if path is not None and path.exists())
         return tuple((path, _marks(path)) for path in given)
 
@@ -272,29 +279,35 @@ def _misfit(where: str, what: str, got: str, expected: str, do: str) -> RecipeEr
 
 
 class DatasetEpisode:
-    """Reply to a question, which is compared with a right one where there is one; calls of tools may come first."""
+    """Reply to a question, which is compared with a right one where there is one; calls of tools may come first.
 
-    def __init__(self, task: Task, right: str | None, tools: Mapping[str, Tool] = _NO_TOOLS) -> None:
-        self._task, self._right, self._tools, self._is_over = task, right, tools, False
+    A class of tools with a method `reward` judges the reply instead.
+    """
+
+    def __init__(self, task: Task, right: str | None, tools: AttemptTools = _NO_TOOLS) -> None:
+        self._task, self._right, self._own, self._is_over = task, right, tools, False
         self._called = ""
-        self.opening = StepResult(str(task.info["prompt"]), state_key=task.id)
+        self.opening = StepResult("\n".join(filter(None, [str(task.info["prompt"]), tools.said])), state_key=task.id)
 
     async def step(self, action: str) -> StepResult:
         """Carry out a call, or take the reply."""
         if self._is_over:
             raise after_end(self._task.id, action)
-        if (call := call_in(action, self._tools)) is not None:
-            said, valid = await result_of(self._tools[call[0]], call[1])
+        if (call := call_in(action, self._own.tools)) is not None:
+            said, valid = await result_of(self._own.tools[call[0]], call[1])
             self._called = digest(f"{self._called}/{action}/{said}", 8)
             return StepResult(said, state_key=f"{self._task.id}/{self._called}", valid=valid)
         self._is_over = True
-        solved = self._right is not None and _EXACT.normal(action) == _EXACT.normal(self._right)
-        return StepResult(
-            "", float(solved), True, state_key=f"{self._task.id}/over", success=solved, valid=bool(action)
-        )
+        if self._own.is_judge:
+            reward = await self._own.call("reward", action)
+        else:
+            reward = float(self._right is not None and _EXACT.normal(action) == _EXACT.normal(self._right))
+        solved = (number(reward) or 0.0) >= 1
+        return StepResult("", reward, True, state_key=f"{self._task.id}/over", success=solved, valid=bool(action))
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Let a class of tools free what it holds."""
+        await self._own.call("close")
 
 
 def _files(path: Path) -> list[Path]:
@@ -387,8 +400,9 @@ def _opened(settings: Dataset) -> Iterator[_Opened]:
 @lru_cache(maxsize=8)
 def _tasks(settings: Dataset, state: _State) -> Mapping[str, Sequence[Task]]:
     """Tasks of each split: all of them where the files are small, else read on demand."""
-    paths = [path for path, _ in state if path != settings.tools]
-    info = {} if settings.tools is None else task_info(load_tools(settings.tools))
+    tools = settings.tools
+    paths = [path for path, _ in state if tools is None or path != file_of(tools)[0]]
+    info = {} if tools is None else task_info(load_tools(tools).tools)
     is_held = any(path.suffix.lower() == ".json" or has_old_ends(path) for path in paths)
     is_held = is_held or (settings.hub is None and sum(map(size_of, paths)) <= settings.max_held_mb * 2**20)
     index, sources, held = Index(), list[Source](), list[Task]()

@@ -1,11 +1,12 @@
-"""Functions of a file of one's own as tools: their docstrings and type hints say what a call looks like.
+"""Functions or a class of one's own as tools: docstrings and type hints say what a call looks like.
 
     def price(name: str) -> int:
         "What a thing costs, by its name."
         return PRICES[name]
 
 A docstring may go on with a list of the arguments in the form of Google (`Args:`), NumPy (`Parameters`, underlined) or
-Sphinx (`:param name: text`). The functions run in the process of the run, with arguments that a model chose.
+Sphinx (`:param name: text`). The functions run in the process of the run, with arguments that a model chose. Of a
+class each attempt has an object of its own, whose methods are its tools.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import MethodType
 from typing import Any, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError, validate_call
@@ -28,10 +30,14 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
 from rewards.answers.calls import ANSWERS, tool_call
+from rlhf.data import Task
 from rlhf.errors import EnvError, boundary, nearest
 
 #: Longest result that an agent reads, in characters.
 _MOST_SHOWN = 2_000
+#: Methods of a class that are no tools, and how many arguments they are given, itself among them.
+_HOOKS = (("reset", 2), ("reward", 2), ("close", 1))
+_FORM = "Class(), and where there are such methods reset(self, task), reward(self, answer), close(self)"
 #: Sections of a docstring that end its summary.
 _SECTION = re.compile(
     r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$|^\s*:\w+", re.MULTILINE
@@ -52,6 +58,54 @@ class Tool:
 
     definition: Mapping[str, Any]
     function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """Tools that a file has for all attempts.
+
+    Attributes:
+        tools: functions, or the methods of `cls`, by their names.
+        cls: class of which each attempt has an object of its own; None where the tools are functions.
+    """
+
+    tools: Mapping[str, Tool]
+    cls: type | None = None
+
+    def begun(self, task: Task) -> AttemptTools:
+        """Tools of one attempt at a task: of a class those of a new object, which is told the task by its `reset`."""
+        if self.cls is None:
+            return AttemptTools(self.tools)
+        held = self.cls()
+        said = held.reset(task) if hasattr(held, "reset") else None
+        tools = {k: replace(tool, function=tool.function.__get__(held, self.cls)) for k, tool in self.tools.items()}
+        return AttemptTools(tools, held, "" if said is None else str(said))
+
+
+@dataclass(frozen=True)
+class AttemptTools:
+    """Tools of one attempt.
+
+    Attributes:
+        tools: by their names.
+        held: object whose methods they are; None where they are functions.
+        said: what its `reset` returned, for the agent to read; empty for nothing.
+    """
+
+    tools: Mapping[str, Tool]
+    held: Any = None
+    said: str = ""
+
+    @property
+    def is_judge(self) -> bool:
+        """True if the object has a method `reward`, which judges the answer."""
+        return hasattr(self.held, "reward")
+
+    async def call(self, hook: str, *args: Any) -> Any:
+        """Call an optional method of the object, plain or async; None where there is none."""
+        found = getattr(self.held, hook, None)
+        result = None if found is None else found(*args)
+        return await result if inspect.isawaitable(result) else result
 
 
 def task_info(tools: Mapping[str, Tool]) -> dict[str, Any]:
@@ -103,21 +157,32 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
 
 
-def load_tools(path: Path) -> Mapping[str, Tool]:
-    """The public functions of a file, by their names; the file is loaded once in a process, and again when it changes.
+def file_of(tools: Path) -> tuple[Path, str]:
+    """File, and name of the class in `FILE.py:Class`; the name is empty for the functions of a file."""
+    file, colon, name = tools.name.partition(".py:")
+    return (tools.with_name(f"{file}.py"), name) if colon else (tools, "")
+
+
+def load_tools(tools: Path) -> Toolbox:
+    """The public functions of `FILE.py`, or the methods of the class that `FILE.py:Class` names.
+
+    The file is loaded once in a process, and again when it changes.
 
     Raises:
-        EnvError: there is no such file, it raises, it has no function, or one that does not say what it is.
+        EnvError: there is no such file, it raises, it has no such class, no tool, or one that does not say what it is.
     """
+    path, name = file_of(tools)
     if path.suffix != ".py" or not path.is_file():
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = nearest(path.name, beside) or "give its path, from here or beside the recipe"
-        raise EnvError("no Python file", where="environment.tools", got=str(path), expected="FILE.py", hint=hint)
-    return _loaded(path.resolve(), path.stat().st_mtime_ns)
+        raise EnvError(
+            "no Python file", where="environment.tools", got=str(path), expected="FILE.py or FILE.py:Class", hint=hint
+        )
+    return _loaded(path.resolve(), name, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path, changed: int) -> Mapping[str, Tool]:
+def _loaded(path: Path, cls: str, changed: int) -> Toolbox:
     name = f"own_tools_{hashlib.sha256(str(path).encode()).hexdigest()[:10]}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # its name ends in .py
@@ -129,6 +194,8 @@ def _loaded(path: Path, changed: int) -> Mapping[str, Tool]:
         except SystemExit as error:
             raise RuntimeError(f"SystemExit: {error}") from error
     held = vars(module)
+    if cls:
+        return _of_class(cls, held, path)
     listed = held.get("__all__") or [key for key in held if not key.startswith("_")]
     functions = {key: held[key] for key in listed if inspect.isfunction(held.get(key))}
     own = {key: function for key, function in functions.items() if function.__module__ == name or "__all__" in held}
@@ -140,10 +207,55 @@ def _loaded(path: Path, changed: int) -> Mapping[str, Tool]:
             expected="functions whose names begin with a letter",
             hint="write `def name(argument: str) -> str:` with a docstring",
         )
-    return {key: _tool(key, function, path) for key, function in own.items()}
+    return Toolbox({key: _tool(key, function, path) for key, function in own.items()})
 
 
-def _tool(name: str, function: Callable[..., Any], path: Path) -> Tool:
+def _of_class(name: str, module: Mapping[str, Any], path: Path) -> Toolbox:
+    where, cls = f"environment.tools, {path}", module.get(name)
+    if not inspect.isclass(cls):
+        classes = [key for key, one in module.items() if inspect.isclass(one) and not key.startswith("_")]
+        hint = nearest(name, classes) or "name a class of the file, or the file alone for its functions"
+        raise EnvError(f"no class is called '{name}'", where=where, got=name, expected=", ".join(classes), hint=hint)
+    for what, function, n_given in (("", cls, 0), *((f".{hook}", getattr(cls, hook, None), n) for hook, n in _HOOKS)):
+        if function is not None and not _takes(function, n_given):
+            got = f"{name}{what}{inspect.signature(function)}"
+            raise EnvError("this cannot be called as it is", where=where, got=got, expected=_FORM, hint="write it so")
+    if inspect.iscoroutinefunction(getattr(cls, "reset", None)):
+        raise EnvError(
+            "reset cannot be async", where=where, got=f"async def reset of {name}", expected="def reset(self, task)"
+        )
+    public = [key for base in reversed(cls.__mro__[:-1]) for key in vars(base) if not key.startswith("_")]
+    found = {key: inspect.getattr_static(cls, key) for key in public if key not in dict(_HOOKS)}
+    tools = {key: _method(key, held, cls, path) for key, held in found.items() if _is_method(held)}
+    if not tools:
+        got = ", ".join(found) or "nothing public"
+        raise EnvError(f"the class {name} has no tools", where=where, got=got, expected="methods with a docstring")
+    return Toolbox(tools, cls)
+
+
+def _takes(function: Callable[..., Any], n: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * n)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_method(held: object) -> bool:
+    return inspect.isfunction(getattr(held, "__func__", held))
+
+
+def _method(name: str, held: Any, cls: type, path: Path) -> Tool:
+    """Tool of a method as a class holds it, also of a static or class method, to be bound to an object."""
+    if inspect.isfunction(held):
+        return _tool(name, held, path, MethodType(held, cls))
+    tool = _tool(name, held.__func__, path, held.__get__(None, cls))
+    return replace(tool, function=type(held)(tool.function))
+
+
+def _tool(name: str, function: Callable[..., Any], path: Path, bound: Any = None) -> Tool:
+    """Tool of a function; `bound` is the method, whose first argument is not the agent's."""
+    hinted: Any = bound or function
     where = f"{path}:{function.__code__.co_firstlineno}, {name}"
     told, *underlined = _UNDERLINED.split(inspect.cleandoc(function.__doc__ or ""))
     summary = " ".join(_SECTION.split(told, maxsplit=1)[0].split())
@@ -153,12 +265,11 @@ def _tool(name: str, function: Callable[..., Any], path: Path) -> Tool:
         raise _unclear("a tool with the name of an answer", where, name, f"another name than {', '.join(ANSWERS)}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise _unclear("a tool that is a generator", where, f"{name} with yield", "a function that returns its result")
-    for key, parameter in inspect.signature(function).parameters.items():
+    for key, parameter in inspect.signature(hinted).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise _unclear("a tool is called with named arguments", where, str(parameter), "each of them by its name")
         if parameter.annotation is parameter.empty:
             raise _unclear("an argument without a type hint", where, key, f"for instance {key}: str")
-    hinted: Any = function
     try:
         get_type_hints(function)
         schema = _inlined(TypeAdapter(hinted).json_schema(schema_generator=_Untitled))

@@ -183,7 +183,13 @@ def plain_part(section: str | None, part: Any) -> dict[str, Any]:
 
 
 def _beside(named: Path, base: Path) -> Path:
-    """Path relative to the recipe, as for `./file.py` kinds, or to the working folder: whole, where there is one."""
+    """Path relative to the recipe, as for `./file.py` kinds, or to the working folder: whole, where there is one.
+
+    Of `FILE.py:Class` it is the file's.
+    """
+    file, colon, name = named.name.partition(".py:")
+    if colon:
+        return Path(f"{_beside(named.with_name(f'{file}.py'), base)}:{name}")
     there, here = base / named.expanduser(), named.expanduser()
     return there.resolve() if there.exists() else here.absolute() if here.exists() else here
 

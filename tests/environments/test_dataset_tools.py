@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from agents.base import History
 from agents.tool_calls import ToolCall, write_calls
 from agents.tools import ToolAgent
+from environments.base import can_demonstrate
 from environments.check import check_environment
 from environments.tasks.dataset import Dataset
 from environments.tasks.own_tools import load_tools
@@ -329,6 +331,156 @@ def test_a_changed_file_is_loaded_again_and_is_another_data_set(world: Dataset) 
     assert len(world.tasks("train")[0].info["tools"]) == 4 and world.fingerprint() != before
 
 
+# --- a class ---
+
+CART = '''
+"""A cart to fill."""
+import asyncio
+
+PRICES = {"cup": 14, "pen": 5}
+CLOSED = []
+
+
+class Cart:
+    """What one attempt has put into its cart."""
+
+    def __init__(self) -> None:
+        self.held = []
+
+    def reset(self, task):
+        self.wanted = task.info["columns"]["wanted"]
+        return f"The cart of {self.wanted} is empty."
+
+    def add(self, name: str, n: int = 1) -> list[str]:
+        """Puts things into the cart.
+
+        Args:
+            name: of the thing.
+        """
+        PRICES[name]
+        self.held += [name] * n
+        return self.held
+
+    async def count(self) -> int:
+        """Says how many there are."""
+        await asyncio.sleep(0.01)
+        return len(self.held)
+
+    @staticmethod
+    def price(name: str) -> int:
+        """Says a price."""
+        return PRICES[name]
+
+    @classmethod
+    def kind(cls, of: str) -> str:
+        """Says what it is."""
+        return f"{cls.__name__} {of}"
+
+    def _total(self) -> int:
+        return sum(PRICES[name] for name in self.held)
+
+    async def reward(self, answer):
+        return (self.held == [self.wanted]) / 2 + (answer == str(self._total())) / 2
+
+    def close(self):
+        CLOSED.append(self)
+'''
+WANTED = [{"question": f"Buy it. ({i})", "wanted": "cup" if i % 2 else "pen"} for i in range(60)]
+
+
+@pytest.fixture
+def cart(tmp_path: Path) -> Dataset:
+    (tmp_path / "cart.py").write_text(CART)
+    return Dataset(path=lines(tmp_path / "b.jsonl", WANTED), tools=tmp_path / "cart.py:Cart")
+
+
+def test_methods_of_a_class_are_tools(cart: Dataset) -> None:
+    told = {tool["function"]["name"]: tool["function"]["parameters"] for tool in cart.tasks("train")[0].info["tools"]}
+    assert list(told) == ["add", "count", "price", "kind"]
+    name = {"type": "string", "description": "of the thing."}
+    assert told["add"]["properties"] == {"name": name, "n": {"type": "integer", "default": 1}}
+    assert told["add"]["required"] == ["name"] and list(told["kind"]["properties"]) == ["of"]
+    before = cart.fingerprint()
+    (cart.tools.parent / "cart.py").write_text(CART + "\n")  # type: ignore[union-attr]
+    assert "cart.py sha256:" in before and cart.fingerprint() != before
+
+
+def test_attempts_at_the_same_time_share_nothing(cart: Dataset) -> None:
+    task = next(t for t in cart.tasks("train") if t.info["columns"]["wanted"] == "cup")
+    buy, count = [call("add", name="cup"), call("count")], call("count")
+    games = {
+        "right": [*buy, "14"],
+        "wrong": [*buy, "5"],
+        "twice": [call("add", name="cup", n=2), count, "28"],
+        "none": [call("price", name="cup"), call("kind", of="cup"), count, "0"],
+        "error": [call("add", name="hat"), call("add", name=3), call("add", name="cup", self=1), count, "14"],
+    }
+
+    async def play(name: str) -> tuple[list[tuple[str, bool]], float, bool | None]:
+        episode = cart.start(task)
+        assert episode.opening.reply == f"{task.info['prompt']}\nThe cart of cup is empty."
+        said = [await episode.step(action) for action in games[name]]
+        await episode.close()
+        return [(one.reply, one.valid) for one in said[:-1]], said[-1].reward, said[-1].success
+
+    async def together() -> list[tuple[list[tuple[str, bool]], float, bool | None]]:
+        return await asyncio.gather(*map(play, games))
+
+    found = dict(zip(games, asyncio.run(together()), strict=True))
+    cups = [('["cup"]', True), ("1", True)]
+    assert found["right"] == (cups, 1.0, True) and found["wrong"] == (cups, 0.5, False)
+    assert found["twice"] == ([('["cup", "cup"]', True), ("2", True)], 0.5, False)
+    assert found["none"] == ([("14", True), ("Cart cup", True), ("0", True)], 0.5, False)
+    assert found["error"][0][0] == ("Error: KeyError: 'hat'", True) and found["error"][1:] == (0.0, False)
+    assert found["error"][0][1:] == [
+        ("Error: name: Input should be a valid string", False),
+        ("Error: self: Got multiple values for argument", False),
+        ("0", True),
+    ]
+    [module] = [m for name, m in sys.modules.items() if name.startswith("own_tools_") and hasattr(m, "CLOSED")][-1:]
+    assert len(module.CLOSED) == len(set(map(id, module.CLOSED))) == 5
+    assert not can_demonstrate(cart)  # the reward may want more than the reply
+
+
+def test_a_class_that_fails_is_an_error_of_the_attempt(tmp_path: Path) -> None:
+    text = 'class A:\n    def f(self) -> int:\n        "Does."\n        return 1\n'
+    path, tools = lines(tmp_path / "a.jsonl", ROWS), tmp_path / "a.py"
+    for hook, says in (
+        ("def reset(self, task):\n        1 / 0", "a.py:6"),
+        ("def reward(self, answer):\n        pass", "reward is no finite number"),
+        ("def reward(self, answer):\n        return float('nan')", "reward is no finite number"),
+        ("async def reward(self, answer):\n        1 / 0", "ZeroDivisionError"),
+    ):
+        tools.write_text(f"{text}    {hook}\n")
+        made = played(Dataset(path=path, tools=tmp_path / "a.py:A"), [call("f"), "7"], 3)
+        assert made.outcome is Outcome.ENV_ERROR and says in made.detail, made.detail
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class Card: ...\n", r"no class is called 'Cart'(.|\n)*did you mean 'Card'"),
+        ("Cart = 3\n", "no class is called 'Cart'"),
+        ("class Cart: ...\n", "the class Cart has no tools"),
+        ('class Cart:\n    def f(self, x): "Does."\n', "without a type hint"),
+        ("class Cart:\n    def f(self): ...\n", "without a docstring"),
+        ('class Cart:\n    def __init__(self, x): ...\n    def f(self): "Does."\n', r"Cart\(x\)"),
+        ('class Cart:\n    def reset(self): ...\n    def f(self): "Does."\n', r"Cart.reset\(self\)"),
+        ('class Cart:\n    def reward(self): ...\n    def f(self): "Does."\n', r"Cart.reward\(self\)"),
+        ('class Cart:\n    async def reset(self, task): ...\n    def f(self): "Does."\n', "reset cannot be async"),
+    ],
+)
+def test_a_class_that_does_not_say_what_its_tools_are_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "cart.py").write_text(text)
+    with pytest.raises(EnvError, match=says):
+        Dataset(path=lines(tmp_path / "a.jsonl", ROWS), tools=tmp_path / "cart.py:Cart").tasks("train")
+
+
+def test_a_class_keeps_the_contract(cart: Dataset) -> None:
+    report = check_environment(cart)
+    assert report.ok, str(report)
+
+
 # --- the agent ---
 
 
@@ -416,6 +568,21 @@ def test_an_episode_calls_then_answers_or_is_cut_off(world: Dataset) -> None:
     cut = played(world, [made, call("total", numbers=[int(str(task.reference))])], 2)
     assert cut.outcome is Outcome.TURN_LIMIT and last_answer(cut) == ""
     assert Verified(Numeric())(task, cut).value == 0  # type: ignore[union-attr]
+
+
+def test_the_reward_of_a_class_says_what_is_solved_in_a_run(tmp_path: Path) -> None:
+    hooks = "    def reset(self, task):\n        self.n = 0\n    def reward(self, answer):\n        return 1 - self.n\n"
+    put = '    def put(self) -> int:\n        "Puts."\n        self.n += 1\n        return self.n\n'
+    (tmp_path / "box.py").write_text(f"class Box:\n{hooks}{put}")
+    path = recipe(tmp_path, {"done": {"kind": "environment"}}, tools="box.py:Box")
+    with pytest.raises(RecipeError, match="cannot demonstrate"):
+        load(path)
+    one = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 4, "group_size": 4}
+    short = ["agent.system=Call.", "policy.max_context=900", f"stages={json.dumps([one])}", "limits.max_turns=2"]
+    done = train(load(path, short), tmp_path / "run")
+    assert runs.curve(Path(done["run"]), "rollout/success") == [1.0] and done["n_episodes"] == 16
+    world: Any = load(tmp_path / "run" / "recipe.yaml").environment
+    assert world.tools == tmp_path / "box.py:Box"
 
 
 def test_a_run_with_tools(tmp_path: Path) -> None:
