@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rlhf.data import Credit, Generation, ScoredGroup
-from rlhf.data.generation import DEMONSTRATED, versions_of
+from rlhf.data.generation import DEMONSTRATED, calls_of, versions_of
 from rlhf.errors import DataError
 
 #: Token ids are int32, as generations hold them, unless an id needs more.
@@ -253,9 +254,9 @@ def _runs(credited: Iterable[_Credited]) -> Iterator[list[_Credited]]:
 
 
 def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, group: ScoredGroup) -> Iterator[Sample]:
-    """Yield one row for a run, or one per generation; the rows share the ids' array."""
+    """Yield one row for a run, or one per reply; the rows share the ids' array."""
     ids = run[-1][0].all_ids
-    for trained in [run] if layout == "trajectory" else [[found] for found in run]:
+    for trained in [run] if layout == "trajectory" else _replies(run):
         last = trained[-1][0]
         n = last.prompt.n_tokens + last.n_tokens
         mask = np.zeros(n, np.bool_)
@@ -277,6 +278,13 @@ def _rows(run: list[_Credited], layout: Layout, sequence: int, number: int, grou
         known = returns if has_returns else None
         row = Sample(ids[:n], mask, logprobs, advantages, sequence, number, off_policy=off_policy, returns=known)
         yield replace(row, adapter=last.prompt.adapter, versions=versions)
+
+
+def _replies(run: list[_Credited]) -> Iterator[list[_Credited]]:
+    """Yield the generations of each reply: one, or the pieces in which attempts have parted."""
+    rest = iter(run)
+    for pieces in calls_of([generation for generation, _, _ in run]):
+        yield list(islice(rest, len(pieces)))
 
 
 def _check_count(got: int, expected: int, group: ScoredGroup, what: str, given: str = "credit") -> None:

@@ -290,13 +290,16 @@ def _beginning(path: Path, n_lines: int) -> Mark:
 
 def _schedules(before: PolicyGradient, now: PolicyGradient, n_updates: int) -> Iterator[str]:
     """Schedules of a policy-gradient stage that depend on its number of steps, and so change with it."""
-    a_step = now.epochs * now.minibatches
     steps = f"{now.steps} steps instead of {before.steps}"
     for name in ("optimizer", "critic.optimizer"):
         settings = now.optimizer if name == "optimizer" else CriticCapabilities(now.critic).optimizer
         if isinstance(settings, AdamW) and settings.schedule != "constant":
-            rates = [stage.optimizer.lr_at(n_updates, stage.steps * a_step) for stage in (before, now)]
-            rate = f", which was to be {rates[0]:.3g} now and is {rates[1]:.3g}" if name == "optimizer" else ""
+            rates = [stage.optimizer.lr_at(n_updates, stage.n_updates) for stage in (before, now)]
+            rate = (
+                f", which was to be {rates[0]:.3g} now and is {rates[1]:.3g}"
+                if name == "optimizer" and now.imitate_failed is None
+                else ""
+            )
             yield f"the {settings.schedule} schedule of {name} falls over {steps}{rate}"
     if isinstance(now.loss, KDRL):
         yield f"the coefficient of the teacher follows {steps}"

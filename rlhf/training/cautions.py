@@ -43,7 +43,7 @@ def _truncated(collected: RolloutBatch, limits: Limits, where: str) -> dict[str,
         return {}
     n_full = sum(g.n_tokens < limits.max_tokens for g in cut)
     by = [f"{len(cut) - n_full} by limits.max_tokens: {limits.max_tokens}"] * (n_full < len(cut))
-    by += [f"{n_full} by the end of the context (limits.max_context)"] * bool(n_full)
+    by += [f"{n_full} by the end of the context (limits.max_context) or a max_tokens of the agent's"] * bool(n_full)
     text = f"{len(cut)} of {len(generations)} generations in {where} were cut before they ended, {' and '.join(by)}"
     if 2 * len(cut) <= len(generations):
         return {"truncated": text}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from rlhf.batching.corrected_rows import correct
 from rlhf.batching.filters import high_entropy
 from rlhf.batching.samples import Floats, Sample, placed
 from rlhf.errors import TrainingError, boundary
+from rlhf.inference.embedded.model_probe import has_dropout
 from rlhf.losses.importance_correction import Bypass, Correction, CorrectionCapabilities
 from rlhf.losses.policy_loss import LossNeeds
 from rlhf.training.backends.token_stats import Figure
@@ -82,7 +81,7 @@ def _corrected(
     if shares_policy or isinstance(correction, Bypass) or not samples:
         return samples, {}, None
     is_one_update = stage.epochs * stage.minibatches == 1 and stage.replay is None and stage.offline_data is None
-    drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in trainer.policy.model.modules())
+    drops = has_dropout(trainer.policy.model)
     if old is None and is_one_update and not drops and CorrectionCapabilities(correction).per_token:
         return samples, {}, correction
     if old is None:

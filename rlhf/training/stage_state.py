@@ -73,10 +73,9 @@ class StageComponents:
             start: checkpoint of the stage's begin, where the policy has moved since.
         """
         tasks = tasks_of(run.runner.environment, stage.split)
-        n_steps = stage.steps - (stage.critic.warmup_steps if stage.critic else 0)
         # It may begin as a copy of the policy, whose module the trainer may take to pieces.
         critic = stage.critic.start(stage, run.policy, start, run.seed) if stage.critic else None
-        trainer = stage.trainer.start(run.policy, stage.optimizer, n_steps * stage.epochs * stage.minibatches)
+        trainer = stage.trainer.start(run.policy, stage.optimizer, stage.n_updates)
         if stage.routing_replay:
             trainer.replay_routing()
         if isinstance(critic, CriticTrainer):

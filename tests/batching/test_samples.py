@@ -11,7 +11,7 @@ from hypothesis import given
 
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.data import Credit, ScoredGroup
-from rlhf.data.generation import DEMONSTRATED
+from rlhf.data.generation import DEMONSTRATED, piece_of
 from rlhf.errors import DataError
 from tests.batching.batch_parts import constant_credit, generation, group, steps, trajectory
 
@@ -46,6 +46,15 @@ def test_one_row_per_generation():
     assert second.mask.tolist() == [False] * 4 + [True] * 2
     assert first.sequence == second.sequence
     assert counters["batch/n_rewritten_prompts"] == 0
+
+
+def test_a_reply_in_pieces_is_one_row_in_either_layout():
+    whole = generation([1, 2, 3], [4, 5, 6, 7], -0.25)
+    pieces = (piece_of(whole, 0, 1), piece_of(whole, 1, 4), generation([1, 2, 3, 4, 5, 6, 7, 8], [9], -0.5))
+    (reply, last), _ = rows(*pieces, layout="generation")
+    assert reply.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7] and reply.mask.tolist() == [False] * 3 + [True] * 4
+    assert last.mask.tolist() == [False] * 8 + [True]
+    assert len(rows(*pieces)[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,15 @@ def test_only_what_the_kernel_can_do_goes_to_it(monkeypatch: pytest.MonkeyPatch)
     del first.computed_in
     model.to(torch.bfloat16)
     assert takes_varlen(model, gpu)
-    model.config.attention_dropout = 0.1
+    attention = model.model.layers[1].self_attn
+    attention.attention_dropout = model.config.attention_dropout = 0.1
     model.eval()
     assert takes_varlen(model, gpu)
     model.train()
     assert not takes_varlen(model, gpu), "dropout"
-    model.config.attention_dropout, model.config.head_dim = 0.0, 12
+    attention.attention_dropout, model.config.head_dim = 0.0, 12
     assert not takes_varlen(model, gpu), "width"
     model.config.head_dim = 32
-    assert takes_varlen(model, gpu)
+    assert takes_varlen(model, gpu), "dropout that the configuration names was disabled when the model was loaded"
     monkeypatch.setattr(varlen, "present", lambda: Device("Tesla T4", 16 * 10**9, (7, 5)))
     assert not takes_varlen(model, gpu), "before Ampere"

@@ -16,6 +16,7 @@ from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.grpo import GRPO
 from rlhf.errors import TrainingError
+from rlhf.inference.embedded.model_probe import has_dropout
 from rlhf.losses.importance_correction import Bypass, Clipped, Correction, Criterion, Masked, Rejection, Truncated
 from rlhf.losses.mismatch import CorrectionOutput
 from rlhf.losses.ppo_clip import PPOClip
@@ -214,6 +215,17 @@ def test_dropout_does_not_enter_the_old_log_probs(off: Any) -> None:
     for row, expected in zip(rows, plain, strict=True):
         assert row.old_logprobs is not None
         np.testing.assert_allclose(row.old_logprobs[row.mask], expected, atol=1e-5)
+
+
+def test_attention_that_drops_out_is_compared_with_the_engine_too(off: Any) -> None:
+    made = policy()
+    assert not has_dropout(made.model)
+    for module in made.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5
+    assert has_dropout(made.model)
+    rows, _, rest = prepare(PolicyGradient(), TorchTrainer(made, SMOOTH, 9), rows_of(off), shares_policy=False)
+    assert rest is None and all(row.old_logprobs is not None for row in rows), "not in the pass that drops out"
 
 
 def test_adapters_that_drop_out_are_compared_with_the_engine_as_a_whole() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 from rlhf.build import revise
 from rlhf.build import train as building
+from rlhf.build.revise import _schedules
+from rlhf.credit.gae import GAE
 from rlhf.digests import Manifest
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.evaluation.changes import Change, read_changes, write_changes
@@ -21,7 +24,10 @@ from rlhf.evaluation.contrib.findings import findings
 from rlhf.evaluation.run_data import RunData
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW, load_moments
+from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
+from rlhf.training.critics.values import Critic
 from rlhf.training.run import Interrupted
+from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.viewer.run_folder import RunFolder
 from tests.commands import last_json
 from tests.commands import run as command
@@ -80,6 +86,18 @@ def test_where_the_rate_falls_over_the_stage_it_is_said(tmp_path: Path) -> None:
         r"linear schedule of optimizer falls over 4 steps instead of 2, which was to be \S+ now and is", said
     )
     assert "not the one that 4 steps would have made" in said
+
+
+def test_rates_are_those_of_the_updates_that_a_critics_warm_up_leaves(tmp_path: Path) -> None:
+    stage = PolicyGradient(
+        steps=20, critic=Critic(warmup_steps=10), advantage=GAE(), optimizer=AdamW(lr=1.0, schedule="linear")
+    )
+    first = next(iter(_schedules(stage, replace(stage, steps=30), 5)))
+    assert first.endswith("which was to be 0.5 now and is 0.75"), "5 of 10 updates, and 5 of 20"
+    mixed = replace(stage, imitate_failed=ImitateFailed())
+    assert "now" not in next(iter(_schedules(mixed, replace(mixed, steps=30), 5))), (
+        "updates are not all of the schedule"
+    )
 
 
 def test_a_run_that_was_stopped_is_extended_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,11 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.build.processes import sharded_load
+from rlhf.inference.embedded import model_probe
+from rlhf.inference.embedded.model_probe import has_dropout
 from rlhf.recipe import load
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.backends.sharded import full_state, shard_of
 from rlhf.training.backends.sharding import layout_of
 from rlhf.training.policy.model import Lora, Pretrained
+from rlhf.training.policy.model_files import load_folder
 from rlhf.training.policy.sharded_load import SavedWeights, ShardedLoad, can_be_sharded, model_without_memory
 from tests.training import runs
 from tests.training.test_deepspeed import N_UPDATES, SCHEDULE, go_on, rows
@@ -64,6 +68,20 @@ def test_files_that_lack_a_name_are_left_to_transformers(tmp_path: Path) -> None
     state = {name.replace("q_proj", "query"): p.detach().clone() for name, p in made.model.named_parameters()}
     save_file(state, tmp_path / "model" / "model.safetensors")
     assert not can_be_sharded(str(tmp_path / "model")) and not can_be_sharded(str(tmp_path / "nowhere"))
+
+
+def test_dropout_is_disabled_and_untested_families_are_loaded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    policy().save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
+    assert has_dropout(model_without_memory(str(folder), torch.float32))
+    loaded, _ = load_folder(str(folder), loader=ShardedLoad(Fsdp().layout).loader)
+    assert not has_dropout(loaded)
+    monkeypatch.setattr(model_probe, "TESTED", frozenset())
+    assert not can_be_sharded(str(folder)), "its rows are compared with weights in place"
 
 
 def test_a_layout_is_shared_by_all_stages_or_none() -> None:

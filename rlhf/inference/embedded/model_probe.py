@@ -22,6 +22,11 @@ _TOLERANCE = {torch.float32: 1e-3}
 _TOLERANCE_16 = 0.25
 
 
+def is_tested(model: nn.Module) -> bool:
+    """True if the model is of a tested family, which `check_rows` need not probe."""
+    return ModelConfig(ModelWrapper(model).base.config).model_type in TESTED
+
+
 @torch.no_grad()
 def check_rows(model: nn.Module) -> None:
     """Compare two packed rows with plain forward passes, for untested model families.
@@ -32,7 +37,7 @@ def check_rows(model: nn.Module) -> None:
     base = ModelWrapper(model).base
     name = ModelConfig(base.config).model_type
     first = next(base.parameters())
-    if name in TESTED or first.is_meta:
+    if is_tested(model) or first.is_meta:
         return
     n_vocab = int(base.get_input_embeddings().num_embeddings)
     rows = [torch.arange(1, n + 1) * 7 % n_vocab for n in (12, 7)]
@@ -57,12 +62,25 @@ def check_rows(model: nn.Module) -> None:
 
 def without_dropout(model: nn.Module) -> None:
     """Disable the model's dropout, so that trained log-probs equal sampled ones."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):  # where it is a function's argument
-                setattr(module, name, 0.0)
+    for module, name in _dropouts(model):
+        setattr(module, name, 0.0)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """True if a module drops out in training mode, as adapters may."""
+    return bool(_dropouts(model))
+
+
+def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Modules with a dropout rate above 0, and the attribute that holds it."""
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float)
+        and value > 0
+        and (name == "p" if isinstance(module, nn.Dropout) else "drop" in name)
+    ]
 
 
 def _unfit(name: str, got: str) -> ModelError:

@@ -33,7 +33,7 @@ def takes_varlen(model: nn.Module, device: torch.device) -> bool:
     parameter = next(model.parameters())
     own = ModelWrapper(model)
     config = ModelConfig(own.config).text
-    drops = own.inner.training and bool(config.attention_dropout)  # an engine around a module does not say
+    drops = own.inner.training and any(getattr(m, "attention_dropout", None) for m in model.modules())
     fits = config.head_width % 8 == 0 and config.head_width <= _MAX_HEAD
     fits = fits and not config.attn_logit_softcapping and config.model_type != "gpt_oss"
     dtype = getattr(parameter, "computed_in", None) or parameter.dtype  # FSDP's shards are rounded when gathered

@@ -245,17 +245,15 @@ class Policy:
     def as_reference(self) -> Iterator[Any]:
         """The reference model, for a forward pass without gradient."""
         with torch.no_grad():
-            if self.is_lora and self.reference is not None:
+            if self.is_lora:
                 was_training = self.model.training
                 self.model.eval()
+                kept = self.reference
                 try:
-                    with having(held_by(self.model, self.reference)):
+                    with self.model.disable_adapter() if kept is None else having(held_by(self.model, kept)):
                         yield self.model
                 finally:
                     self.model.train(was_training)
-            elif self.is_lora:
-                with self.model.disable_adapter():
-                    yield self.model
             else:
                 if self.reference is None:
                     raise ModelError(

@@ -116,6 +116,7 @@ def load_folder(
             expected="every parameter of the model that config.json describes",
             hint="complete the files; missing weights are not initialised at random",
         )
+    without_dropout(model)
     if quantization is not None:
         without_packing(model)
     give_template(tokenizer, template, where)
@@ -129,7 +130,6 @@ def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.deprecation_warnings[_LONG] = True  # said of a row by its line, where it matters
     loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
-    without_dropout(loaded[0])
     return loaded[0], tokenizer, sorted(loaded[1]["missing_keys"])
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from rlhf.inference.embedded.model_probe import is_tested
 from rlhf.training.backends.sharded import ShardInfo, empty_copy, format_of, shard_of
 
 if TYPE_CHECKING:
@@ -158,13 +159,15 @@ class ShardedLoad:
 
 
 def can_be_sharded(source: str) -> bool:
-    """True if safetensors hold every parameter under the model's own name.
+    """True if safetensors hold every parameter under the model's own name, and the family is a tested one.
 
-    Some architectures are stored otherwise than they compute; transformers alone knows how to load them.
+    Some architectures are stored otherwise than they compute; transformers alone knows how to load them. Others have to
+    be probed with their weights in place.
     """
     try:
         saved = SavedWeights.of(source)
-        return saved is not None and not saved.missing(model_without_memory(source, torch.float32))
+        model = model_without_memory(source, torch.float32)
+        return saved is not None and not saved.missing(model) and is_tested(model)
     except Exception:  # an ordinary load says what is wrong
         return False
 

@@ -104,7 +104,7 @@ class PolicyGradient(StageOverrides):
     """Roles whose generations are trained, such as `plan` or a seat of a game; the empty role is that of plain actions.
     Null trains all. The others still count for the advantages."""
     layout: Literal["trajectory", "generation"] = "trajectory"
-    """Row layout: one row per trajectory (folded where prompts extend each other), or one per generation."""
+    """Row layout: one row per trajectory (folded where prompts extend each other), or one per reply."""
     epochs: Annotated[int, Field(ge=1)] = 1
     """Epochs over the step's samples."""
     minibatches: Annotated[int, Field(ge=1)] = 1
@@ -149,6 +149,11 @@ class PolicyGradient(StageOverrides):
     def updates_per_step(self) -> int:
         """Optimiser updates of one step."""
         return self.epochs * self.minibatches
+
+    @property
+    def n_updates(self) -> int:
+        """Optimiser updates of the policy in the stage, the horizon of its schedule; none in the critic's warm-up."""
+        return (self.steps - (self.critic.warmup_steps if self.critic else 0)) * self.updates_per_step
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse sizes, critics, samplers and keys that do not go with each other."""
@@ -277,7 +282,7 @@ class PolicyGradient(StageOverrides):
     def cautions(self, context: CheckContext) -> Iterator[str]:
         """Caution on an endless warm-up, and on losses with unsuited updates or reduction."""
         n_updates, traits = self.updates_per_step, LossNeeds(self.loss)
-        if endless := self.optimizer.endless_warmup(self.steps * n_updates, context.path):
+        if endless := self.optimizer.endless_warmup(self.n_updates, context.path):
             yield endless
         if traits.needs_fresh_samples and n_updates > 1:
             do = "set loss.max_weight" if traits.bounds_ratio else "set epochs and minibatches to 1"
