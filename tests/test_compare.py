@@ -176,11 +176,26 @@ JUDGED = {
 }
 
 
-def judged_run(folder: Path, solved_by: str | None, **changes: Any) -> Path:
-    """Run with these recipe keys, and the reward that decided what it solved."""
+#: Agent that gives one answer to every question.
+SAYS = """
+from dataclasses import dataclass
+
+from rlhf.data import Action
+
+
+@dataclass(frozen=True)
+class Says:
+    async def act(self, history, policy):
+        return Action("3")
+"""
+
+
+def judged_run(folder: Path, solved_by: str | None, code: Mapping[str, str] | None = None, **changes: Any) -> Path:
+    """Run with these recipe keys, the reward that decided what it solved, and digests of its files."""
     write(folder, tasks([True, False]), stage="after", step=3, is_run=True)
     (folder / "recipe.yaml").write_text(json.dumps({**JUDGED, **changes}))
-    (folder / "versions.json").write_text(json.dumps({"solved_by": {"tasks": solved_by}}))
+    record = {"solved_by": {"tasks": solved_by}, **({"code": code} if code is not None else {})}
+    (folder / "versions.json").write_text(json.dumps(record))
     (folder / "result.json").write_text("{}")
     return folder
 
@@ -227,6 +242,50 @@ def test_runs_that_do_not_say_what_decided_are_compared_as_far_as_they_say(tmp_p
         damaged = run("compare", *runs).stderr
         assert "this file is damaged" in damaged and name in damaged
         (runs[1] / name).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"rewards.right.kind": "j.py a"}, {"rewards.right.kind": "j.py a"}, ""),
+        ({"rewards.right.kind": "j.py a"}, {"rewards.right.kind": "j.py b"}, "solved_by.code j.py a and j.py b"),
+        ({"rewards.right.kind": "j.py a"}, {"rewards.right.reward.kind": "j.py a"}, ""),
+        ({"environment.kind": "e.py a"}, {"environment.environment.kind": "e.py b"}, "environment.code e.py a and"),
+        # an older version kept no digests; other rewards, agents and programs of agents decide nothing
+        ({"rewards.right.kind": "j.py a"}, None, ""),
+        ({"rewards.long.kind": "j.py a"}, {"rewards.long.kind": "j.py b"}, ""),
+        ({"agent.kind": "g.py a"}, {"agent.kind": "g.py b"}, ""),
+        ({"environment.command.0": "g.py a"}, {"environment.command.0": "g.py b"}, ""),
+    ],
+)
+def test_a_verifier_or_environment_whose_file_was_edited_is_told_and_ranked_apart(
+    tmp_path: Path, first: dict[str, str], second: dict[str, str] | None, said: str
+) -> None:
+    runs = judged_run(tmp_path / "a", "right", first), judged_run(tmp_path / "b", "right", second)
+    [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
+    assert said in " ".join(row["cautions"]) and bool(row["cautions"]) is bool(said)
+    assert len(last_json(run("leaderboard", *runs, "--json"))["boards"]) == 1 + bool(said)
+
+
+def test_evaluations_before_and_after_an_edit_of_the_verifier_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "is {i}?", "reference": "{i}"}}' for i in range(60)))
+    judge, suite = tmp_path / "judge.py", tmp_path / "sums.yaml"
+    suite.write_text(
+        "rewards: {right: {kind: './judge.py:judge'}}\nlimits: {max_turns: 1, max_tokens: 8}\n"
+        "parts: {sums: {environment: {kind: dataset, path: rows.jsonl}}}\n"
+    )
+    (tmp_path / "says.py").write_text(SAYS)
+    folders = [tmp_path / name for name in ("one", "same", "edited")]
+    for folder in folders:
+        more = "  # of the last word" * (folder.name == "edited")
+        judge.write_text(f"def judge(answer, reference):\n    return float(answer == reference){more}\n")
+        last_json(run("evaluate", f"{tmp_path / 'says.py'}:Says", "--suite", suite, "--out", folder, "--json"))
+    same, edited = last_json(run("compare", *folders, "--json"))["comparisons"]
+    assert same["cautions"] == []
+    [told] = edited["cautions"]
+    assert re.search(r"were not judged alike: \S*solved_by.code judge.py sha256:\w+ and judge.py sha256:\w+", told)
+    found = last_json(run("leaderboard", *folders, "--json"))["boards"]
+    assert sorted(len(board["rows"]) for board in found) == [1, 2]
 
 
 def questions(folder: Path) -> Path:

@@ -182,6 +182,18 @@ def test_the_folder_of_the_recipe_before_a_change_is_refused(tmp_path: Path) -> 
         replace(tuning, loaded=longer).check([()], 4)
 
 
+def test_a_search_that_goes_on_with_an_edited_file_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuning = tuning_of(tmp_path)
+    for _ in range(2):
+        tuning.check([()], 4)
+    assert "has changed" not in capsys.readouterr().err
+    with (tmp_path / "parts.py").open("a") as file:
+        file.write("# another line\n")
+    tuning.check([()], 4)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "parts.py (rewards.right.kind) has changed since this search began" in said
+
+
 def test_a_folder_whose_record_has_old_names_of_keys_is_continued(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
     tuning.check([()], 4)

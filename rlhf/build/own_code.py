@@ -31,14 +31,16 @@ def code_digests(values: Mapping[str, Any]) -> dict[str, str]:
 
 def caution_changed_code(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> None:
     """Print a caution for each part whose code is not the one that the run in `folder` began with."""
-    record = recorded(folder, "code")
-    for key, now in code_digests(values_of(recipe)).items() if record else ():
-        if record.get(key, now) != now:
-            name = now.partition(" sha256:")[0]
-            say(
-                f"caution: {name} ({key}) has changed since the run began: steps before and after this resume are not "
-                f"comparable; put the file back, or start a new run, to compare them"
-            )
+    for name in changed_code(recorded(folder, "code"), code_digests(values_of(recipe))):
+        say(
+            f"caution: {name} has changed since the run began: steps before and after this resume are not "
+            f"comparable; put the file back, or start a new run, to compare them"
+        )
+
+
+def changed_code(record: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """File and key of each digest that `record` has otherwise: `judge.py (rewards.right.kind)`."""
+    return [f"{text.partition(' sha256:')[0]} ({key})" for key, text in now.items() if record.get(key, text) != text]
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

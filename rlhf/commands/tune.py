@@ -201,6 +201,7 @@ class Tuning:
             choices: with the recipe as it is.
             first: steps of the first round, which has to be a recipe too.
         """
+        from rlhf.build.own_code import changed_code, code_digests
         from rlhf.recipe import load
         from rlhf.recipe.model import differing, values_of
         from rlhf.recipe.splits import check_declared_split
@@ -235,7 +236,13 @@ class Tuning:
                 expected=" ".join(asked) + ", as it is now" * bool(changed),
                 hint="--out FOLDER",
             )
-        self._write({"asked": asked, "recipe": recipe, "success": {}, **there})
+        code = code_digests(recipe)
+        for name in changed_code(there.get("code", {}), code):
+            caution(
+                f"{name} has changed since this search began: runs before and after are not comparable; put the file "
+                f"back, or search again with another --out"
+            )
+        self._write({"asked": asked, "recipe": recipe, "code": code, "success": {}, **there})
 
     def best(self, choices: Sequence[Choice], steps: int, n: int) -> list[Choice]:
         """The `n` choices of the highest mean success on held-out tasks after this many steps; ties to earlier ones."""

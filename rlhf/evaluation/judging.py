@@ -51,7 +51,7 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
     path = folder / (RECIPE if is_run else PLAN)
     values, record = _read(path, yaml.safe_load), _read(folder / VERSIONS, json.loads)
     try:
-        names = record.get("solved_by", {})
+        names, code = record.get("solved_by", {}), record.get("code", {})
         if is_run:
             own = values.get("evaluation", {})
             sampling = {key: own[key] for key in ("temperature",) if key in own}
@@ -60,10 +60,12 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
             suite = values.get("suite", {})
         found = {key: suite[key] for key in ("seed", "sampling") if key in suite}
         held = {name: _renewed(part) for name, part in suite.get("parts", {}).items()}
-        parts = {name: judged_by(part, names.get(name, "")) for name, part in held.items()}
+        codes = {name: _code_below(code, "" if is_run else f"parts.{name}.") for name in held}
+        parts = {name: judged_by(part, names.get(name, ""), codes[name]) for name, part in held.items()}
         for name, part in parts.items() if with_score else ():
             rewards = held[name]["rewards"]
             part |= {"rewards": rewards, "names": sorted(rewards)}
+            part |= {"code": {key: _files(_code_below(codes[name], f"rewards.{key}.")) for key in rewards}}
         return found | {"parts": parts}
     except (TypeError, AttributeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
@@ -119,29 +121,46 @@ def _inner(key: str, value: Any) -> Any:
     return {name: _inner(str(name), one) for name, one in value.items()}
 
 
-def judged_by(part: Mapping[str, Any], solved_by: str | None) -> dict[str, Any]:
+def judged_by(part: Mapping[str, Any], solved_by: str | None, code: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return what decides success in a recipe or a part of a suite.
 
     Args:
         part: its plain values.
         solved_by: name of the reward that says what is solved; None where the environment does, '' where that is not
             known.
+        code: dotted key -> name and digest of the Python file that it names; None where no digests are known.
 
     Returns:
-        `environment` and `limits`, as far as they say what is asked, and `solved_by`, the keys of the reward.
+        `environment` and `limits`, as far as they say what is asked, and `solved_by`, the keys of the reward; both with
+        `code`, the digests of their own files, where these are known.
     """
-    limits, rewards = part.get("limits", {}), part.get("rewards", {})
+    limits, rewards, code = part.get("limits", {}), part.get("rewards", {}), code or {}
+    # Other keys of an environment may name the program of an agent.
+    of_world = {
+        key: digest for key, digest in _code_below(code, "environment.").items() if key.split(".")[-1] == "kind"
+    }
     solved_by = next((name for name, reward in rewards.items() if "success_threshold" in reward), solved_by)
     found = {
-        "environment": _asked(part.get("environment", {})),
+        "environment": {**_asked(part.get("environment", {})), **_files(of_world)},
         "limits": {key: limits[key] for key in _LIMITS if key in limits},
     }
     if solved_by is None:
         found["solved_by"] = {"kind": "the environment"}
     elif solved_by in rewards:
         reward = {key: value for key, value in rewards[solved_by].items() if key != "weight"}
-        found["solved_by"] = {"success_threshold": 1.0, **_portable(reward)}
+        own = _files(_code_below(code, f"rewards.{solved_by}."))
+        found["solved_by"] = {"success_threshold": 1.0, **_portable(reward), **own}
     return found
+
+
+def _code_below(code: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Entries of `code` whose keys begin with `prefix`, under what follows it."""
+    return {key.removeprefix(prefix): digest for key, digest in code.items() if key.startswith(prefix)}
+
+
+def _files(code: Mapping[str, str]) -> dict[str, str]:
+    """The digests as one value, wherever the keys are that name the files; nothing where there are none."""
+    return {"code": ", ".join(sorted(code.values()))} if code else {}
 
 
 def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
