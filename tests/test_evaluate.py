@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import rlhf
 from rlhf.digests import write_listed
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, RecipeError
 from rlhf.evaluation.attempts import read_attempts
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.evaluation_target import contender
@@ -23,6 +24,8 @@ from rlhf.recipe.text import to_text
 from tests import recipe_parts
 from tests.commands import last_json, run
 from tests.environments import troubled
+from tests.evaluation.pages import Page
+from tests.test_compare import SAYS
 from tests.training import runs, tiny
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,6 +197,64 @@ def test_an_evaluation_can_be_made_again(suite: Path, tmp_path: Path) -> None:
     found = json.loads(changed.stdout.splitlines()[-1])
     assert found["changed"]["suite.seed"] == [20000, 3] and found["changed"]["versions.packages.numpy"][0] == "0.0.1"
     assert 0 < found["n_changed"] <= 22 and "keyhole-2/" in found["first"] and not found["same"]
+
+
+def test_results_are_broken_down_by_columns_of_the_data(tmp_path: Path) -> None:
+    path = by_subject(tmp_path)
+    words = ("evaluate", f"{tmp_path / 'says.py'}:Says", "--suite", path, "--out", tmp_path / "out")
+    misspelt = run(*words, "--by", "subjects")
+    assert misspelt.exit_code == 2 and "did you mean 'subject'?" in misspelt.stderr and not (tmp_path / "out").exists()
+    plain = last_json(run(*words, "--json"))["summary"]
+    found = last_json(run(*words, "--by", "subject", "--by", "meta.level", "--json"))["summary"]
+    assert "by" not in plain and found == plain | {"by": found["by"]}
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == found
+    shares = {name: (one["n_tasks"], one["success"]["value"]) for name, one in found["by"]["subject"].items()}
+    assert shares == {"art": (2, 0.5), "law": (4, 0.25)}  # 3 is the answer of one task of each
+    assert list(found["by"]["meta.level"]) == ["1", "2", "10"]
+    # in words
+    lines = run(*words, "--by", "subject").stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("subject"))
+    assert " ".join(lines[first].split()) == "subject tasks n success 95% interval score right brief turns errors"
+    row = lines[first + 2].split()
+    assert row[:4] == ["law", "4", "4", "25.0%"] and row[-4:] == ["0.250", "1.000", "1.0", "0"]
+    assert run("evaluate", "--verify", tmp_path / "out").exit_code == 0
+    beside = run("evaluate", "--verify", tmp_path / "out", "--by", "subject")
+    assert beside.exit_code == 2 and "--by beside --verify" in beside.stderr
+    # on the page
+    shown = Page((tmp_path / "out" / "report.html").read_text("utf-8")).answers["run/evaluation/evaluation"]
+    assert list(shown["by"]["subject"]) == ["art", "law"]
+    # from Python
+    same = rlhf.evaluate(
+        f"{tmp_path / 'says.py'}:Says",
+        suite=path,
+        out=tmp_path / "python",
+        by=["subject", "meta.level"],
+        progress=False,
+    )
+    assert same.summary == found
+    told = {(row["of"], row["name"], row["metric"]): row["value"] for row in same.metrics.to_dict("records")}
+    assert told["subject", "law", "success"] == 0.25 and told["subject", "law", "reward/brief"] == 1.0
+    with pytest.raises(RecipeError, match="wrong value"):
+        rlhf.evaluate("random", suite="quick", by=[3])  # type: ignore[list-item]
+
+
+def by_subject(folder: Path) -> Path:
+    """A suite on six questions of two subjects and three levels, with two rewards, and an agent that says 3."""
+    rows = [
+        {"question": f"is it {i}?", "answer": str(i), "subject": ["law", "art"][i in (3, 5)], "meta": {"level": level}}
+        for i, level in enumerate([1, 2, 10, 1, 2, 10])
+    ]
+    rows[4] |= {"answer": "3"}
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "says.py").write_text(SAYS)
+    path = folder / "subjects.yaml"
+    path.write_text(
+        "rewards: {right: {kind: exact_match}, brief: {kind: './judge.py:brief', weight: 0}}\n"
+        "limits: {max_turns: 1, max_tokens: 8}\n"
+        "parts: {all: {environment: {kind: dataset, test: rows.jsonl}}}\n"
+    )
+    (folder / "judge.py").write_text("def brief(answer, reference):\n    return float(len(answer) < 9)\n")
+    return path
 
 
 def test_what_cannot_be_verified_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ def text(value: Any, call: str, name: str, example: str) -> str:
     return str(value)
 
 
+def names(value: Any, call: str, name: str, example: str) -> tuple[str, ...]:
+    """Names that were given as one text or as a list."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) and one for one in listed):
+        raise _refused(value, call, name, "a name, or a list of names", repr(example))
+    return tuple(listed)
+
+
 def count(value: Any, call: str, name: str) -> int | None:
     """Whole number of at least 1, also one of numpy; None stays None."""
     if value is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,28 @@ class Evaluation:
 
     @property
     def metrics(self) -> Frame:
-        """Success and score with their intervals, of all tasks and of each part and type of task."""
-        groups = [("all", "", self.summary)]
-        groups += [(of, name, one) for of in ("parts", "types") for name, one in self.summary[of].items()]
+        """Success, score and each of several rewards with their intervals, of all tasks, each part, type and group.
+
+        `of` is `all`, `parts`, `types` or a column that the results are broken down by.
+        """
+        kinds = {"all": {"": self.summary}, **{key: self.summary[key] for key in ("parts", "types")}}
+        kinds |= self.summary.get("by", {})
         return frame_of(
             [
-                {"of": of, "name": name, "metric": metric, **{key: one[metric][key] for key in _FIGURES}}
-                for of, name, one in groups
-                for metric in ("success", "score")
+                {"of": of, "name": name, "metric": metric, **{key: figures[key] for key in _FIGURES}}
+                for of, groups in kinds.items()
+                for name, one in groups.items()
+                for metric, figures in _estimates(one).items()
             ]
         )
+
+
+def _estimates(figures: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    rewards = figures["rewards"] if len(figures["rewards"]) > 1 else {}
+    return {
+        **{name: figures[name] for name in ("success", "score")},
+        **{f"reward/{name}": one for name, one in rewards.items()},
+    }
 
 
 _FIGURES = ("value", "low", "high", "n")
@@ -85,6 +97,7 @@ def evaluate(
     programs: int | None = None,
     price_in: float | None = None,
     price_out: float | None = None,
+    by: str | Sequence[str] = (),
     allow_overlap: bool = False,
     progress: bool = True,
     **overrides: Any,
@@ -112,6 +125,7 @@ def evaluate(
         programs: long-lived agent processes that play attempts in turn; one process per attempt by default.
         price_in: price of a million prompt tokens.
         price_out: price of a million sampled tokens.
+        by: columns of the data to break results down by: `"category"`, or several; see `Evaluation.metrics`.
         allow_overlap: whether to allow tasks that the policy was trained on.
         progress: whether to print progress.
         overrides: recipe overrides.
@@ -143,11 +157,12 @@ def evaluate(
         programs=checked.count(programs, _CALL, "programs"),
     )
     prices = checked.price(price_in, _CALL, "price_in"), checked.price(price_out, _CALL, "price_out")
+    columns = checked.names(by, _CALL, "by", "category")
     console = errors() if checked.flag(progress, _CALL, "progress") else CleanConsole(quiet=True)
 
     def work() -> dict[str, Any]:
         with given(arguments.parts):
-            return measured(asked, weights, folder, *prices, console=console)[1]
+            return measured(asked, weights, folder, *prices, columns, console=console)[1]
 
     try:
         summary: Any = finite(outside_of_loops(work))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from rlhf.data import Task
 from rlhf.digests import FILES, Manifest, mark_of, read_listed, write_listed
 from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
+from rlhf.evaluation.columns import groups_by
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
 from rlhf.evaluation.play import Played, play_part
 from rlhf.evaluation.summary import summarize
@@ -63,6 +65,7 @@ def evaluate(
     out: Path | None = None,
     price_in: float | None = None,
     price_out: float | None = None,
+    by: Sequence[str] = (),
     console: CleanConsole | None = None,
 ) -> dict[str, Any]:
     """Evaluate a policy, or go on with the evaluation in `out`.
@@ -73,6 +76,7 @@ def evaluate(
         out: folder of the evaluation; without one nothing is kept.
         price_in: money for a million tokens read.
         price_out: money for a million tokens sampled.
+        by: columns of the data, by each of which the figures are broken down.
         console: for progress.
 
     Returns:
@@ -89,6 +93,7 @@ def evaluate(
         if out is not None:
             _hold(out, stack, console)
         tasks = found.suite.tasks()
+        groups = groups_by(itertools.chain(*tasks.values()), by)
         say = _sayer(console)
         refuse_trained(asked, found.recipe, found.checkpoint, tasks, say)
         refuse_unreferenced(found.suite, tasks, of_recipe=not asked.suite)
@@ -102,7 +107,7 @@ def evaluate(
         n_each = found.suite.strategy.n if found.suite.strategy else 1
         with RunningProgress(console, found.suite.attempts, n_each) as progress:
             asyncio.run(_play(found, tasks, folder / TRAJECTORIES, progress))
-        summary = finish(folder, found, tasks, price_in, price_out)
+        summary = finish(folder, found, tasks, price_in, price_out, groups)
         if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
             console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
         if out is not None:
@@ -363,10 +368,11 @@ def finish(
     tasks: Mapping[str, list[Task]],
     price_in: float | None = None,
     price_out: float | None = None,
+    by: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Make the figures from the stored attempts alone, and write them. They hold no times: they can be compared."""
     attempts = read_attempts(folder / TRAJECTORIES)
-    figures = summarize(attempts, price_in=price_in, price_out=price_out)
+    figures = summarize(attempts, price_in=price_in, price_out=price_out, by=by)
     summary = {
         "policy": found.name,
         "suite": found.suite.name,

@@ -49,8 +49,8 @@ def verify(folder: Path, *, console: CleanConsole | None = None) -> dict[str, An
 
 def compared(before: Path, now: Path) -> dict[str, Any]:
     """Differences between two evaluations of one policy on one suite."""
-    # Prices were given for one of them alone, and cost is no figure of the policy.
-    kept, again = (flat(_json(folder / SUMMARY)) for folder in (before, now))
+    # Prices and columns were given for one of them alone, and make no figures of the policy that others do not.
+    kept, again = (flat({**_json(folder / SUMMARY), "by": None}) for folder in (before, now))
     known = {key: value for key, value in again.items() if key in kept}  # an earlier version measured fewer figures
     figures = _changed(kept, known, but=("per_solved.cost",))
     attempts = [_attempts(f / TRAJECTORIES) for f in (before, now)]

@@ -47,6 +47,12 @@ Target = Annotated[
 ]
 SuiteName = Annotated[str, typer.Option(help="Evaluation suite, by name or file (default: the recipe's evaluation).")]
 Out = Annotated[Path | None, typer.Option(help="Output folder. Attempts it already holds are reused.")]
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN", help="Also break results down by a column of the data: category, meta.subject; repeatable."
+    ),
+]
 Checkpoint = Annotated[
     Path | None, typer.Option(help="A checkpoint or model folder (default: the run's newest checkpoint).")
 ]
@@ -100,6 +106,7 @@ def evaluate(
     ] = None,
     price_in: Annotated[float | None, typer.Option(min=0, help="Price of a million prompt tokens.")] = None,
     price_out: Annotated[float | None, typer.Option(min=0, help="Price of a million sampled tokens.")] = None,
+    by: By = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a policy on fixed tasks, with 95% confidence intervals and infrastructure errors counted separately.
@@ -130,10 +137,10 @@ def evaluate(
     )
     priced = price_in is not None or price_out is not None
     if verify is not None:
-        _refuse_beside_verify(asked, checkpoint, out, priced)
+        _refuse_beside_verify(asked, checkpoint, out, priced, by or ())
         _verify(verify, as_json)
         return
-    asked, summary = measured(asked, checkpoint, out, price_in, price_out)
+    asked, summary = measured(asked, checkpoint, out, price_in, price_out, by or ())
     _report(summary, asked, out, as_json)
 
 
@@ -143,6 +150,7 @@ def measured(
     out: Path | None,
     price_in: float | None = None,
     price_out: float | None = None,
+    by: Sequence[str] = (),
     console: CleanConsole | None = None,
 ) -> tuple[EvaluationRequest, dict[str, Any]]:
     """Check and run an evaluation; returns the resolved request and the figures."""
@@ -156,7 +164,8 @@ def measured(
 
     quiet_libraries()
     console = console or errors()
-    return asked, measure(asked, found=found, out=out, price_in=price_in, price_out=price_out, console=console)
+    prices = {"price_in": price_in, "price_out": price_out}
+    return asked, measure(asked, found=found, out=out, **prices, by=by, console=console)
 
 
 def _report(summary: dict[str, Any], asked: EvaluationRequest, out: Path | None, as_json: bool) -> None:
@@ -286,10 +295,13 @@ def _refuse_idle(asked: EvaluationRequest, checkpoint: Path | None, priced: bool
             )
 
 
-def _refuse_beside_verify(asked: EvaluationRequest, checkpoint: Path | None, out: Path | None, priced: bool) -> None:
+def _refuse_beside_verify(
+    asked: EvaluationRequest, checkpoint: Path | None, out: Path | None, priced: bool, by: Sequence[str]
+) -> None:
     """Raise RecipeError for anything that would say again, or otherwise, what the folder says already."""
     given = [f"--{name}".replace("_", "-").replace("--target", "POLICY") for name in asked.plain]
     given += ["--checkpoint"] * (checkpoint is not None) + ["--out"] * (out is not None) + ["a price"] * priced
+    given += ["--by"] * bool(by)
     if given:
         raise RecipeError(
             "an evaluation is repeated with its own settings",

@@ -13,8 +13,8 @@ from rlhf.terminal import CleanConsole
 
 #: Limits that are named otherwise than their keys in a summary.
 _LIMITS = {"reply_limit": "reply_limit (limits.max_tokens)"}
-#: Rows of a table by types of tasks; the rest is in the summary.
-_MOST_TYPES = 24
+#: Rows of a table of groups of tasks; the rest is in the summary.
+_MOST_GROUPS = 24
 
 
 def show_summary(summary: Mapping[str, Any], console: CleanConsole) -> None:
@@ -54,33 +54,45 @@ def show_summary(summary: Mapping[str, Any], console: CleanConsole) -> None:
         console.print("for each solved: " + ", ".join(f"{amount(value)} {name}" for name, value in spent.items()))
     console.print(f"mean turns {summary['turns_mean']:.1f}, invalid actions {summary['invalid_share']:.1%}")
     if len(summary["types"]) > 1:
-        console.print(type_table(summary))
+        console.print(group_table("tasks of type", summary["types"]))
+    for column, groups in summary.get("by", {}).items():
+        console.print(group_table(column, groups))
     console.print(f"policy {summary['policy']}", soft_wrap=True)
     packages = dict.fromkeys(part["package"] for part in summary["data"].values() if part["package"])
     if packages:
         console.print(f"environment {', '.join(packages)}", soft_wrap=True)
 
 
-def type_table(summary: Mapping[str, Any]) -> Table:
-    """Table with a row for each type of task."""
+def group_table(title: str, groups: Mapping[str, Any]) -> Table:
+    """Table with a row for each group of tasks; `n` counts attempts, and rewards have columns where there are several.
+
+    Args:
+        title: of the column of groups.
+        groups: group -> its figures.
+    """
+    rewards = list(dict.fromkeys(name for one in groups.values() for name in one["rewards"]))
+    rewards = rewards if len(rewards) > 1 else []
     table = Table(box=None, pad_edge=False)
-    table.add_column("tasks of type", overflow="fold")
-    for column in ("n", "success", "95% interval", "score", "turns", "errors"):
-        table.add_column(column, no_wrap=True, justify="right")
-    rows = list(summary["types"].items())
-    for name, found in rows[:_MOST_TYPES]:
+    table.add_column(Text(title), overflow="fold")
+    for column in ("tasks", "n", "success", "95% interval", "score", *rewards, "turns", "errors"):
+        table.add_column(Text(column), no_wrap=True, justify="right")
+    rows = list(groups.items())
+    for name, found in rows[:_MOST_GROUPS]:
         success = found["success"]
+        means = (found["rewards"].get(reward, {}).get("value") for reward in rewards)
         table.add_row(
-            name,
+            Text(name),
+            str(found["n_tasks"]),
             str(success["n"]),
             percent(success["value"]),
             f"{percent(success['low'])} to {percent(success['high'])}",
             number(found["score"]["value"]),
+            *map(number, means),
             f"{found['turns_mean']:.1f}",
             str(found["n_errors"]),
         )
-    if len(rows) > _MOST_TYPES:
-        table.add_row(f"and {len(rows) - _MOST_TYPES} more", *[""] * 6)
+    if len(rows) > _MOST_GROUPS:
+        table.add_row(f"and {len(rows) - _MOST_GROUPS} more, see --json")
     return table
 
 

@@ -15,13 +15,20 @@ from rlhf.evaluation.statistics import Estimate, mean_interval, success_estimate
 _CUT = (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT)
 
 
-def summarize(attempts: Sequence[Attempt], *, price_in: float | None = None, price_out: float | None = None) -> Any:
+def summarize(
+    attempts: Sequence[Attempt],
+    *,
+    price_in: float | None = None,
+    price_out: float | None = None,
+    by: Mapping[str, Mapping[str, str]] | None = None,
+) -> Any:
     """Return the figures of `attempts` as plain values.
 
     Args:
         attempts: of one evaluation.
         price_in: money for a million tokens read; without prices no cost is given.
         price_out: money for a million tokens sampled.
+        by: column -> task -> group, as `groups_by` returns them; figures of each group are given in their order.
     """
     types = _grouped(attempts, lambda a: a.type)
     parts = _grouped(attempts, lambda a: a.part)
@@ -33,7 +40,14 @@ def summarize(attempts: Sequence[Attempt], *, price_in: float | None = None, pri
         **_of_candidates(attempts),
         "parts": {name: _figures(found) for name, found in parts.items()},
         "types": {name: _figures(found) for name, found in types.items()},
+        **({"by": {column: _by(attempts, groups) for column, groups in by.items()}} if by else {}),
     }
+
+
+def _by(attempts: Sequence[Attempt], groups: Mapping[str, str]) -> dict[str, Any]:
+    """Figures of each group, in the order of `groups`, task -> group; those without an attempt are left out."""
+    found = _grouped(attempts, lambda a: groups[a.task_id])
+    return {name: _figures(found[name]) for name in dict.fromkeys(groups.values()) if name in found}
 
 
 def _figures(attempts: Sequence[Attempt]) -> dict[str, Any]:

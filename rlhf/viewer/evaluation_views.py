@@ -120,6 +120,7 @@ def evaluation(run: ShownRun, name: str = "") -> dict[str, Any]:
         "policy": found.get("policy", ""),
         "suite": found.get("suite", ""),
         **{key: found[key] for key in ("success", "n_tasks", "n_attempts", "n_errors", "parts", "types")},
+        "by": found.get("by", {}),
         "figures": _figures(found),
         "passes": [{"k": int(k), **each} for k, each in found["pass"].items()],
         "within": _within(attempts),

@@ -62,6 +62,16 @@ export function whisker(value, low, high) {
   h("span", { class: "soft" }, `${percent(low)} to ${percent(high)}`)];
 }
 
+// A row for each group of tasks; rewards have columns where there are several.
+function groupTable(caption, title, groups) {
+  const named = [...new Set(groups.flatMap(([, one]) => Object.keys(one.rewards || {})))], rewards = named.length > 1 ? named : [];
+  const columns = [{ title }, { title: "Success", n: true }, { title: "95% interval" }, ...["Tasks", "Attempts", ...rewards, "Turns", "Errors"].map((one) => ({ title: one, n: true }))];
+  const cell = (name, value, kind = "n") => h("td", { class: kind, "data-title": name }, value);
+  return table(caption, columns, groups.map(([name, one]) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, name)),
+    cell("Success", percent(one.success.value)), cell("95% interval", whisker(one.success.value, one.success.low, one.success.high), "interval"), cell("Tasks", one.n_tasks), cell("Attempts", one.success.n),
+    rewards.map((reward) => cell(reward, number(one.rewards?.[reward]?.value))), cell("Turns", number(one.turns_mean)), cell("Errors", one.n_errors))), { showCaption: true, class: "cards", most: 20 });
+}
+
 function drawFigures(box, at, told, stored) {
   if (told.problem) { put(box, h("p", { class: "card" }, told.problem)); return; }
   const { success } = told, types = Object.entries(told.types).sort((a, b) => (a[1].success.value ?? 0) - (b[1].success.value ?? 0));
@@ -72,8 +82,8 @@ function drawFigures(box, at, told, stored) {
     h("p", { class: "soft" }, `success in ${told.success.n} attempts at ${told.n_tasks} tasks${told.n_errors ? `; ${told.n_errors} attempts ended in an error and are not counted` : ""}`)),
   told.name ? null : h("p", { class: "card hero" }, h("b", null, percent(success.value)), " ", whisker(success.value, success.low, success.high)),
   h("div", { class: "charts" }, turns.element, passes.element),
-  types.length > 1 ? table("By task type, hardest first", [{ title: "Task type" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Attempts", n: true }, { title: "Turns", n: true }, { title: "Errors", n: true }],
-    types.map(([name, one]) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, name)), h("td", { class: "n", "data-title": "Success" }, percent(one.success.value)), h("td", { class: "interval", "data-title": "95% interval" }, whisker(one.success.value, one.success.low, one.success.high)), h("td", { class: "n", "data-title": "Attempts" }, one.success.n), h("td", { class: "n", "data-title": "Turns" }, number(one.turns_mean)), h("td", { class: "n", "data-title": "Errors" }, one.n_errors))), { showCaption: true, class: "cards", most: 20 }) : null,
+  types.length > 1 ? groupTable("By task type, hardest first", "Task type", types) : null,
+  Object.entries(told.by).map(([column, groups]) => groupTable(`By ${column}`, column, Object.entries(groups))),
   told.hardest.length ? table("Hardest tasks", [{ title: "Task" }, { title: "Solved", n: true }, { title: "Attempts", n: true }, { title: "Score", n: true }, { title: "Turns", n: true }, { title: "Attempt" }],
     told.hardest.map((one) => h("tr", null, h("th", { scope: "row", class: "task" }, h("bdi", null, one.task_id)), h("td", { class: "n", "data-title": "Solved" }, percent(one.solved)), h("td", { class: "n", "data-title": "Attempts" }, one.n), h("td", { class: "n", "data-title": "Score" }, number(one.score)), h("td", { class: "n", "data-title": "Turns" }, number(one.turns)), h("td", { class: "whole" }, one.place ? h("a", { href: link("attempt", at.id, one.place) }, "open attempt") : null))), { showCaption: true, class: "cards" }) : h("p", { class: "card" }, "No attempt was completed."),
   h("details", { class: "card fold" }, h("summary", null, "All figures"), table("Figures", [{ title: "Figure" }, { title: "Value" }], told.figures.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", null, value))))));
