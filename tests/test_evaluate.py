@@ -17,6 +17,7 @@ import rlhf
 from rlhf.digests import write_listed
 from rlhf.errors import ModelError, RecipeError
 from rlhf.evaluation.attempts import read_attempts
+from rlhf.evaluation.folder import set_aside
 from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.evaluation_target import contender
 from rlhf.recipe.suites import load_suite, values_of_suite
@@ -168,6 +169,95 @@ def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: P
     share = json.loads((cut / "summary.json").read_text())["success"]["value"]
     [said] = [line for line in resumed.stderr.splitlines() if line.startswith("evaluation 11/11")]
     assert re.search(rf"success {share:.1%} \(\d.*% to \d.*%\)", said)
+
+
+@pytest.mark.parametrize("strategy", ["", "{kind: self_consistency, n: 3}"])
+def test_more_attempts_are_added_to_those_that_are_stored(tmp_path: Path, strategy: str) -> None:
+    suite, played = counted_suite(tmp_path)
+    words: tuple[str | Path, ...] = ("evaluate", "random", "--suite", suite, "--json")
+    words += ("--strategy", strategy) if strategy else ()
+    n_each = 3 if strategy else 1
+    whole, grown = tmp_path / "whole", tmp_path / "grown"
+    last_json(run(*words, "--attempts", "5", "--out", whole))
+    last_json(run(*words, "--attempts", "2", "--out", grown))
+    played.unlink()
+    summary = last_json(run(*words, "--attempts", "3", "--out", grown))["summary"]
+    assert summary["pass"].keys() == {"1", "2", "3"} and len(played.read_text()) == 11 * n_each
+    set_aside(grown)  # a kill before the plan is written; then the command from before, which has nothing to play
+    last_json(run(*words, "--attempts", "3", "--out", grown))
+    assert len(played.read_text()) == 11 * n_each
+    last_json(run(*words, "--attempts", "5", "--out", grown))
+    assert len(played.read_text()) == 33 * n_each
+    for name in ("summary.json", "report.html"):
+        assert (grown / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(path.name for path in grown.iterdir()) == sorted(path.name for path in whole.iterdir())
+    fewer = run(*words, "--attempts", "4", "--out", grown)
+    assert fewer.exit_code == 2 and "suite.attempts 5, now 4" in fewer.stderr
+
+
+def test_more_attempts_go_on_from_a_kill_in_their_midst(tmp_path: Path) -> None:
+    suite, played = counted_suite(tmp_path)
+    words: tuple[str | Path, ...] = ("evaluate", "random", "--suite", suite, "--json")
+    whole, grown = tmp_path / "whole", tmp_path / "grown"
+    last_json(run(*words, "--attempts", "6", "--out", whole))
+    last_json(run(*words, "--attempts", "2", "--out", grown))
+    shutil.copytree(grown, tmp_path / "before")
+    last_json(run(*words, "--attempts", "4", "--out", grown))
+    # as if killed with one block of four attempts stored, and the other tasks in what was set aside
+    shutil.copytree(tmp_path / "before" / "trajectories", grown / "earlier-0" / "trajectories")
+    for path in (*sorted((grown / "trajectories").glob("*.parquet"))[1:], grown / "summary.json"):
+        path.unlink()
+    half = read_attempts(grown / "trajectories")
+    played.unlink()
+    last_json(run(*words, "--attempts", "6", "--out", grown))
+    assert len(played.read_text()) == 66 - 22 - len(half) // 2
+    assert (grown / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+    assert not (grown / "earlier-0").exists()
+
+
+def test_attempts_that_branch_off_each_other_are_not_added_to(tmp_path: Path) -> None:
+    suite, _ = counted_suite(tmp_path)
+    words = ("evaluate", "random", "--suite", suite, "--strategy", "reflect_and_retry", "--out", tmp_path / "out")
+    last_json(run(*words, "--json"))
+    more = run(*words, "--attempts", "2")
+    assert more.exit_code == 2 and "suite.attempts 1, now 2" in more.stderr
+
+
+def counted_suite(folder: Path) -> tuple[Path, Path]:
+    """A suite of eleven tasks at which chance succeeds sometimes, and the file with a dot for each episode begun."""
+    played = folder / "played.txt"
+    (folder / "counted.py").write_text(EPISODE + COUNTED.replace("PLAYED", str(played)))
+    path = folder / "counted.yaml"
+    path.write_text(
+        "rewards: {r: {kind: environment}}\nlimits: {max_turns: 3, max_tokens: 8, max_concurrent: 2}\n"
+        "parts: {p: {environment: {kind: './counted.py:Counted'}}}\n"
+    )
+    return path, played
+
+
+COUNTED = """
+
+class Open(Episode):
+    opening = StepResult("go", admissible_actions=("left", "right", "on"))
+
+    async def step(self, action):
+        return StepResult("gone", float(action == "left"), True, success=action == "left")
+
+
+@dataclass(frozen=True)
+class Counted:
+    @property
+    def properties(self):
+        return Properties(True, True, True)
+
+    def tasks(self, split):
+        return [Task(f"counted/{split}/{i}") for i in range(11)]
+
+    def start(self, task):
+        with open("PLAYED", "a") as file:
+            file.write(".")
+        return Open()
+"""
 
 
 def _changed(path: Path, text: str) -> str:

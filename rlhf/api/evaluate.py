@@ -112,7 +112,7 @@ def evaluate(
         rewards: as in `rlhf.train`; objects passed to a run from Python are passed again.
         environment: the same.
         agent: the same.
-        out: output folder; attempts it already holds are reused.
+        out: output folder; attempts it already holds are reused, also for more `attempts`.
         checkpoint: a checkpoint or model folder; the run's newest checkpoint by default.
         split: task split.
         n: number of tasks of each environment.

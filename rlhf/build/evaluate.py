@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from rlhf.digests import FILES, Manifest, mark_of, read_listed, write_listed
 from rlhf.errors import RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.columns import groups_by
-from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS
+from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, list_earlier, set_aside
 from rlhf.evaluation.play import Played, play_part
 from rlhf.evaluation.summary import summarize
 from rlhf.finite import finite
@@ -54,6 +55,9 @@ _MOST_NAMED = 4
 #: Of the versions on record, what may not change while an evaluation is made, and keys of the engine that may.
 _COMPARED = ("environment", "engine", "code", "weights")
 _MEMORY_KEYS = frozenset({"max_sessions", "max_batch_tokens", "gpu_memory_utilization", "kv_cache_gb", "sleep"})
+#: Keys of a plan that may grow: attempts at each task, as asked for and as they are.
+_EACH = "suite.attempts"
+_ATTEMPTS = frozenset({"asked.attempts", _EACH})
 #: Endings of a model's files.
 _OF_MODELS = (".safetensors", ".bin", ".pt", ".json", ".model", ".jinja")
 
@@ -110,6 +114,8 @@ def evaluate(
         summary = finish(folder, found, tasks, price_in, price_out, groups)
         if summary["tokens_mean"] is None and (price_in is not None or price_out is not None):
             console.print(_CAUTION + "the server counts no tokens, so nothing is known of the cost", soft_wrap=True)
+        for earlier in list_earlier(folder):
+            shutil.rmtree(earlier)  # its attempts are among the others
         if out is not None:
             write_report(out)
         _caution_replies(found.suite, summary, console)
@@ -259,7 +265,7 @@ def begin(
     *,
     is_kept: bool = True,
 ) -> None:
-    """Write what is evaluated, or see that it is what the folder holds already.
+    """Write what is evaluated, or see that the folder holds it, at most with fewer attempts at each task.
 
     Args:
         folder: of the evaluation.
@@ -290,13 +296,18 @@ def begin(
             now |= _kept(json.loads(json.dumps(versions_of(found, is_kept=is_kept))), record)
         before, now = flat(before), flat(now)
         differing = sorted(key for key in before.keys() | now.keys() if not _is_same(before.get(key), now.get(key)))
-        if differing:
+        is_grown = _ATTEMPTS.issuperset(differing) and now.get(_EACH, 0) > before.get(_EACH, 0)
+        # What branches off an attempt is numbered after the attempts from the start, so more of these move it.
+        if differing and is_grown and not (found.suite.strategy and found.suite.strategy.rollout.n_rounds):
+            set_aside(folder)
+            write_listed(path, to_text(plan))
+        elif differing:
             raise RecipeError(
                 "this folder holds another evaluation",
                 where=f"--out {folder}",
                 got="; ".join(f"{key} {before.get(key)}, now {now.get(key)}" for key in differing[:_MOST_NAMED])
                 + (f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""),
-                expected="a new folder, or the command that started this one",
+                expected="a new folder, or the command that started this one, at most with more --attempts",
                 hint="give another --out",
             )
         return

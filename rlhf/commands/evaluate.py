@@ -46,7 +46,9 @@ Target = Annotated[
     ),
 ]
 SuiteName = Annotated[str, typer.Option(help="Evaluation suite, by name or file (default: the recipe's evaluation).")]
-Out = Annotated[Path | None, typer.Option(help="Output folder. Attempts it already holds are reused.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Output folder. Attempts it already holds are reused, also for more --attempts.")
+]
 By = Annotated[
     list[str] | None,
     typer.Option(

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 
-from rlhf.errors import RecipeError, closest, meant
+from rlhf.errors import RecipeError, closest, disk, meant
 
 RECIPE, PLAN, SUMMARY = "recipe.yaml", "evaluation.yaml", "summary.json"
 VERSIONS, TRAJECTORIES = "versions.json", "trajectories"
 #: What a strategy chose the trajectories from; beside them.
 CANDIDATES = "candidates"
+#: Beginning of the names of folders with what was played before an evaluation was given more attempts at each task.
+EARLIER = "earlier-"
 #: Folders that runs and evaluations are usually in.
 HOMES = ("runs", "evaluations")
 #: Folders that a message names at most.
@@ -21,6 +23,31 @@ _NAMED = 5
 def is_evaluation(folder: Path) -> bool:
     """True if `rlhf evaluate --out` began an evaluation in this folder."""
     return (folder / PLAN).is_file()
+
+
+def list_earlier(folder: Path) -> list[Path]:
+    """Folders in that of an evaluation with what was played when it had fewer attempts at each task, by their numbers.
+
+    They are there until the attempts are among those of the evaluation.
+    """
+    return sorted(folder.glob(f"{EARLIER}*"), key=lambda path: int(path.name.removeprefix(EARLIER)))
+
+
+def set_aside(folder: Path) -> None:
+    """Move what an evaluation has played into the next of `list_earlier`; it has no summary from then on.
+
+    What is set aside is held, whatever number of attempts is asked for next: a kill at any moment changes no result.
+
+    Raises:
+        CheckpointError: a file cannot be moved.
+    """
+    with disk("the evaluation", folder):
+        (folder / SUMMARY).unlink(missing_ok=True)
+        place = folder / f"{EARLIER}{len(list_earlier(folder))}"
+        for name in (TRAJECTORIES, CANDIDATES):
+            if (folder / name).is_dir():
+                place.mkdir(exist_ok=True)
+                (folder / name).rename(place / name)
 
 
 def kept_in(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from rlhf.evaluation.answers import select_answers
 from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.evaluation.chance import RandomAgent
 from rlhf.evaluation.folder import CANDIDATES
-from rlhf.evaluation.journal import AttemptJournal
+from rlhf.evaluation.journal import AttemptJournal, earlier_attempts
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.contrib.strategies import Strategy
 from rlhf.rollout.group_structure import Independent
@@ -87,7 +87,8 @@ async def play_part(
 ) -> None:
     """Attempt every task `attempts` times and write the attempts; what `folder` has is not played again.
 
-    Seeds depend on the task, the attempt and the runner's seed, so blocks and interruptions change nothing.
+    Seeds depend on the task, the attempt and the runner's seed, so blocks and interruptions change nothing. Of an
+    evaluation that was given more attempts those that are there are scored with the new ones.
 
     Args:
         name: of the part.
@@ -130,7 +131,8 @@ async def play_part(
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
             # What branches off another attempt shares its turns, which a journal of single attempts does not hold.
-            journal = None if rollout.n_rounds else AttemptJournal(kept_at, name)
+            earlier = earlier_attempts(folder.parent, {task.id for task in block}, chosen=strategy is not None)
+            journal = None if rollout.n_rounds else AttemptJournal(kept_at, name, earlier)
             how: Any = {"grouping": rollout, "sampling": sampling, "journal": journal}
             found = await patient.collect(block, group_size=made, step=STEP, **how)
             groups, spent = found.groups, None

@@ -178,6 +178,7 @@ def read_trajectories(
     phase: Phase | None = None,
     steps: Collection[int] | None = None,
     task_id: str | None = None,
+    task_ids: Collection[str] | None = None,
     attempt: int | None = None,
     outcomes: Collection[Outcome] | None = None,
     limit: int | None = None,
@@ -197,6 +198,8 @@ def read_trajectories(
             keep = pc.invert(table["is_failure"])
             if task_id is not None:
                 keep = pc.and_(keep, pc.equal(table["task_id"], task_id))
+            if task_ids is not None:
+                keep = pc.and_(keep, pc.is_in(table["task_id"], pa.array(list(task_ids), pa.string())))
             if attempt is not None:
                 keep = pc.and_(keep, pc.equal(table["attempt"], attempt))
             if outcomes is not None:
