@@ -333,22 +333,21 @@ def sentence(arm: Arm, curves: Sequence[Curve], first: Sequence[Curve]) -> str:
     """Say what was measured, for the page of the algorithm."""
     begun, ends = ([curve.at([step])[0] for curve in curves] for step in (0, BUDGET))
     name = "" if arm.pages[0] in (advantage_of(arm), loss_of(arm)) else f"`{arm.label}`, "
-    said = (
-        f"{name}`{advantage_of(arm)}` with `{loss_of(arm)}`: success starts at {sum(begun) / len(begun):.0%}, averages "
-        f"**{shares([c.area(BUDGET) for c in curves])}** over the budget and ends at {shares(ends)}."
-    )
+    mean = shares([c.area(BUDGET) for c in curves])
+    said = f"{name}`{advantage_of(arm)}` with `{loss_of(arm)}`: mean success **{mean}**"
     if curves is not first:
-        said += f" Difference in mean success to `{FIRST}`, in points: {more(curves, first)}."
+        said += f", {more(curves, first)} points relative to `{FIRST}`"
+    said += f"; {sum(begun) / len(begun):.0%} at the start, {shares(ends)} at the end."
     gains = [b - a for a, b in zip(begun, ends, strict=True)]
     if len(gains) > 1 and mean_interval(gains).low <= 0:
-        said += " Its end is not significantly above its start."
+        said += " The end is not significantly above the start."
     return f"- {said} {arm.note}".rstrip()
 
 
 def write(found: Mapping[str, Sequence[Curve]], n_seeds: int) -> None:
     """Put the table and the sentences into the pages."""
     first, known = found[FIRST], [arm for arm in arms() if arm.label in found]
-    where = f"On [keyhole, 3 x 3 rooms](measured.md), {BUDGET:,} environment steps, {n_seeds} seeds, 95% intervals:"
+    where = f"[Keyhole](measured.md), {n_seeds} seeds, 95% intervals:"
     for page in {page for arm in known for page in arm.pages}:
         lines = [sentence(arm, found[arm.label], first) for arm in known if page in arm.pages]
         write_between(PAGES / f"{page}.md", MARKS, "\n".join([where, "", *lines, ""]))
