@@ -53,11 +53,9 @@ class PolicyHandle(Protocol):
             AgentError: too many calls in one turn.
             DataError: tools for a template that does not know them.
         """
-        ...
 
     def n_tokens(self, messages: Sequence[Message]) -> int:
         """Length of the prompt that `messages` make."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,6 @@ class Agent(Protocol):
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Choose the next action; may call the policy more than once."""
-        ...
 
 
 class Capabilities(CapabilityView):

@@ -21,7 +21,6 @@ class TakesSeats(Protocol):
 
     def roles_in(self, seats: Sequence[str]) -> tuple[str, ...]:
         """Roles of its calls in a game with these seats; none where unknown beforehand."""
-        ...
 
 
 def roles_of(agent: Any, seats: Sequence[str] = ()) -> tuple[str, ...]:

@@ -113,11 +113,9 @@ class Episode(Protocol):
 
     async def step(self, action: str) -> StepResult:
         """Do one action."""
-        ...
 
     async def close(self) -> None:
         """Free everything; called once on every path, also after an error."""
-        ...
 
 
 @runtime_checkable
@@ -126,11 +124,9 @@ class Environment(Protocol):
 
     def tasks(self, split: str) -> Iterable[Task]:
         """All tasks of a split (`train`, `dev`, `test`), in the same order every time."""
-        ...
 
     def start(self, task: Task) -> Episode:
         """Begin one attempt."""
-        ...
 
 
 @runtime_checkable
@@ -139,7 +135,6 @@ class Oracle(Protocol):
 
     def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
         """Actions that solve `task` from the state reached by `taken`, or None if none are known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

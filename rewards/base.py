@@ -16,7 +16,6 @@ class Verifier(Protocol):
 
     def __call__(self, answer: str, reference: str) -> Verdict | float | Awaitable[Verdict | float]:
         """Judge `answer`, between 0 and 1; never raises on any text."""
-        ...
 
 
 @runtime_checkable
@@ -25,7 +24,6 @@ class Reward(Protocol):
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float | Awaitable[Verdict | float]:
         """Judge `trajectory`; a number is a verdict without a reason."""
-        ...
 
 
 def reads_tokens(reward: object) -> bool:
@@ -47,7 +45,6 @@ class GroupReward(Protocol):
 
     def over_group(self, task: Task, trajectories: Sequence[Trajectory]) -> Sequence[Verdict | float]:
         """Verdicts on every trajectory of a group, in order; attempts with a failed part are left out."""
-        ...
 
 
 class Capabilities(CapabilityView):

@@ -168,7 +168,6 @@ class Checks(Protocol):
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Yield what cannot work in this place, the most telling first."""
-        ...
 
 
 #: Units in which an estimator gives advantages: scores less the mean of their group, or scores less another baseline.

@@ -38,15 +38,12 @@ class Sink(Protocol):
 
     def write(self, line: LogLine) -> None:
         """Keep one line. Raises CheckpointError when it cannot."""
-        ...
 
     def rewind(self, stage: str, step: int, n_lines: int | None = None) -> None:
         """Drop what was logged after a step of a stage, and beyond `n_lines` where given."""
-        ...
 
     def close(self) -> None:
         """Flush and free."""
-        ...
 
 
 @dataclass(frozen=True)

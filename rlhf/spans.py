@@ -20,7 +20,6 @@ class Listener(Protocol):
 
     def span(self, part: Part) -> AbstractContextManager[None]:
         """Context whose time belongs to `part`, except for spans within it."""
-        ...
 
 
 _NOTHING = nullcontext()

@@ -128,7 +128,6 @@ class Memory(Protocol):
             policy: may be asked, with the role `memory`.
             notes: those of this turn so far, where the policy is asked again.
         """
-        ...
 
 
 class MemoryBase:

@@ -49,7 +49,6 @@ class QueriesPolicy(Protocol):
         Raises:
             EngineError: the query failed; nothing of the step is stored then.
         """
-        ...
 
 
 @runtime_checkable
@@ -67,11 +66,9 @@ class PerTurnRetrieval(Protocol):
             history: without the retrieved texts, with the notes of its turns.
             policy: may be asked, with the role `memory`; what it says is trained on.
         """
-        ...
 
     def say(self, shown: DemonstrationInputs) -> str | None:
         """Return a demonstration's answer to a query of `retrieve`; None for any other query."""
-        ...
 
 
 @runtime_checkable
@@ -88,7 +85,6 @@ class ReadsCitations(Protocol):
         Returns:
             the reply without citations, from which the action is parsed; and notes for the turn.
         """
-        ...
 
 
 @runtime_checkable
@@ -101,7 +97,6 @@ class StoreKind(Protocol):
 
     def recollect(self, store: Store, history: History) -> Recollection:
         """Choose what the episode that begins with `history` is shown. Only reads; equal stores give equal texts."""
-        ...
 
     def learn(self, store: Store, groups: Sequence[ScoredGroup], split: str) -> Mapping[str, float]:
         """Update on the attempts of a finished training step, within one transaction. Returns what is logged of it.
@@ -111,7 +106,6 @@ class StoreKind(Protocol):
             groups: of all tasks of the step.
             split: that these tasks were drawn from.
         """
-        ...
 
 
 class KindCapabilities(CapabilityView):

@@ -25,7 +25,6 @@ class Encoder(Protocol):
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return `[N, D]`, one row per text."""
-        ...
 
 
 def in_common(one: str, other: str) -> float:

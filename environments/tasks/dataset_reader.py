@@ -27,7 +27,6 @@ class RowReader(Protocol):
 
     def row(self, first: int, number: int) -> Row:
         """Return a row that was read before, by its first line and its number."""
-        ...
 
 
 @dataclass

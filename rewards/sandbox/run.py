@@ -38,13 +38,11 @@ class Sandbox(Protocol):
 
     def refuse_absent(self, where: str) -> None:
         """Raise RecipeError, about the key `where`, if nothing can be run there now."""
-        ...
 
     async def run(
         self, program: Sequence[str], *, stdin: bytes, files: Mapping[str, bytes], bounds: Bounds
     ) -> Finished:
         """Run one program in a fresh folder; what it may use, and what is returned and raised, as by `run` below."""
-        ...
 
 
 async def run(

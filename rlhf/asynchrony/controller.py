@@ -67,20 +67,16 @@ class Player(Protocol):
     @property
     def name(self) -> str:
         """For messages, and the pipeline."""
-        ...
 
     @property
     def places(self) -> int:
         """Groups that it plays at a time."""
-        ...
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
         """Return the group; `count` is called with (version, tokens) of sampled tokens. Raises PlayerLostError."""
-        ...
 
     async def wait_ready(self) -> None:
         """Wait until a lost player can play again. Raises RlhfError where it cannot."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,10 @@ class AdvantageEstimator(Protocol):
     @property
     def needs_values(self) -> bool:
         """True if it needs a critic."""
-        ...
 
     @property
     def min_group(self) -> int:
         """Smallest group size that gives any signal."""
-        ...
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Advantage of each sampled token of `group`, and counters of degenerate cases.
@@ -41,7 +39,6 @@ class AdvantageEstimator(Protocol):
         Where it needs values it is given those of the group, and says in `Credit.returns_GNT` what the critic is to
         be trained on.
         """
-        ...
 
 
 @runtime_checkable
@@ -55,7 +52,6 @@ class BatchEstimator(Protocol):
         A method `over_batch(groups)`; of an estimator that needs values, `over_batch(groups, values)` with the
         values of each group.
         """
-        ...
 
 
 class EstimatorCapabilities(CapabilityView):

@@ -38,7 +38,6 @@ class SamplingPolicy(Protocol):
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Text of each token."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -15,22 +15,18 @@ class RolloutEngine(Protocol):
     @property
     def policy_version(self) -> int:
         """Version of the weights that new calls use."""
-        ...
 
     @property
     def weights_form(self) -> WeightsForm:
         """Form in which `load` takes weights."""
-        ...
 
     @property
     def shares_policy(self) -> bool:
         """True if it computes with the trainer's own module: both log-probs agree, but for rounding in 16 bits."""
-        ...
 
     @property
     def max_context(self) -> int:
         """Most tokens (prompt and generation together) of one call."""
-        ...
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once. Calls of one `session` share a cache where their prompts extend each other.
@@ -38,19 +34,15 @@ class RolloutEngine(Protocol):
         Raises:
             EngineError: the model failed, or the prompt is longer than the context.
         """
-        ...
 
     async def release(self, session: str) -> None:
         """Forget a session's cache; unknown names are fine. Cancels what the session still runs."""
-        ...
 
     async def load(self, weights: PolicyWeights) -> None:
         """Use `weights` for all new calls; returns when they do. Raises DeliveryError."""
-        ...
 
     async def close(self) -> None:
         """Stop and free everything."""
-        ...
 
 
 @runtime_checkable
@@ -59,7 +51,6 @@ class SleepableEngine(Protocol):
 
     async def sleep(self) -> None:
         """Release GPU memory until the next call of `generate` or `load`."""
-        ...
 
 
 @runtime_checkable
@@ -68,7 +59,6 @@ class RestartableEngine(Protocol):
 
     async def needs_weights(self) -> bool:
         """Return True if no instance holds the weights of the last delivery."""
-        ...
 
 
 def check_prompt(prompt: Prompt, where: str, *, max_context: int, n_vocab: int | None = None) -> int:

@@ -25,11 +25,9 @@ class Group(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> Any:
         """Copy the tensor of rank `src` into everyone else's; on a GPU in the order of the current stream."""
-        ...
 
     def destroy(self) -> None:
         """Leave, and end what waits for others."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ class Correction(Protocol):
 
     def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
         """Return what becomes of each token."""
-        ...
 
 
 class CorrectionCapabilities(CapabilityView):

@@ -182,7 +182,6 @@ class PolicyLoss(Protocol):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
-        ...
 
 
 class LossNeeds(CapabilityView):

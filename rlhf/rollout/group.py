@@ -51,11 +51,9 @@ class Journal(Protocol):
 
     def held(self, task_id: str, attempt: int) -> Trajectory | None:
         """Return the attempt of this number at a task; None where it has to be played."""
-        ...
 
     def keep(self, trajectory: Trajectory) -> None:
         """Keep an attempt in which no part failed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

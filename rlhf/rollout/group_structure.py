@@ -39,7 +39,6 @@ class GroupStructure(Protocol):
     @property
     def n_rounds(self) -> int:
         """Rounds of branching after the attempts from the start."""
-        ...
 
     def n_from_start(self, group_size: int) -> int:
         """Return how many of `group_size` attempts are made from the task's start.
@@ -47,11 +46,9 @@ class GroupStructure(Protocol):
         Raises:
             ValueError: groups of that size cannot be made.
         """
-        ...
 
     def branches(self, group: Sequence[Trajectory], rng: random.Random) -> list[Branch]:
         """Branches of the next round, given all attempts so far in order of their numbers."""
-        ...
 
 
 class _Optional(CapabilityView):

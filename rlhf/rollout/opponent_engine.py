@@ -37,4 +37,3 @@ class Players(Protocol):
             seed: of the attempt's task in this step, whichever the attempt.
             attempt: its number within the group.
         """
-        ...

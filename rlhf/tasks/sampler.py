@@ -19,11 +19,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it remembers: numbers, texts, tensors, and lists and dictionaries of them."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned in an earlier process."""
-        ...
 
 
 @runtime_checkable
@@ -32,7 +30,6 @@ class TaskSource(Stateful, Protocol):
 
     def draw(self, n: int, already: int = 0) -> list[Task]:
         """Return `n` tasks for the present step, of which `already` have been drawn before in this step."""
-        ...
 
     def learn(self, groups: Sequence[ScoredGroup]) -> Mapping[str, float]:
         """Update on a finished step, once. Returns what is logged of it.
@@ -40,7 +37,6 @@ class TaskSource(Stateful, Protocol):
         Args:
             groups: of all tasks drawn in the step, in the order they were drawn in.
         """
-        ...
 
 
 @runtime_checkable
@@ -58,7 +54,6 @@ class TaskSampler(Protocol):
             tasks: all of the stage's split, in the environment's order; at least one.
             seed: of the run; one seed gives one order.
         """
-        ...
 
 
 class SamplerCapabilities(CapabilityView):
@@ -75,8 +70,6 @@ class DemonstratedSampler(TaskSampler, Protocol):
     @property
     def n_demonstrations(self) -> int:
         """Number of demonstrated tasks of the stage's split, from the first on."""
-        ...
 
     def shown(self, demonstrations: Sequence[Trajectory]) -> TaskSampler:
         """Return the sampler that has seen `demonstrations`: one of each task, without tokens, maybe unsolved."""
-        ...

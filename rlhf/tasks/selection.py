@@ -71,7 +71,6 @@ class GroupSelection(Protocol):
         Raises:
             TrainingError: training is not to go on with these.
         """
-        ...
 
 
 class SelectionCapabilities(CapabilityView):

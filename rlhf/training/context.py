@@ -31,19 +31,15 @@ class Progress(Protocol):
 
     def stage(self, name: str, total: int, done: int) -> None:
         """Start or continue a stage of `total` steps."""
-        ...
 
     def advance(self, note: str) -> None:
         """Advance by a step; `note` says how it went."""
-        ...
 
     def note(self, text: str) -> None:
         """Show what is waited for."""
-        ...
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        ...
 
 
 def is_due(every: int, step: int, n_steps: int) -> bool:
@@ -64,7 +60,6 @@ class RecordGroups(Protocol):
         figures: Sequence[TokenFigures | None] | None = None,
     ) -> object:
         """Write groups, each with its credit and the figures of its tokens where there are any."""
-        ...
 
 
 class StageKeys(Protocol):
@@ -73,77 +68,62 @@ class StageKeys(Protocol):
     @property
     def steps(self) -> int:
         """Rounds of sampling and updating."""
-        ...
 
     @property
     def tasks_per_step(self) -> int:
         """Different tasks attempted in one step."""
-        ...
 
     @property
     def group_size(self) -> int:
         """Attempts at each task."""
-        ...
 
     @property
     def advantage(self) -> AdvantageEstimator:
         """Gives each sampled token its number."""
-        ...
 
     @property
     def loss(self) -> PolicyLoss:
         """Loss that is minimised."""
-        ...
 
     @property
     def train_roles(self) -> tuple[str, ...] | None:
         """Roles whose generations are trained; None for all."""
-        ...
 
     @property
     def filters(self) -> Filters:
         """Which rows are trained on."""
-        ...
 
     @property
     def layout(self) -> Literal["trajectory", "generation"]:
         """Unit that becomes a row."""
-        ...
 
     @property
     def epochs(self) -> int:
         """Passes over the samples of a step."""
-        ...
 
     @property
     def minibatches(self) -> int:
         """Optimiser updates in one pass."""
-        ...
 
     @property
     def optimizer(self) -> AdamW:
         """Settings of the optimiser."""
-        ...
 
     @property
     def temperature(self) -> float:
         """Sampling temperature of attempts."""
-        ...
 
     @property
     def max_tokens_per_microbatch(self) -> int:
         """Tokens of one forward pass."""
-        ...
 
     @property
     def keep_checkpoints(self) -> Keep:
         """Rule for the checkpoints of the stage that stay."""
-        ...
 
     @property
     def checkpoint_in_background(self) -> bool:
         """True if a thread writes checkpoints."""
-        ...
 
 
 class LiveStage(Protocol):
@@ -152,27 +132,22 @@ class LiveStage(Protocol):
     @property
     def stage(self) -> StageKeys:
         """The recipe keys."""
-        ...
 
     @property
     def trainer(self) -> TorchTrainer:
         """Of the policy."""
-        ...
 
     @property
     def kept(self) -> Mapping[str, Stateful]:
         """Live parts whose state a checkpoint keeps besides policy and optimiser, by name."""
-        ...
 
     @property
     def n_critic_updates(self) -> int:
         """Updates of the critic so far; 0 without one."""
-        ...
 
     @property
     def is_incomplete(self) -> bool:
         """True while something renewed between steps is half done, with no state to save."""
-        ...
 
 
 class RunContext(Protocol):
@@ -190,41 +165,32 @@ class RunContext(Protocol):
     @property
     def estimate(self) -> Callable[[Sequence[bool], Sequence[str]], Any]:
         """Says how sure a share is; takes what was right, and the tasks these belong to."""
-        ...
 
     @property
     def record(self) -> RecordGroups:
         """Keeps the trajectories of one step."""
-        ...
 
     @property
     def checkpoints(self) -> Path:
         """Folder of all checkpoints."""
-        ...
 
     def reseed(self, step: int) -> None:
         """Make every draw of torch a function of (seed, stage, step)."""
-        ...
 
     def profiled(self, step: int) -> AbstractContextManager[None]:
         """Profile `step` of the present stage, counted from 0."""
-        ...
 
     def publish(self, *, same_version: bool = False) -> Awaitable[None]:
         """Hand the policy's present weights to the engine under a new version unless `same_version`."""
-        ...
 
     def release_engine_memory(self) -> Awaitable[None]:
         """Let the engine free GPU memory until its next call or delivery."""
-        ...
 
     def replace_reward(self, name: str, reward: Any) -> None:
         """Score with `reward` under this name, from now on."""
-        ...
 
     def advance(self, **changes: Any) -> None:
         """Move the state on, the time since the last call included."""
-        ...
 
     def save(
         self,
@@ -234,24 +200,18 @@ class RunContext(Protocol):
         in_background: bool = False,
     ) -> Path:
         """Write a checkpoint of the present state."""
-        ...
 
     def note_trainer(self, trainer: TorchTrainer) -> None:
         """Keep the configuration that a trainer was given for this stage."""
-        ...
 
     def check_stop(self) -> Awaitable[None]:
         """Hear whether the user wants to stop."""
-        ...
 
     def caution(self, collected: RolloutBatch, where: str) -> None:
         """Warn the user of faults that the run survives, once for each kind."""
-        ...
 
     def say_once(self, texts: Mapping[str, str]) -> None:
         """Print each of `texts` unless one of its name was printed before."""
-        ...
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
         """Write one line of metrics for the present stage."""
-        ...

@@ -25,7 +25,6 @@ class OfTask(Protocol):
     @property
     def task_id(self) -> str:
         """Its task."""
-        ...
 
 
 Item = TypeVar("Item", bound=OfTask)

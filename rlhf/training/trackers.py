@@ -49,11 +49,9 @@ class LiveRun(Protocol):
 
     def write(self, line: LogLine) -> object:
         """Send a line."""
-        ...
 
     def end(self) -> object:
         """Finish the tracked run. An optional method `fail` does so after a run that failed or was stopped."""
-        ...
 
 
 @runtime_checkable
@@ -62,7 +60,6 @@ class Tracker(Protocol):
 
     def begin(self, run: TrackedRun) -> LiveRun:
         """Connect: begin the run, or go on with it."""
-        ...
 
 
 class TrackerCapabilities(CapabilityView):

@@ -45,11 +45,9 @@ class Extractor(Protocol):
 
     def __call__(self, observation: str) -> Sequence[Sequence[str]]:
         """Return (subject, relation, object) for each fact, in the order in which they are told."""
-        ...
 
     def replaces(self, new: Sequence[str], old: Sequence[str]) -> bool:
         """True if `old` is out of date once `new` is known."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

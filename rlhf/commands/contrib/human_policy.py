@@ -60,11 +60,9 @@ class Game(Protocol):
     @property
     def now(self) -> StepResult:
         """Return the environment's last result."""
-        ...
 
     def called(self, value: Any) -> Any:
         """Result of a call, awaited if it is awaitable."""
-        ...
 
 
 class Seat:

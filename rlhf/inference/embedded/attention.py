@@ -50,7 +50,6 @@ class AttentionPlan(Protocol):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
     ) -> Tensor:
         """Attention of a layer: query `[T, H, D]`, key and value `[T, G, D]`, result `[T, H, D]`."""
-        ...
 
 
 class RowPlan(PackedRows):

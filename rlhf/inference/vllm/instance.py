@@ -85,79 +85,60 @@ class Instance(Protocol):
         adapter: Adapter | None,
     ) -> Sampled:
         """Sample once."""
-        ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Let requests end at once, with what they have."""
-        ...
 
     async def pause(self, mode: PauseMode) -> None:
         """Schedule nothing more; running requests finish, stay as they are, or end with what they have."""
-        ...
 
     async def resume(self) -> None:
         """Schedule again."""
-        ...
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every worker."""
-        ...
 
     async def connect_transfer(self, info: Mapping[str, Any]) -> None:
         """Say how weights will arrive."""
-        ...
 
     async def start_update(self) -> None:
         """Weights are about to arrive."""
-        ...
 
     async def put(self, place: int, data: bytes) -> None:
         """Receive a base64 piece of the buffer, where the instance does not see the buffer itself."""
-        ...
 
     async def update(self, slices: Sequence[Slice], address: Mapping[str, Any]) -> None:
         """Load what lies in the buffer, which is opened by its address if that is not empty."""
-        ...
 
     async def finish_update(self) -> None:
         """All have arrived."""
-        ...
 
     async def drop_cache(self) -> bool:
         """Forget all keys and values, also those of requests that go on; whether it was done."""
-        ...
 
     async def set_version(self, version: str) -> None:
         """Name the weights."""
-        ...
 
     async def version(self) -> str:
         """Return the name of the weights."""
-        ...
 
     async def add_adapter(self, adapter: Adapter) -> None:
         """Load an adapter beside those in use."""
-        ...
 
     async def remove_adapter(self, adapter: Adapter) -> None:
         """Free an adapter."""
-        ...
 
     async def sleep(self) -> None:
         """Give the GPU's memory back; the weights stay, elsewhere. Nothing may run."""
-        ...
 
     async def wake(self) -> None:
         """Take the memory again."""
-        ...
 
     async def is_up(self) -> bool:
         """True if it answers."""
-        ...
 
     async def close(self) -> None:
         """Close the connection; an instance that this process started is stopped."""
-        ...
 
 
 def update_rows(slices: Sequence[Slice], address: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,12 +55,10 @@ class Strategy(Protocol):
     @property
     def n(self) -> int:
         """Candidates of one answer."""
-        ...
 
     @property
     def rollout(self) -> GroupStructure:
         """Group structure that makes the candidates."""
-        ...
 
     async def choose(self, task: Task, candidates: Sequence[Trajectory], *, timeout_s: float = _TIMEOUT_S) -> Choice:
         """Choose among the candidates at `task`, failures of parts left out: at least one.
@@ -73,7 +71,6 @@ class Strategy(Protocol):
         Raises:
             RewardError: there is nothing to choose by, because what judges has failed.
         """
-        ...
 
 
 class StrategyCapabilities(CapabilityView):

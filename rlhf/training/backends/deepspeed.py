@@ -33,7 +33,6 @@ class _ZeroKeys(Protocol):
 
     def config(self, precision: Precision, max_grad_norm: float | None, *, on_gpu: bool) -> dict[str, Any]:
         """Return DeepSpeed's own configuration."""
-        ...
 
 
 @dataclass

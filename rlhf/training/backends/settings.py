@@ -35,7 +35,6 @@ class TrainerKind(Protocol):
 
     def start(self, policy: Policy, optimizer: AdamW, total_updates: int) -> TorchTrainer:
         """Return a trainer of `policy` for a stage of `total_updates`."""
-        ...
 
 
 #: Whether activations are computed again, or for what share of the layers.

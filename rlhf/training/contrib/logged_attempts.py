@@ -102,7 +102,6 @@ class StoredGroups(Protocol):
 
     def groups(self) -> Sequence[ScoredGroup]:
         """Return their groups, in an order of their own."""
-        ...
 
 
 @plain_dataclass

@@ -151,7 +151,6 @@ class Compares(Protocol):
     @property
     def needs_ref(self) -> bool:
         """True if the loss compares with a reference."""
-        ...
 
 
 class Reference(StageHook):

@@ -27,7 +27,6 @@ class Predictions(Protocol):
     @property
     def values(self) -> Sequence[Values]:
         """Of each group."""
-        ...
 
 
 class LiveCritic(Stateful, Protocol):
@@ -36,15 +35,12 @@ class LiveCritic(Stateful, Protocol):
     @property
     def n_updates(self) -> int:
         """Updates made or tried so far in the stage; it moves with every change of memory."""
-        ...
 
     def is_warming(self, step: int) -> bool:
         """True in warm-up steps, counted from 0, in which the critic learns alone."""
-        ...
 
     def predict(self, groups: Sequence[ScoredGroup]) -> Predictions:
         """Return what it expects of the states of a step. An off-policy critic may learn from them first."""
-        ...
 
     def learn(self, seen: Any, samples: Sequence[Sample], rng: np.random.Generator, step: int) -> dict[str, float]:
         """Remaining updates of a step once it has credit; returns metrics of all.
@@ -55,7 +51,6 @@ class LiveCritic(Stateful, Protocol):
             rng: draws.
             step: counted from 0.
         """
-        ...
 
 
 @runtime_checkable
@@ -64,7 +59,6 @@ class PrivilegedCritic(Protocol):
 
     def set_references(self, tasks: Sequence[Task]) -> None:
         """Take in the tasks that the stage draws from, with their references. Asked once, before the first step."""
-        ...
 
 
 @runtime_checkable
@@ -77,7 +71,6 @@ class CriticKind(Protocol):
     @property
     def warmup_steps(self) -> int:
         """Steps at the start of the stage in which the critic learns alone."""
-        ...
 
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> LiveCritic:
         """Return the critic of a stage before its first update.
@@ -89,7 +82,6 @@ class CriticKind(Protocol):
                 stands there.
             seed: of the run.
         """
-        ...
 
 
 class CriticCapabilities(CapabilityView):

@@ -55,7 +55,6 @@ class Bounded(Protocol):
     @property
     def max_empty_steps(self) -> int | None:
         """Allowed empty steps in a row; None is any number."""
-        ...
 
 
 @dataclass

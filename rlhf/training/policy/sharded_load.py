@@ -37,7 +37,6 @@ class Layout(Protocol):
 
         Returns what its trainers need to find again, if anything (`ShardedLoad.keeper`).
         """
-        ...
 
 
 @dataclass(frozen=True)

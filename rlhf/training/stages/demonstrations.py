@@ -164,11 +164,9 @@ class Deviations(Protocol):
 
     def is_next(self, state: StepResult) -> bool:
         """True if the next action is not the oracle's; asked once before each."""
-        ...
 
     def action(self, state: StepResult) -> str:
         """Action in place of the oracle's, also where the oracle has none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +304,6 @@ class NeedsDemonstrationInputs(Protocol):
     @property
     def needs(self) -> Collection[str]:
         """Needs besides actions: `recall`, `subgoal`, both or none."""
-        ...
 
 
 @runtime_checkable
@@ -315,7 +312,6 @@ class WritesDemonstrations(Protocol):
 
     def write(self, shown: DemonstrationInputs) -> str:
         """Return what the agent would have said; the inverse of its parser."""
-        ...
 
 
 def needs_of(agent: object) -> Collection[str]:
