@@ -26,23 +26,10 @@ _PER_TURN_TOLERANCE = 1e-6
 
 #: Text that a policy may well write, on purpose or not.
 _TEXTS = (
-    "",
-    " \n\t",
-    "42",
-    "-1e309",
-    "nan",
-    "∞ · ٣ · ½ · 🙂",
-    "\x00\x1b[2J\u202e\ufffd",
-    "The answer is \\boxed{42",
-    "\\frac{1}{0}",
-    "9**9**9**9",
-    "((((((((" * 200,
-    '{"answer": [1, 2',
-    "<think>so</think><answer></answer>",
-    "__import__('os').getpid()",
-    "%s %(x)d {0} {x}",
-    "a" * 50_000,
-)
+    "", " \n\t", "42", "-1e309", "nan", "∞ · ٣ · ½ · 🙂", "\x00\x1b[2J\u202e\ufffd", "The answer is \\boxed{42",
+    "\\frac{1}{0}", "9**9**9**9", "((((((((" * 200, '{"answer": [1, 2', "<think>so</think><answer></answer>",
+    "__import__('os').getpid()", "%s %(x)d {0} {x}", "a" * 50_000,
+)  # fmt: skip
 _REFERENCES = ("42", "3/4", "the red ball", "x = 7\ny = 8")
 _TASKS = tuple(
     Task(id=f"made-up/{i}", messages=(Message(Role.USER, "Do it."),), reference=text)

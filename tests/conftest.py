@@ -23,6 +23,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import recipe_parts
+
 HERE = Path(__file__).parent
 #: Folders whose tests take milliseconds: what one runs while writing.
 FAST = ("agents", "batching", "credit", "evaluation", "losses", "rewards", "rollout", "tasks")
@@ -98,6 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         first = list(dict.fromkeys(ALONE.values()))
         items.sort(key=lambda item: first.index(name) if (name := _group(item.nodeid)) in first else len(first))
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Path:
+    """A recipe of a stranger's parts."""
+    return recipe_parts.write(tmp_path)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,17 +9,11 @@ import pytest
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
-from tests import recipe_parts
 
 GAE = "stages.1.advantage={kind: gae}"
 ARCHER = "stages.1.advantage={kind: archer}"
 SWEET = "stages.1.advantage={kind: sweet}"
 PROGRESS = "stages.1.advantage={kind: progress, contributions: critic}"
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> Path:
-    return recipe_parts.write(tmp_path)
 
 
 def test_an_estimator_that_needs_a_critic_gets_one_by_a_key(echo: Path) -> None:

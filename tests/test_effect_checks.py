@@ -11,18 +11,12 @@ from rlhf.credit.contrib.hicra import HICRA
 from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
-from tests import recipe_parts
 from tests.rollout.small_world import tokenizer
 
 ADVANTAGE = "stages.1.advantage="
 SEARCH, TOOLS, CALLS = "environment={kind: search_qa}", "environment={kind: tools}", "agent={kind: tools}"
 MIXED = "environment={kind: mixed, parts: {a: {environment: {kind: tools}}, b: {environment: {kind: wordle}}}}"
 FORM = "rewards.form={kind: format, transitions: {'': [think], think: [answer], answer: []}, replies: false}"
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> Path:
-    return recipe_parts.write(tmp_path)
 
 
 @pytest.mark.parametrize(

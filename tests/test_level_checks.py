@@ -9,14 +9,8 @@ import pytest
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
-from tests import recipe_parts
 
 LEVELS = "stages.1.advantage={kind: two_level}"
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> Path:
-    return recipe_parts.write(tmp_path)
 
 
 def test_a_reward_of_the_low_level_has_to_be_one(echo: Path) -> None:

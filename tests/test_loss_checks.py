@@ -9,17 +9,11 @@ import pytest
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
-from tests import recipe_parts
 
 SUMMED = "stages.1.reduction={kind: seq_mean_token_sum}"
 CENTRED = "stages.1.advantage={kind: dr_grpo}"
 MANY = "stages.1.epochs=2"
 PER_TRAJECTORY = "stages.1.reduction={kind: seq_mean_token_mean}"
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> Path:
-    return recipe_parts.write(tmp_path)
 
 
 def said(path: Path, *overrides: str) -> list[str]:

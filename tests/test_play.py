@@ -24,8 +24,9 @@ from rlhf.cli import app
 from rlhf.commands.env_summary import glance, kept, variant
 from rlhf.commands.environments import cells, described
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
+from rlhf.evaluation.rows import TrajectoryRecord
 from rlhf.evaluation.statistics import success_estimate
-from rlhf.evaluation.store import TrajectoryRecord, TrajectoryWriter
+from rlhf.evaluation.store import TrajectoryWriter
 from tests.commands import last_json, run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

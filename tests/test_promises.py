@@ -28,7 +28,8 @@ from rlhf.data import Credit, Outcome, SamplingParams, ScoredGroup, Task, Trajec
 from rlhf.errors import RecipeError
 from rlhf.estimate.arithmetic import arithmetic
 from rlhf.evaluation.evaluate import Evaluation, evaluate
-from rlhf.evaluation.store import TrajectoryRecord, read_trajectories
+from rlhf.evaluation.rows import TrajectoryRecord
+from rlhf.evaluation.store import read_trajectories
 from rlhf.evaluation.transcript import load_tokenizer
 from rlhf.inference.scripted import ScriptedEngine
 from rlhf.recipe import load

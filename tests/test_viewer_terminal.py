@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
 from rlhf.evaluation.answers import SamplingCost
-from rlhf.evaluation.store import FailureRecord, TrajectoryRecord
+from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
 from rlhf.viewer.terminal import TrajectoryTable, failure_table, show_trajectory
 
 EVIL = "[red]no[/red] [/] :smile: \x1b[31m"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -66,6 +66,9 @@ class ReasonForFuture:
     The paper goes on with a plan until enough has been learnt; here every turn has a new one, as in its experiments.
     """
 
+    #: Roles that its calls can have.
+    roles: ClassVar[tuple[str, ...]] = (PROPOSE, IMAGINE, VALUE)
+
     executor: ChatAgent = Field(default_factory=ChatAgent)
     """Executor of actions: the keys of an agent of kind `chat`, with the memory `full`."""
     breadth: Annotated[int, Field(ge=1, le=16)] = 2
@@ -89,11 +92,6 @@ class ReasonForFuture:
             )
         if not isinstance(self.executor.memory, FullHistory):
             raise ValueError("executor.memory is another than full, expected full: rafa shows all executed turns")
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Roles that its calls can have."""
-        return (PROPOSE, IMAGINE, VALUE)
 
     @property
     def max_calls(self) -> int:

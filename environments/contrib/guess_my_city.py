@@ -49,63 +49,26 @@ class Topic:
     values: tuple[str, ...]
 
 
-TOPICS: tuple[Topic, ...] = (
-    Topic(
-        "Where does it lie?",
-        "where|lie|lies|situated|located|location",
-        "It lies {}.",
-        "{}",
-        ("by the sea", "on a river", "in the hills", "in a plain"),
-    ),
-    Topic(
-        "What is the weather like?",
-        "weather|climate|hot|cold|wet|dry",
-        "It is {}.",
-        "{}",
-        ("cold", "hot and dry", "hot and wet", "mild"),
-    ),
-    Topic(
-        "What is it known for?",
-        "known|famous|make|makes|made|trade",
-        "It is known for its {}.",
-        "known for its {}",
-        ("bells", "clocks", "glass", "paper", "ships", "silk"),
-    ),
-    Topic(
-        "What do people eat there?",
-        "eat|eaten|food|dish|cuisine|cook",
-        "They eat {}.",
-        "eats {}",
-        ("cheese", "dumplings", "fish soup", "flat bread", "sweet rice"),
-    ),
-    Topic(
-        "Which language is spoken there?",
-        "language|speak|speaks|spoken|tongue",
-        "They speak {}.",
-        "speaks {}",
-        ("Maric", "Oruvi", "Sarnic", "Teldan"),
-    ),
-    Topic(
-        "How old is it?",
-        "old|age|ancient|founded",
-        "It is {}.",
-        "{}",
-        ("a few centuries old", "new", "very old"),
-    ),
-    Topic(
-        "How large is it?",
-        "large|big|small|size|population|inhabitants",
-        "It is {}.",
-        "{}",
-        ("a large town", "a small town", "a town of middling size"),
-    ),
-    Topic(
-        "Who rules it?",
-        "rule|rules|ruled|governs|government|king|mayor",
-        "It is ruled by {}.",
-        "ruled by {}",
-        ("a bishop", "a council", "a king"),
-    ),
+#: The fields of each topic; words and values are in lists.
+_TABLE = """
+Where does it lie? | where/lie/lies/situated/located/location | It lies {}. | {} |
+  by the sea, on a river, in the hills, in a plain
+What is the weather like? | weather/climate/hot/cold/wet/dry | It is {}. | {} | cold, hot and dry, hot and wet, mild
+What is it known for? | known/famous/make/makes/made/trade | It is known for its {}. | known for its {} |
+  bells, clocks, glass, paper, ships, silk
+What do people eat there? | eat/eaten/food/dish/cuisine/cook | They eat {}. | eats {} |
+  cheese, dumplings, fish soup, flat bread, sweet rice
+Which language is spoken there? | language/speak/speaks/spoken/tongue | They speak {}. | speaks {} |
+  Maric, Oruvi, Sarnic, Teldan
+How old is it? | old/age/ancient/founded | It is {}. | {} | a few centuries old, new, very old
+How large is it? | large/big/small/size/population/inhabitants | It is {}. | {} |
+  a large town, a small town, a town of middling size
+Who rules it? | rule/rules/ruled/governs/government/king/mayor | It is ruled by {}. | ruled by {} |
+  a bishop, a council, a king
+"""
+TOPICS = tuple(
+    Topic(question, words.replace("/", "|"), answer, told, tuple(values.split(", ")))
+    for question, words, answer, told, values in re.findall(" [|]\\s+".join(["(.+)"] * 5), _TABLE)
 )
 _FIRST = ("Bel", "Tar", "Quor", "Mes", "Ald", "Ner", "Vor", "Sil", "Kas", "Dru", "Wen", "Hol")
 _LAST = ("mora", "vik", "dale", "tine", "esk", "ford", "uza", "ham", "onna", "ric", "ys", "burg")

@@ -32,19 +32,9 @@ _TYPES: Mapping[str, tuple[str, bool]] = {
     "shirt": ("fashion › tops › shirts", True),
 }
 _ATTRIBUTES = (
-    "easy clean",
-    "eco friendly",
-    "hand made",
-    "heavy duty",
-    "light weight",
-    "long lasting",
-    "machine washable",
-    "non slip",
-    "quick dry",
-    "soft touch",
-    "space saving",
-    "water resistant",
-)
+    "easy clean", "eco friendly", "hand made", "heavy duty", "light weight", "long lasting", "machine washable",
+    "non slip", "quick dry", "soft touch", "space saving", "water resistant",
+)  # fmt: skip
 _COLOURS = words("black blue green grey red white")
 _SIZES = words("small medium large")
 _NO_PRICE = 1_000_000.0

@@ -27,183 +27,50 @@ from rlhf.settings import STRICT
 
 #: What can be asked: the question, words by which another wording of it is known, and the things it is true of. A word
 #: stands here only if both wordings have the same answer for every thing: a penguin has wings, and does not fly.
-_TABLE: tuple[tuple[str, str, str], ...] = (
-    (
-        "Is it alive?",
-        "alive|living",
-        "ant, bee, butterfly, cactus, cat, cow, crocodile, dog, duck, eagle, elephant, frog, goldfish, horse, lion, "
-        "mouse, oak, owl, penguin, rose, shark, snake, spider, whale, grass",
-    ),
-    (
-        "Is it an animal?",
-        "animal|creature",
-        "ant, bee, butterfly, cat, cow, crocodile, dog, duck, eagle, elephant, frog, goldfish, horse, lion, mouse, "
-        "owl, penguin, shark, snake, spider, whale",
-    ),
-    (
-        "Can it fly?",
-        "fly|flies",
-        "bee, butterfly, duck, eagle, owl, aeroplane, helicopter",
-    ),
-    (
-        "Is it found in water?",
-        "water",
-        "boat, crocodile, duck, frog, goldfish, penguin, shark, submarine, whale, river",
-    ),
-    (
-        "Does it have four legs?",
-        "four legs|4 legs",
-        "bed, cat, chair, cow, crocodile, dog, elephant, frog, horse, lion, mouse, table",
-    ),
-    (
-        "Does it have fur?",
-        "fur|furry|hair",
-        "cat, cow, dog, horse, lion, mouse",
-    ),
-    (
-        "Does it have feathers?",
-        "feather|feathers|feathered",
-        "duck, eagle, owl, penguin, pillow",
-    ),
-    (
-        "Is it an insect?",
-        "insect|bug",
-        "ant, bee, butterfly",
-    ),
-    (
-        "Is it kept as a pet?",
-        "pet",
-        "cat, dog, goldfish, mouse",
-    ),
-    (
-        "Does it eat meat?",
-        "meat|predator|hunt|hunts",
-        "cat, crocodile, dog, eagle, frog, lion, owl, penguin, shark, snake, spider",
-    ),
-    (
-        "Can you eat it?",
-        "eat it|food|edible",
-        "apple, banana, bread, carrot, cheese, egg, ice cream, pizza",
-    ),
-    (
-        "Is it bigger than a person?",
-        "bigger|larger|big|large",
-        "aeroplane, boat, bus, car, cloud, cow, crocodile, elephant, helicopter, horse, moon, mountain, oak, piano, "
-        "river, shark, submarine, sun, train, whale",
-    ),
-    (
-        "Does it need electricity or fuel?",
-        "electricity|electric|fuel",
-        "aeroplane, bus, car, fridge, helicopter, kettle, lamp, submarine, television, train",
-    ),
-    (
-        "Does it have wheels?",
-        "wheels|wheel",
-        "aeroplane, bicycle, bus, car, train",
-    ),
-    (
-        "Can you ride in it or on it?",
-        "ride|travel",
-        "aeroplane, bicycle, boat, bus, car, elephant, helicopter, horse, submarine, train",
-    ),
-    (
-        "Is it a piece of furniture?",
-        "furniture",
-        "bed, chair, table",
-    ),
-    (
-        "Is it made of wood?",
-        "wood|wooden",
-        "chair, guitar, ladder, oak, pencil, piano, table, violin",
-    ),
-    (
-        "Is it made of metal?",
-        "metal",
-        "aeroplane, bicycle, bus, car, fork, hammer, helicopter, kettle, knife, ring, saw, scissors, submarine, "
-        "train, fridge",
-    ),
-    (
-        "Is it a tool?",
-        "tool",
-        "hammer, ladder, pencil, saw, scissors, knife",
-    ),
-    (
-        "Is it sharp?",
-        "sharp",
-        "cactus, fork, knife, saw, scissors",
-    ),
-    (
-        "Is it used at meals?",
-        "meals|meal",
-        "cup, fork, knife, table, kettle",
-    ),
-    (
-        "Does it make music?",
-        "music|musical|instrument",
-        "drum, guitar, piano, violin",
-    ),
-    (
-        "Does it have strings?",
-        "strings|string",
-        "guitar, piano, violin",
-    ),
-    (
-        "Do you wear it?",
-        "wear|worn|clothes|clothing",
-        "coat, glove, hat, ring, shoe",
-    ),
-    (
-        "Does it come in pairs?",
-        "pairs|pair",
-        "glove, shoe",
-    ),
-    (
-        "Is it round?",
-        "round|circle|circular",
-        "apple, clock, cup, drum, moon, pizza, ring, sun",
-    ),
-    (
-        "Does it give light?",
-        "light|shine|shines|bright",
-        "candle, lamp, moon, sun, television",
-    ),
-    (
-        "Is it in the sky?",
-        "sky",
-        "cloud, moon, sun",
-    ),
-    (
-        "Is it yellow?",
-        "yellow",
-        "banana, bee, cheese, lion, sun",
-    ),
-    (
-        "Is it cold?",
-        "cold|frozen",
-        "fridge, ice cream, snow",
-    ),
-    (
-        "Is it good against rain or snow?",
-        "rain|weather",
-        "coat, umbrella, hat",
-    ),
-    (
-        "Is it soft?",
-        "soft",
-        "bed, bread, cat, cloud, coat, pillow, snow, glove, grass, ice cream",
-    ),
-    (
-        "Does it tell you something?",
-        "tell|information",
-        "book, clock, television",
-    ),
-    (
-        "Does it grow on a plant?",
-        "grow|grows",
-        "apple, banana, carrot, rose",
-    ),
-)
-
+_TEXT = """
+Is it alive? alive|living: ant, bee, butterfly, cactus, cat, cow, crocodile, dog, duck, eagle, elephant, frog,
+  goldfish, horse, lion, mouse, oak, owl, penguin, rose, shark, snake, spider, whale, grass
+Is it an animal? animal|creature: ant, bee, butterfly, cat, cow, crocodile, dog, duck, eagle, elephant, frog,
+  goldfish, horse, lion, mouse, owl, penguin, shark, snake, spider, whale
+Can it fly? fly|flies: bee, butterfly, duck, eagle, owl, aeroplane, helicopter
+Is it found in water? water: boat, crocodile, duck, frog, goldfish, penguin, shark, submarine, whale, river
+Does it have four legs? four legs|4 legs: bed, cat, chair, cow, crocodile, dog, elephant, frog, horse, lion, mouse,
+  table
+Does it have fur? fur|furry|hair: cat, cow, dog, horse, lion, mouse
+Does it have feathers? feather|feathers|feathered: duck, eagle, owl, penguin, pillow
+Is it an insect? insect|bug: ant, bee, butterfly
+Is it kept as a pet? pet: cat, dog, goldfish, mouse
+Does it eat meat? meat|predator|hunt|hunts: cat, crocodile, dog, eagle, frog, lion, owl, penguin, shark, snake, spider
+Can you eat it? eat it|food|edible: apple, banana, bread, carrot, cheese, egg, ice cream, pizza
+Is it bigger than a person? bigger|larger|big|large: aeroplane, boat, bus, car, cloud, cow, crocodile, elephant,
+  helicopter, horse, moon, mountain, oak, piano, river, shark, submarine, sun, train, whale
+Does it need electricity or fuel? electricity|electric|fuel: aeroplane, bus, car, fridge, helicopter, kettle, lamp,
+  submarine, television, train
+Does it have wheels? wheels|wheel: aeroplane, bicycle, bus, car, train
+Can you ride in it or on it? ride|travel: aeroplane, bicycle, boat, bus, car, elephant, helicopter, horse, submarine,
+  train
+Is it a piece of furniture? furniture: bed, chair, table
+Is it made of wood? wood|wooden: chair, guitar, ladder, oak, pencil, piano, table, violin
+Is it made of metal? metal: aeroplane, bicycle, bus, car, fork, hammer, helicopter, kettle, knife, ring, saw,
+  scissors, submarine, train, fridge
+Is it a tool? tool: hammer, ladder, pencil, saw, scissors, knife
+Is it sharp? sharp: cactus, fork, knife, saw, scissors
+Is it used at meals? meals|meal: cup, fork, knife, table, kettle
+Does it make music? music|musical|instrument: drum, guitar, piano, violin
+Does it have strings? strings|string: guitar, piano, violin
+Do you wear it? wear|worn|clothes|clothing: coat, glove, hat, ring, shoe
+Does it come in pairs? pairs|pair: glove, shoe
+Is it round? round|circle|circular: apple, clock, cup, drum, moon, pizza, ring, sun
+Does it give light? light|shine|shines|bright: candle, lamp, moon, sun, television
+Is it in the sky? sky: cloud, moon, sun
+Is it yellow? yellow: banana, bee, cheese, lion, sun
+Is it cold? cold|frozen: fridge, ice cream, snow
+Is it good against rain or snow? rain|weather: coat, umbrella, hat
+Is it soft? soft: bed, bread, cat, cloud, coat, pillow, snow, glove, grass, ice cream
+Does it tell you something? tell|information: book, clock, television
+Does it grow on a plant? grow|grows: apple, banana, carrot, rose
+"""
+_TABLE = re.findall(r"^(\w.*\?) (.+): ((?:.|\n  )+)$", _TEXT, re.MULTILINE)
 _TRUE_OF: Mapping[str, frozenset[str]] = {
     question: frozenset(" ".join(thing.split()) for thing in things.split(",")) for question, _, things in _TABLE
 }

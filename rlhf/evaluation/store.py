@@ -34,19 +34,6 @@ from rlhf.evaluation.rows import (
     encode_failure,
 )
 
-__all__ = [
-    "FailureRecord",
-    "Phase",
-    "StoredStep",
-    "TrajectoryRecord",
-    "TrajectoryWriter",
-    "list_steps",
-    "read_columns",
-    "read_failures",
-    "read_successes",
-    "read_trajectories",
-]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class StoredStep:

@@ -56,6 +56,9 @@ QUIET_S = 15.0
 class External:
     """Attempts made by a program outside of this process, with the policy behind an OpenAI-compatible address."""
 
+    #: Nothing demonstrates what a program of others asks.
+    demonstrates: ClassVar[bool] = False
+
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("n_programs", None, ("max_concurrent",)),)
     offers_tools: ClassVar[bool] = True
     inline: ClassVar[bool] = True  # a step waits on the event loop for the program, and computes nothing there
@@ -111,11 +114,6 @@ class External:
         suggested = Capabilities(self.environment).limits_defaults
         usual = float(self.limits_defaults["step_timeout_s"])
         return Limits(step_timeout_s=max(usual, float(suggested.get("step_timeout_s", 0.0))))
-
-    @property
-    def demonstrates(self) -> bool:
-        """Nothing demonstrates what a program of others asks."""
-        return False
 
     @property
     def properties(self) -> Properties:

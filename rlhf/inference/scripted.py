@@ -13,7 +13,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlhf.data import Finish, Generation, PolicyWeights, Prompt, SamplingParams, WeightsForm
 from rlhf.errors import DeliveryError, EngineError, boundary
@@ -58,6 +58,12 @@ class ScriptedEngine:
         loaded: everything that `load` accepted, in order.
     """
 
+    #: A function is no policy, and its log-probs are whatever it says.
+    shares_policy: ClassVar[bool] = False
+
+    #: Nothing is handed over but the version.
+    weights_form: ClassVar[WeightsForm] = "shared"
+
     def __init__(
         self,
         function: Callable[..., str | Sequence[int] | Said],
@@ -73,27 +79,7 @@ class ScriptedEngine:
         self.n_calls = 0
         self.sessions: dict[str, asyncio.Event] = {}
         self.loaded: list[PolicyWeights] = []
-        self._max_context, self._version, self._closed = max_context, 0, False
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that new calls use; 0 before the first `load`."""
-        return self._version
-
-    @property
-    def weights_form(self) -> WeightsForm:
-        """Nothing is handed over but the version."""
-        return "shared"
-
-    @property
-    def shares_policy(self) -> bool:
-        """A function is no policy, and its log-probs are whatever it says."""
-        return False
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of prompt and generation together."""
-        return self._max_context
+        self.max_context, self.policy_version, self._closed = max_context, 0, False
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Ask the function once.
@@ -105,11 +91,11 @@ class ScriptedEngine:
         if self._closed:
             raise EngineError("the engine is closed", where="ScriptedEngine.generate")
         call, self.n_calls = self.n_calls, self.n_calls + 1
-        version = self._version
+        version = self.policy_version
         released = self.sessions.setdefault(session, asyncio.Event())
         if call in self.fails_on:
             raise EngineError("this call is scripted to fail", where=f"ScriptedEngine call {call}")
-        room = check_prompt(prompt, "ScriptedEngine.generate", max_context=self._max_context)
+        room = check_prompt(prompt, "ScriptedEngine.generate", max_context=self.max_context)
         await asyncio.sleep(0)  # others get their turn, as with any engine
         if self.latency_s and await _happens(released, self.latency_s):
             return Generation(prompt, (), (), Finish.ABORT, version)
@@ -125,14 +111,14 @@ class ScriptedEngine:
 
     async def load(self, weights: PolicyWeights) -> None:
         """Take over the version. Raises DeliveryError if it goes back."""
-        if weights.version < self._version:
+        if weights.version < self.policy_version:
             raise DeliveryError(
                 "weights are older than those in use",
                 where="ScriptedEngine.load",
                 got=f"version {weights.version}",
-                expected=f"at least {self._version}",
+                expected=f"at least {self.policy_version}",
             )
-        self._version = weights.version
+        self.policy_version = weights.version
         self.loaded.append(weights)
 
     async def close(self) -> None:

@@ -10,118 +10,88 @@ from collections.abc import Collection, Mapping
 
 from rlhf.recipe.places import has_loss
 
-#: Of theirs: our key, as a path from the top of a recipe; `N` is the number of a stage.
+#: Our key, as a path from the top of a recipe, `N` the number of a stage: theirs.
+_OURS = """
+stages.N.optimizer.lr: learning_rate actor_learning_rate step_size actor_lr
+stages.N.critic.optimizer.lr: critic_learning_rate critic_lr
+stages.N.optimizer.schedule: lr_scheduler_type lr_scheduler lr_warmup_style
+stages.N.optimizer.warmup_steps: lr_warmup_steps num_warmup_steps warmup warmup_ratio lr_warmup_ratio
+  lr_warmup_steps_ratio
+stages.N.sft_coef: rpo_alpha nll_loss_coef
+stages.N.optimizer.betas: adam_betas adam_beta1 adam_beta2
+stages.N.optimizer.eps: adam_epsilon adam_eps
+stages.N.optimizer.weight_decay: l2 adam_weight_decay
+stages.N.optimizer.max_grad_norm: max_norm grad_clip clip_grad gradient_clipping
+stages.N.steps: max_steps total_training_steps num_iterations_total total_steps train_steps n_steps num_steps
+  iterations n_iterations num_train_epochs num_epochs total_epochs num_episodes
+stages.N.epochs: max_epochs ppo_epochs num_ppo_epochs num_iterations
+stages.N.group_size: num_generations n_samples_per_prompt rollout_n num_return_sequences n_rollouts
+stages.N.tasks_per_step: train_batch_size rollout_batch_size per_device_train_batch_size prompts_per_step
+  gen_batch_size batch_size global_batch_size rollout_batch prompts_per_batch
+stages.N.minibatches: gradient_accumulation_steps gradient_accumulation grad_accum ppo_mini_batch_size
+  num_mini_batches mini_batch_size minibatch_size
+stages.N.max_tokens_per_microbatch: micro_train_batch_size micro_batch_size ppo_micro_batch_size
+  ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu
+stages.N.trainer.gradient_checkpointing: gradient_checkpointing_enable enable_gradient_checkpointing
+stages.N.loss.kl_coef: beta init_kl_coef kl_loss_coef kl_ctrl kl_penalty_coef kl_beta kl_coeff kl_weight kl_coef
+stages.N.loss.kl: use_kl_loss kl_loss_type kl_estimator kl_penalty
+stages.N.loss.kl_target: target_kl kl_target_value
+stages.N.loss.clip_low: epsilon eps_clip clip_ratio cliprange clip_ratio_low clip_eps clip_epsilon clip_range clip
+  epsilon_low
+stages.N.critic.clip: cliprange_value value_clip clip_range_vf
+stages.N.loss.clip_high: epsilon_high clip_ratio_high eps_clip_high
+stages.N.loss.dual_clip: delta clip_ratio_c dual_clip_ratio
+stages.N.loss.entropy_coef: entropy_coeff entropy_bonus ent_coef entropy_loss_coef
+stages.N.reduction.kind: loss_agg_mode loss_type loss_aggregation
+stages.N.correction.max_weight: vllm_importance_sampling_cap tis_imp_ratio_cap
+stages.N.filters.drop_truncated: mask_truncated_completions overlong_filtering
+stages.N.advantage.kind: adv_estimator advantage_estimator algorithm algo
+stages.N.advantage.normalize_std: scale_rewards norm_adv_by_std_in_grpo use_std_normalization normalize_advantages
+stages.N.advantage.whiten: whiten_advantages
+stages.N.advantage.lam: gae_lambda lambd lambda
+stages.N.advantage.gamma: discount discount_factor
+stages.N.critic: use_critic critic_model value_model
+stages.N.advantage.step_weight: step_advantage_w
+limits.max_tokens: max_completion_length max_new_tokens max_response_length generate_max_len response_length
+limits.max_context: max_prompt_length prompt_max_len max_length max_seq_length max_model_len max_seq_len
+limits.stop_strings: stop stop_sequences
+limits.max_turns: max_tool_calling_iterations max_assistant_turns max_interactions
+stages.N.temperature: rollout_temperature
+agent.system: system_prompt system_message
+policy.path: model_name_or_path model_name pretrain model_path base_model
+policy.dtype: torch_dtype bf16 fp16 mixed_precision precision
+policy.lora: peft_config use_peft lora_config
+policy.lora.rank: lora_rank lora_r
+policy.lora.alpha: lora_alpha
+policy.lora.dropout: lora_dropout
+policy.lora.target_modules: lora_target_modules
+policy.lora.quantization: load_in_4bit load_in_8bit quantization_config
+policy.template: chat_template chat_template_path
+engine.kind: use_vllm rollout_engine backend vllm
+engine.tensor_parallel: tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size
+stages.N.trainer.kind: deepspeed fsdp strategy_type
+asynchrony.staleness: max_staleness off_policy_steps
+engine.gpu_memory_utilization: vllm_gpu_memory_utilization
+name: run_name experiment_name exp_name
+seed: random_seed data_seed
+stages.N.evaluate_every: eval_steps test_freq eval_interval
+stages.N.checkpoint_every: save_steps save_freq save_interval
+stages.N.keep_checkpoints: save_total_limit max_ckpt_num
+evaluation.n_tasks: max_eval_samples n_eval eval_size
+trackers: report_to log_with logger use_wandb wandb tensorboard project_name wandb_project
+push_to_hub: hub_model_id hub_repo
+rewards: reward_fn reward_funcs reward_function reward
+environment: env env_name env_id train_dataset dataset data
+environment.train: train_file train_files prompt_data
+environment.test: eval_dataset val_dataset val_files eval_data test_dataset
+rewards.NAME.weight: reward_weights
+policy: model
+"""
+#: Of theirs: our key.
 ALIASES: Mapping[str, str] = {
-    # optimizer
-    **dict.fromkeys(("learning_rate", "actor_learning_rate", "step_size", "actor_lr"), "stages.N.optimizer.lr"),
-    **dict.fromkeys(("critic_learning_rate", "critic_lr"), "stages.N.critic.optimizer.lr"),
-    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "lr_warmup_style"), "stages.N.optimizer.schedule"),
-    **dict.fromkeys(("lr_warmup_steps", "num_warmup_steps", "warmup"), "stages.N.optimizer.warmup_steps"),
-    **dict.fromkeys(("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio"), "stages.N.optimizer.warmup_steps"),
-    **dict.fromkeys(("rpo_alpha", "nll_loss_coef"), "stages.N.sft_coef"),
-    **dict.fromkeys(("adam_betas", "adam_beta1", "adam_beta2"), "stages.N.optimizer.betas"),
-    **dict.fromkeys(("adam_epsilon", "adam_eps"), "stages.N.optimizer.eps"),
-    **dict.fromkeys(("l2", "adam_weight_decay"), "stages.N.optimizer.weight_decay"),
-    **dict.fromkeys(("max_norm", "grad_clip", "clip_grad", "gradient_clipping"), "stages.N.optimizer.max_grad_norm"),
-    # how much is attempted, and how it is split
-    **dict.fromkeys(("max_steps", "total_training_steps", "num_iterations_total"), "stages.N.steps"),
-    **dict.fromkeys(
-        ("total_steps", "train_steps", "n_steps", "num_steps", "iterations", "n_iterations"), "stages.N.steps"
-    ),
-    **dict.fromkeys(("num_train_epochs", "num_epochs", "total_epochs", "num_episodes"), "stages.N.steps"),
-    **dict.fromkeys(("max_epochs", "ppo_epochs", "num_ppo_epochs", "num_iterations"), "stages.N.epochs"),
-    **dict.fromkeys(
-        ("num_generations", "n_samples_per_prompt", "rollout_n", "num_return_sequences", "n_rollouts"),
-        "stages.N.group_size",
-    ),
-    **dict.fromkeys(
-        ("train_batch_size", "rollout_batch_size", "per_device_train_batch_size", "prompts_per_step", "gen_batch_size"),
-        "stages.N.tasks_per_step",
-    ),
-    **dict.fromkeys(
-        ("batch_size", "global_batch_size", "rollout_batch", "prompts_per_batch"),
-        "stages.N.tasks_per_step",
-    ),
-    **dict.fromkeys(("gradient_accumulation_steps", "gradient_accumulation", "grad_accum"), "stages.N.minibatches"),
-    **dict.fromkeys(("ppo_mini_batch_size", "num_mini_batches"), "stages.N.minibatches"),
-    **dict.fromkeys(("mini_batch_size", "minibatch_size"), "stages.N.minibatches"),
-    **dict.fromkeys(
-        ("micro_train_batch_size", "micro_batch_size", "ppo_micro_batch_size", "ppo_max_token_len_per_gpu"),
-        "stages.N.max_tokens_per_microbatch",
-    ),
-    "ppo_micro_batch_size_per_gpu": "stages.N.max_tokens_per_microbatch",
-    "gradient_checkpointing_enable": "stages.N.trainer.gradient_checkpointing",
-    "enable_gradient_checkpointing": "stages.N.trainer.gradient_checkpointing",
-    # loss
-    **dict.fromkeys(("beta", "init_kl_coef", "kl_loss_coef", "kl_ctrl", "kl_penalty_coef"), "stages.N.loss.kl_coef"),
-    **dict.fromkeys(("kl_beta", "kl_coeff", "kl_weight", "kl_coef"), "stages.N.loss.kl_coef"),
-    **dict.fromkeys(("use_kl_loss", "kl_loss_type", "kl_estimator", "kl_penalty"), "stages.N.loss.kl"),
-    **dict.fromkeys(("target_kl", "kl_target_value"), "stages.N.loss.kl_target"),
-    **dict.fromkeys(("epsilon", "eps_clip", "clip_ratio", "cliprange", "clip_ratio_low"), "stages.N.loss.clip_low"),
-    **dict.fromkeys(("clip_eps", "clip_epsilon", "clip_range", "clip", "epsilon_low"), "stages.N.loss.clip_low"),
-    **dict.fromkeys(("cliprange_value", "value_clip", "clip_range_vf"), "stages.N.critic.clip"),
-    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "eps_clip_high"), "stages.N.loss.clip_high"),
-    **dict.fromkeys(("delta", "clip_ratio_c", "dual_clip_ratio"), "stages.N.loss.dual_clip"),
-    **dict.fromkeys(("entropy_coeff", "entropy_bonus", "ent_coef", "entropy_loss_coef"), "stages.N.loss.entropy_coef"),
-    **dict.fromkeys(("loss_agg_mode", "loss_type", "loss_aggregation"), "stages.N.reduction.kind"),
-    **dict.fromkeys(("vllm_importance_sampling_cap", "tis_imp_ratio_cap"), "stages.N.correction.max_weight"),
-    **dict.fromkeys(("mask_truncated_completions", "overlong_filtering"), "stages.N.filters.drop_truncated"),
-    # advantage
-    **dict.fromkeys(("adv_estimator", "advantage_estimator", "algorithm", "algo"), "stages.N.advantage.kind"),
-    **dict.fromkeys(
-        ("scale_rewards", "norm_adv_by_std_in_grpo", "use_std_normalization", "normalize_advantages"),
-        "stages.N.advantage.normalize_std",
-    ),
-    "whiten_advantages": "stages.N.advantage.whiten",
-    **dict.fromkeys(("gae_lambda", "lambd", "lambda"), "stages.N.advantage.lam"),
-    **dict.fromkeys(("discount", "discount_factor"), "stages.N.advantage.gamma"),
-    **dict.fromkeys(("use_critic", "critic_model", "value_model"), "stages.N.critic"),
-    "step_advantage_w": "stages.N.advantage.step_weight",
-    # sampling and limits
-    **dict.fromkeys(
-        ("max_completion_length", "max_new_tokens", "max_response_length", "generate_max_len", "response_length"),
-        "limits.max_tokens",
-    ),
-    **dict.fromkeys(
-        ("max_prompt_length", "prompt_max_len", "max_length", "max_seq_length", "max_model_len", "max_seq_len"),
-        "limits.max_context",
-    ),
-    **dict.fromkeys(("stop", "stop_sequences"), "limits.stop_strings"),
-    **dict.fromkeys(("max_tool_calling_iterations", "max_assistant_turns", "max_interactions"), "limits.max_turns"),
-    "rollout_temperature": "stages.N.temperature",
-    **dict.fromkeys(("system_prompt", "system_message"), "agent.system"),
-    # model, engine, run
-    **dict.fromkeys(("model_name_or_path", "model_name", "pretrain", "model_path", "base_model"), "policy.path"),
-    **dict.fromkeys(("torch_dtype", "bf16", "fp16", "mixed_precision", "precision"), "policy.dtype"),
-    **dict.fromkeys(("peft_config", "use_peft", "lora_config"), "policy.lora"),
-    **dict.fromkeys(("lora_rank", "lora_r"), "policy.lora.rank"),
-    "lora_alpha": "policy.lora.alpha",
-    "lora_dropout": "policy.lora.dropout",
-    "lora_target_modules": "policy.lora.target_modules",
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization_config"), "policy.lora.quantization"),
-    **dict.fromkeys(("chat_template", "chat_template_path"), "policy.template"),
-    **dict.fromkeys(("use_vllm", "rollout_engine", "backend", "vllm"), "engine.kind"),
-    **dict.fromkeys(
-        ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size"), "engine.tensor_parallel"
-    ),
-    **dict.fromkeys(("deepspeed", "fsdp", "strategy_type"), "stages.N.trainer.kind"),
-    **dict.fromkeys(("max_staleness", "off_policy_steps"), "asynchrony.staleness"),
-    "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
-    **dict.fromkeys(("run_name", "experiment_name", "exp_name"), "name"),
-    **dict.fromkeys(("random_seed", "data_seed"), "seed"),
-    **dict.fromkeys(("eval_steps", "test_freq", "eval_interval"), "stages.N.evaluate_every"),
-    **dict.fromkeys(("save_steps", "save_freq", "save_interval"), "stages.N.checkpoint_every"),
-    **dict.fromkeys(("save_total_limit", "max_ckpt_num"), "stages.N.keep_checkpoints"),
-    **dict.fromkeys(("max_eval_samples", "n_eval", "eval_size"), "evaluation.n_tasks"),
-    **dict.fromkeys(("report_to", "log_with", "logger", "use_wandb", "wandb", "tensorboard"), "trackers"),
-    **dict.fromkeys(("project_name", "wandb_project"), "trackers"),
-    **dict.fromkeys(("hub_model_id", "hub_repo"), "push_to_hub"),
-    **dict.fromkeys(("reward_fn", "reward_funcs", "reward_function", "reward"), "rewards"),
-    **dict.fromkeys(("env", "env_name", "env_id", "train_dataset", "dataset", "data"), "environment"),
-    **dict.fromkeys(("train_file", "train_files", "prompt_data"), "environment.train"),
-    **dict.fromkeys(("eval_dataset", "val_dataset", "val_files", "eval_data", "test_dataset"), "environment.test"),
-    "reward_weights": "rewards.NAME.weight",
-    "model": "policy",
+    theirs: ours
+    for ours, names in (line.split(":") for line in _OURS.replace("\n  ", " ").strip().split("\n"))
+    for theirs in names.split()
 }
 
 _TASKS = "which counts tasks; a step has tasks_per_step x group_size attempts (a supervised stage has batch_size)"

@@ -37,31 +37,12 @@ from rlhf.training.policy.lora import causal_of
 #: name that fits counts. NVIDIA's and AMD's data sheets, halved where these count with sparsity.
 PEAKS: Mapping[str, float] = MappingProxyType(
     {
-        "A100": 312.0,
-        "A800": 312.0,
-        "H100": 989.4,
-        "H100 PCIe": 756.0,
-        "H100 NVL": 835.5,
-        "H800": 989.4,
-        "H800 PCIe": 756.0,
-        "H200": 989.4,
-        "H200 NVL": 835.5,
-        "GH200": 989.4,
-        "B200": 2250.0,
-        "A10": 125.0,
-        "A30": 165.0,
-        "A40": 149.7,
-        "L4": 121.0,
-        "L40": 181.0,
-        "L40S": 362.0,
-        "RTX A6000": 154.8,
-        "RTX 6000 Ada": 364.2,
-        "RTX 3090": 71.0,
-        "RTX 4090": 165.2,
-        "RTX 5090": 209.5,
-        "MI300X": 1307.4,
+        "A100": 312.0, "A800": 312.0, "H100": 989.4, "H100 PCIe": 756.0, "H100 NVL": 835.5, "H800": 989.4,
+        "H800 PCIe": 756.0, "H200": 989.4, "H200 NVL": 835.5, "GH200": 989.4, "B200": 2250.0, "A10": 125.0,
+        "A30": 165.0, "A40": 149.7, "L4": 121.0, "L40": 181.0, "L40S": 362.0, "RTX A6000": 154.8, "RTX 6000 Ada": 364.2,
+        "RTX 3090": 71.0, "RTX 4090": 165.2, "RTX 5090": 209.5, "MI300X": 1307.4,
     }
-)
+)  # fmt: skip
 #: Words behind a name that make it another GPU, or a part of one.
 _OTHERS = {"mig", "laptop", "d", "max", "ti"}
 

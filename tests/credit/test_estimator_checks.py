@@ -28,17 +28,11 @@ from rlhf.recipe.compatibility import check_seated
 from rlhf.recipe.model import recipe_of
 from rlhf.recipe.text import read
 from rlhf.recipe.view import view_of
-from tests import recipe_parts
 from tests.credit.credit_groups import outcome_group
 
 EXPERT = ["stages.1.group_demonstrations={per_group: 1}", "stages.1.loss={kind: luffy}"]
 PLANNER = "agent={kind: planner}"
 REINFORCED = "stages=[{kind: policy_gradient, steps: 3, group_size: 4}]"
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> Path:
-    return recipe_parts.write(tmp_path)
 
 
 @pytest.mark.parametrize(

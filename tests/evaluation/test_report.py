@@ -10,15 +10,9 @@ import pytest
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.errors import CheckpointError, DataError
 from rlhf.evaluation.contrib.findings import Finding, findings
+from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.store import (
-    FailureRecord,
-    StoredStep,
-    TrajectoryRecord,
-    TrajectoryWriter,
-    list_steps,
-    read_trajectories,
-)
+from rlhf.evaluation.store import StoredStep, TrajectoryWriter, list_steps, read_trajectories
 from rlhf.sinks import JsonlSink, Metrics
 from rlhf.viewer.redaction import Redaction
 from rlhf.viewer.report import by_interest, write_report

@@ -26,15 +26,8 @@ from rlhf.data import (
     Verdict,
 )
 from rlhf.errors import CheckpointError, DataError
-from rlhf.evaluation.store import (
-    FailureRecord,
-    TrajectoryRecord,
-    TrajectoryWriter,
-    list_steps,
-    read_failures,
-    read_successes,
-    read_trajectories,
-)
+from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
+from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_failures, read_successes, read_trajectories
 from tests.evaluation.synthetic import make_group, make_tokenizer
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -12,15 +12,9 @@ from rlhf.losses.policy_loss import LossNeeds
 from rlhf.losses.reinforce import Reinforce
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
-from tests import recipe_parts
 
 CENTRED = "stages.1.advantage={kind: dr_grpo}"
 ALL_GROUPS = "stages.1.filters={drop_zero_advantage: false}"
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> Path:
-    return recipe_parts.write(tmp_path)
 
 
 def said(path: Path, *overrides: str) -> list[str]:

@@ -260,7 +260,7 @@ def test_requests_of_two_processes_are_never_called_alike(monkeypatch: pytest.Mo
     async def ask_each() -> None:
         for _ in range(20):
             engine = VllmEngine([ServerInstance("http://127.0.0.1:9")])
-            engine._n_vocab, engine._max_context = 9, 9
+            engine._n_vocab, engine.max_context = 9, 9
             with pytest.raises(EngineError, match="nothing is sampled"):
                 await engine.generate(Prompt((1, 2)), SamplingParams(1))
             del engine

@@ -17,8 +17,7 @@ from rlhf.batching.samples import make_samples
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, Score, Task, Turn
 from rlhf.errors import DataError
-from rlhf.evaluation.rows import encode
-from rlhf.evaluation.store import TrajectoryRecord
+from rlhf.evaluation.rows import TrajectoryRecord, encode
 from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.episode import Branch, run_episode
 from rlhf.rollout.group import run_groups

@@ -9,17 +9,11 @@ import pytest
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from rlhf.recipe.checks import cautions
-from tests import recipe_parts
 
 ALONE = ["stages.1.group_size=1", "stages.1.advantage={kind: grpo, single_group: raw}"]
 WITH_PENALTY = "rewards={solved: {kind: outcome}, invalid: {kind: invalid_action}}"
 WITH_CRITIC = ["stages.1.advantage={kind: gae}", "stages.1.critic={}"]
 WITH_NFT = ["stages.1.advantage={kind: dr_grpo}", "stages.1.loss={kind: nft}"]
-
-
-@pytest.fixture
-def echo(tmp_path: Path) -> Path:
-    return recipe_parts.write(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from typing import Any
 import uvicorn
 
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
-from rlhf.evaluation.store import FailureRecord, TrajectoryRecord, TrajectoryWriter
+from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
+from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.viewer.app import create_app
 from rlhf.viewer.library import Library
 from rlhf.viewer.redaction import Redaction

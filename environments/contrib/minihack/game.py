@@ -27,32 +27,14 @@ EXTRA = "minihack"
 
 #: What the agent may say, and the key of NetHack's keyboard that it stands for. A level offers some of them.
 KEYS: Mapping[str, int] = {
-    "apply": 97,
-    "east": 108,
-    "eat": 101,
-    "kick": 4,
-    "north": 107,
-    "northeast": 117,
-    "northwest": 121,
-    "open": 111,
-    "pick up": 44,
-    "search": 115,
-    "south": 106,
-    "southeast": 110,
-    "southwest": 98,
-    "west": 104,
-}
+    "apply": 97, "east": 108, "eat": 101, "kick": 4, "north": 107, "northeast": 117, "northwest": 121, "open": 111,
+    "pick up": 44, "search": 115, "south": 106, "southeast": 110, "southwest": 98, "west": 104,
+}  # fmt: skip
 #: Columns and rows that each direction leads on.
 WAYS: Mapping[str, tuple[int, int]] = {
-    "north": (0, -1),
-    "east": (1, 0),
-    "south": (0, 1),
-    "west": (-1, 0),
-    "northeast": (1, -1),
-    "southeast": (1, 1),
-    "southwest": (-1, 1),
-    "northwest": (-1, -1),
-}
+    "north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0), "northeast": (1, -1), "southeast": (1, 1),
+    "southwest": (-1, 1), "northwest": (-1, -1),
+}  # fmt: skip
 #: Runs (NLE's `CompassDirectionLonger`), which only NetHack's own tasks have: on until something interesting appears;
 #: they follow corridors.
 RUNS: Mapping[str, int] = {f"far {way}": KEYS[way] - 32 for way in WAYS}

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -50,17 +50,15 @@ class Conversation:
 class Conversations:
     """Read a long conversation, piece by piece, and answer a question about it; a file of one's own."""
 
+    #: Properties of the environment.
+    properties: ClassVar[Properties] = Properties(
+        deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=_SPLITS
+    )
+
     path: Path
     """JSON of LoCoMo; or JSON lines, JSON or Parquet with `context`, `questions` and `answers`."""
     piece_words: Annotated[int, Field(ge=20)] = 200
     """Words of a piece at most; a turn of the conversation is not cut in two unless it is longer."""
-
-    @property
-    def properties(self) -> Properties:
-        """Properties of the environment."""
-        return Properties(
-            deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=_SPLITS
-        )
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split, one a question; all of a conversation are of one split, told by its name.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -48,6 +48,11 @@ class SelfMade:
     Source: Self Rewarding Self Improving, arXiv 2505.08827.
     """
 
+    #: Properties of the environment.
+    properties: ClassVar[Properties] = Properties(
+        deterministic=True, replayable=True, thread_safe=True, inline=True, splits=_SPLITS
+    )
+
     path: Path
     """Problems: JSON lines, JSON, CSV or Parquet, or a folder of `datasets`, with a column as `dataset` names it."""
     column: str | None = None
@@ -60,11 +65,6 @@ class SelfMade:
     """Tasks of each split."""
     ask: str = "Here are problems. Write another one of their kind, that can be answered."
     """First instruction."""
-
-    @property
-    def properties(self) -> Properties:
-        """Properties of the environment."""
-        return Properties(deterministic=True, replayable=True, thread_safe=True, inline=True, splits=_SPLITS)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split. Raises EnvError: no such split, or a file that has too few problems."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
@@ -42,18 +42,16 @@ class Verdicts:
     2509.21319, and Sparrow, arXiv 2209.14375, for labels of principles and rules.
     """
 
+    #: Properties of the environment.
+    properties: ClassVar[Properties] = Properties(
+        deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=_SPLITS
+    )
+
     path: Path
     """JSON lines, JSON, CSV or Parquet, or a folder of `datasets`: rows of `prompt`, `chosen` and `rejected`, or of
     `prompt`, `response`, `principle` and `label`."""
     question: str = "Which attempt does better what the agent was asked to do?"
     """Question about a pair: the same as the judge's `question`."""
-
-    @property
-    def properties(self) -> Properties:
-        """Properties of the environment."""
-        return Properties(
-            deterministic=True, replayable=True, thread_safe=True, inline=True, oracle=True, splits=_SPLITS
-        )
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of a split. Raises EnvError: no such split, or a file or line that cannot be used."""

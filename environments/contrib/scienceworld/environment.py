@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
@@ -28,37 +28,17 @@ from rlhf.settings import STRICT
 
 #: The tasks and how many variations each has, as scienceworld 1.2.3 lists them.
 VARIATIONS: Mapping[str, int] = {
-    "boil": 30,
-    "melt": 30,
-    "freeze": 30,
-    "change-the-state-of-matter-of": 30,
-    "use-thermometer": 540,
-    "measure-melting-point-known-substance": 436,
-    "measure-melting-point-unknown-substance": 300,
-    "power-component": 20,
-    "power-component-renewable-vs-nonrenewable-energy": 20,
-    "test-conductivity": 900,
-    "test-conductivity-of-unknown-substances": 600,
-    "find-living-thing": 300,
-    "find-non-living-thing": 300,
-    "find-plant": 300,
-    "find-animal": 300,
-    "grow-plant": 126,
-    "grow-fruit": 126,
-    "chemistry-mix": 32,
-    "chemistry-mix-paint-secondary-color": 36,
-    "chemistry-mix-paint-tertiary-color": 36,
-    "lifespan-longest-lived": 125,
-    "lifespan-shortest-lived": 125,
-    "lifespan-longest-lived-then-shortest-lived": 125,
-    "identify-life-stages-1": 14,
-    "identify-life-stages-2": 10,
-    "inclined-plane-determine-angle": 168,
-    "inclined-plane-friction-named-surfaces": 1386,
-    "inclined-plane-friction-unnamed-surfaces": 162,
-    "mendelian-genetics-known-plant": 120,
+    "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30, "use-thermometer": 540,
+    "measure-melting-point-known-substance": 436, "measure-melting-point-unknown-substance": 300, "power-component": 20,
+    "power-component-renewable-vs-nonrenewable-energy": 20, "test-conductivity": 900,
+    "test-conductivity-of-unknown-substances": 600, "find-living-thing": 300, "find-non-living-thing": 300,
+    "find-plant": 300, "find-animal": 300, "grow-plant": 126, "grow-fruit": 126, "chemistry-mix": 32,
+    "chemistry-mix-paint-secondary-color": 36, "chemistry-mix-paint-tertiary-color": 36, "lifespan-longest-lived": 125,
+    "lifespan-shortest-lived": 125, "lifespan-longest-lived-then-shortest-lived": 125, "identify-life-stages-1": 14,
+    "identify-life-stages-2": 10, "inclined-plane-determine-angle": 168, "inclined-plane-friction-named-surfaces": 1386,
+    "inclined-plane-friction-unnamed-surfaces": 162, "mendelian-genetics-known-plant": 120,
     "mendelian-genetics-unknown-plant": 480,
-}
+}  # fmt: skip
 
 #: What makes the simulator simpler; `easy` stands for all of them.
 SIMPLIFICATIONS = (
@@ -76,6 +56,9 @@ SPLITS = ("train", "dev", "test")
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ScienceWorld:
     """ScienceWorld task, or all of them. Each game runs in a Java virtual machine of its own."""
+
+    #: Maximal number of episodes alive in one process: each holds 200 to 400 MB.
+    max_episodes: ClassVar[int] = 4
 
     task: str = "all"
     """Name of a task, or `all`: then the first variation of each comes first, then the second of each, and so on."""
@@ -128,11 +111,6 @@ class ScienceWorld:
             package=f"scienceworld {version_of('scienceworld', EXTRA)}",
             isolated=True,
         )
-
-    @property
-    def max_episodes(self) -> int:
-        """Maximal number of episodes alive in one process: each holds 200 to 400 MB."""
-        return 4
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`. No Java is started.

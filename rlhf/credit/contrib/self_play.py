@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -61,6 +61,9 @@ class Seats:
     Source: baselines of each role in self-play, SPIRAL, arXiv 2506.24119, whose baseline is a moving average.
     """
 
+    #: True if it needs a critic: never.
+    needs_values: ClassVar[bool] = False
+
     inner: AdvantageEstimator = Field(default_factory=GRPO)
     """Estimator for the turns of one seat."""
     others: Literal["opposite", "same", "own"] = "opposite"
@@ -99,11 +102,6 @@ class Seats:
                 expected="an environment whose `properties` name two seats or more",
                 do="use its inner estimator alone, or a game with several seats",
             )
-
-    @property
-    def needs_values(self) -> bool:
-        """True if it needs a critic: never."""
-        return False
 
     @property
     def min_group(self) -> int:

@@ -6,7 +6,7 @@ for a whole copy in every process is the price: for large models an engine of it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,18 +24,14 @@ class CopiedEngine(TransformersEngine):
         settings: of `TransformersEngine`.
     """
 
+    #: Log-probs are computed by another module than the trainer's.
+    shares_policy: ClassVar[bool] = False
+
+    #: Every parameter is sent.
+    weights_form: ClassVar[WeightsForm] = "full"
+
     def __init__(self, model: Any, **settings: Any) -> None:
         super().__init__(model.requires_grad_(False), **settings)
-
-    @property
-    def weights_form(self) -> WeightsForm:
-        """Every parameter is sent."""
-        return "full"
-
-    @property
-    def shares_policy(self) -> bool:
-        """Log-probs are computed by another module than the trainer's."""
-        return False
 
     @torch.no_grad()
     def _verified(self, weights: PolicyWeights) -> str:

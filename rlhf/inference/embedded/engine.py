@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,22 @@ class TransformersEngine:
         decode: text of token ids, as the tokenizer's `decode`; needed for stop strings only.
 
     Attributes:
+        policy_version: of the weights that new calls use.
+        policy_fingerprint: found at the last `load`; empty before.
+        max_context: most tokens of prompt and generation together.
+        n_vocab: number of token ids that the model has embeddings of.
         stats: counters since it was made.
         options: it was made with, version aside, for another over the same module.
 
     Raises:
         ModelError: the model cannot run packed, or was not made for `max_context` positions.
     """
+
+    #: Log-probs are computed by the trainer's own module.
+    shares_policy: ClassVar[bool] = True
+
+    #: The trainer's module is the engine's.
+    weights_form: ClassVar[WeightsForm] = "shared"
 
     def __init__(
         self,
@@ -73,10 +83,10 @@ class TransformersEngine:
         use_packed_attention(model)
         check_context(model.config, max_context)
         self.stats = EngineStats()
-        self._model, self._max_context = model, max_context
+        self._model, self.max_context = model, max_context
         self._max_sessions, self._max_batch_tokens = max_sessions, max_batch_tokens
-        self._n_vocab = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-        self._version, self._fingerprint, self._decode = version, "", decode
+        self.n_vocab = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+        self.policy_version, self.policy_fingerprint, self._decode = version, "", decode
         limits = {"max_context": max_context, "max_sessions": max_sessions, "max_batch_tokens": max_batch_tokens}
         self.options: dict[str, Any] = {**limits, "decode": decode}
         self._cache = KVCache(max_sessions, max_context)
@@ -88,34 +98,9 @@ class TransformersEngine:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def policy_version(self) -> int:
-        """Version of the weights that new calls use."""
-        return self._version
-
-    @property
-    def weights_form(self) -> WeightsForm:
-        """The trainer's module is the engine's."""
-        return "shared"
-
-    @property
-    def shares_policy(self) -> bool:
-        """Log-probs are computed by the trainer's own module."""
-        return True
-
-    @property
-    def policy_fingerprint(self) -> str:
-        """Fingerprint found at the last `load`; empty before."""
-        return self._fingerprint
-
-    @property
     def cache_bytes(self) -> int:
         """Memory of all keys and values; none after `load` until the next call."""
         return self._cache.n_bytes
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of prompt and generation together."""
-        return self._max_context
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once. Calls of one session run one after the other; calls without one keep no cache.
@@ -130,7 +115,7 @@ class TransformersEngine:
         where = "TransformersEngine.generate"
         if self._closed:
             raise EngineError("the engine is closed", where=where)
-        check_prompt(prompt, where, max_context=self._max_context, n_vocab=self._n_vocab)
+        check_prompt(prompt, where, max_context=self.max_context, n_vocab=self.n_vocab)
         if params.stop_strings and self._decode is None:
             raise EngineError("stop strings need a tokenizer", where="TransformersEngine", expected="decode=...")
         loop = asyncio.get_running_loop()
@@ -170,9 +155,9 @@ class TransformersEngine:
                 parameters are not those announced.
         """
         found = self._verified(weights)
-        if weights.version != self._version:
+        if weights.version != self.policy_version:
             self._table.begin_version(weights.version)
-        self._version, self._fingerprint = weights.version, found
+        self.policy_version, self.policy_fingerprint = weights.version, found
         self.drop_cache()
 
     async def sleep(self) -> None:
@@ -195,12 +180,12 @@ class TransformersEngine:
                 await task
 
     def _check_version(self, weights: PolicyWeights, where: str) -> None:
-        if weights.version < self._version:
+        if weights.version < self.policy_version:
             raise DeliveryError(
                 "weights are older than those in use",
                 where=where,
                 got=f"version {weights.version}",
-                expected=f"at least {self._version}",
+                expected=f"at least {self.policy_version}",
             )
 
     def _verified(self, weights: PolicyWeights) -> str:
@@ -223,12 +208,12 @@ class TransformersEngine:
                 expected=weights.fingerprint,
                 hint="trainer and engine must share one module, and nothing may change it between publishing and load",
             )
-        if weights.version == self._version and self._fingerprint not in ("", found):
+        if weights.version == self.policy_version and self.policy_fingerprint not in ("", found):
             raise DeliveryError(
                 "this version was delivered before with different parameters",
                 where=where,
                 got=found,
-                expected=self._fingerprint,
+                expected=self.policy_fingerprint,
                 hint="increase the version with every publication",
             )
         return found
@@ -331,7 +316,7 @@ class TransformersEngine:
         for slot in slots[self._table.is_first(slots)].tolist():
             request = self._table.requests[slot]
             if request is not None:
-                request.version = self._version
+                request.version = self.policy_version
         stopped, full = self._table.advance(segments, tokens, logprobs)
         stopped, full = self._stopped_by_text(slots, stopped, full)
         self.stats.n_generated_tokens += len(slots)
@@ -361,7 +346,7 @@ class TransformersEngine:
         return np.concatenate([stopped, np.array(found, np.int64)]), full[~np.isin(full, found)]
 
     def _answer(self, request: Request, ids: tuple[int, ...], logprobs: tuple[float, ...], finish: Finish) -> None:
-        version = self._version if request.version is None else request.version
+        version = self.policy_version if request.version is None else request.version
         if not request.future.done():
             spans = request.version_spans(len(ids))
             request.future.set_result(Generation(request.prompt, ids, logprobs, finish, version, spans))
@@ -381,7 +366,7 @@ class TransformersEngine:
         what = "the engine failed" if cause else "the engine was closed" if self._closed else "the engine was stopped"
         outstanding, self._waiting = self._outstanding(), []
         self._cache.clear()
-        self._table = SlotTable(self._max_sessions, self._max_context, self.stats)
+        self._table = SlotTable(self._max_sessions, self.max_context, self.stats)
         for request in outstanding:
             request.slot = -1
             self._refuse(request, what, cause)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -27,15 +27,13 @@ class GuidedEngine(TransformersEngine):
     Source: RAST, arXiv 2506.15710.
     """
 
+    #: Log-probs are those of three models together.
+    shares_policy: ClassVar[bool] = False
+
     def __init__(self, model: Any, *, guides: tuple[Any, Any], weight: float, **settings: Any) -> None:
         super().__init__(model, **settings)
         self._weight = weight
         self._guides = [_Guide(guide, **settings) for guide in guides]
-
-    @property
-    def shares_policy(self) -> bool:
-        """Log-probs are those of three models together."""
-        return False
 
     @property
     def cache_bytes(self) -> int:

@@ -146,6 +146,9 @@ class SlotPlan:
         counts: `[P]` new tokens, at least 1.
         n_tokens: T, at least the sum of `counts`; what is over is padding that nothing reads.
         device: where the model runs.
+
+    Attributes:
+        position_ids: `[sum(counts)]`, position of each new token in its session.
     """
 
     by_layer = True
@@ -158,7 +161,7 @@ class SlotPlan:
         self.is_used = False
         firsts = np.cumsum(counts) - counts
         self._slots = np.repeat(slots, counts)
-        self._places = np.arange(self._n_new) - np.repeat(firsts - starts, counts)
+        self.position_ids = np.arange(self._n_new) - np.repeat(firsts - starts, counts)
         self._write: Tensor | None = None
         inverse = np.zeros(n_tokens, np.int64)
         self._spans: list[_Span] = []
@@ -169,11 +172,6 @@ class SlotPlan:
             n_places += len(span.gather)
             self._spans.append(span)
         self._inverse = torch.from_numpy(inverse).to(device)
-
-    @property
-    def position_ids(self) -> Ints:
-        """Position of each new token in its session, `[sum(counts)]`."""
-        return self._places
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, how: Variant = PLAIN
@@ -191,7 +189,7 @@ class SlotPlan:
         """Row of `[S * G * length]` for each new token and head, `[sum(counts) * G]`."""
         if self._write is None:
             _, n_heads, length, _ = keys.shape
-            rows = (self._slots[:, None] * n_heads + np.arange(n_heads)) * length + self._places[:, None]
+            rows = (self._slots[:, None] * n_heads + np.arange(n_heads)) * length + self.position_ids[:, None]
             self._write = torch.from_numpy(rows.reshape(-1)).to(self._device)
         return self._write
 

@@ -39,12 +39,7 @@ class PausableEngine(TransformersEngine):
     @property
     def version_name(self) -> str:
         """Name of the weights."""
-        return self._names[self._version]
-
-    @property
-    def n_vocab(self) -> int:
-        """Ids that the model knows."""
-        return self._n_vocab
+        return self._names[self.policy_version]
 
     @property
     def n_running(self) -> int:
@@ -110,10 +105,10 @@ class PausableEngine(TransformersEngine):
         if missing := sorted(set(self._own) - self._arrived) if self._arrived else []:
             raise EngineError("not every parameter arrived", where="rlhf serve", got=f"nothing for {missing[0]}")
         self._table.begin_version(len(self._names))
-        self._version = len(self._names)
+        self.policy_version = len(self._names)
         self._names.append("")
         self.drop_cache()
 
     def rename(self, name: str) -> None:
         """Say what the weights are called."""
-        self._names[self._version] = name
+        self._names[self.policy_version] = name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,14 +47,12 @@ class SwappedWeightsEngine(TransformersEngine):
         settings: of `TransformersEngine`.
     """
 
+    #: Log-probs are those of other weights than the trainer's.
+    shares_policy: ClassVar[bool] = False
+
     def __init__(self, model: Any, weights: Mapping[str, torch.Tensor], **settings: Any) -> None:
         super().__init__(model, **settings)
         self._held = held_by(model, weights)
-
-    @property
-    def shares_policy(self) -> bool:
-        """Log-probs are those of other weights than the trainer's."""
-        return False
 
     async def load(self, weights: PolicyWeights) -> None:
         """Raise DeliveryError: its weights stay."""

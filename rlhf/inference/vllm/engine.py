@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -76,6 +76,9 @@ class VllmEngine:
         roster: file with addresses, one a line, of servers that take part beside the instances from a delivery on.
     """
 
+    #: The engine has a copy of the weights, and kernels of its own.
+    shares_policy: ClassVar[bool] = False
+
     def __init__(
         self,
         instances: Sequence[Instance],
@@ -94,10 +97,10 @@ class VllmEngine:
     ) -> None:
         self._deliverer = Deliverer(dtype, buffer_bytes, delivery)
         self._replicas = ReplicaSet(instances, self._deliverer, delivery_timeout_s)
-        self._form, self._at_update = form, at_update
+        self.weights_form, self._at_update = form, at_update
         self._request_timeout_s, self._delivery_timeout_s = request_timeout_s, delivery_timeout_s
-        self._version, self._fingerprint = version, ""
-        self._max_context = self._n_vocab = 0
+        self.policy_version, self.policy_fingerprint = version, ""
+        self.max_context = self._n_vocab = 0
         self._calls: dict[str, set[GenerationRequest]] = {}
         # Other processes ask the same servers: a name must be no other's, as objects' ids in twin processes are.
         self._numbers, self._name = itertools.count(1), uuid.uuid4().hex
@@ -112,34 +115,9 @@ class VllmEngine:
         self._retired: list[Adapter] = []
 
     @property
-    def policy_version(self) -> int:
-        """Version of the weights that new calls use."""
-        return self._version
-
-    @property
-    def policy_fingerprint(self) -> str:
-        """Fingerprint of the last delivery, as every worker reported it; empty before."""
-        return self._fingerprint
-
-    @property
     def sender(self) -> str:
         """Prefix of the names of weights that it has delivered, or follows."""
         return self._deliverer.sender
-
-    @property
-    def weights_form(self) -> WeightsForm:
-        """Form in which `load` takes weights."""
-        return self._form
-
-    @property
-    def shares_policy(self) -> bool:
-        """The engine has a copy of the weights, and kernels of its own."""
-        return False
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of prompt and generation together."""
-        return self._max_context
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -156,7 +134,7 @@ class VllmEngine:
         async with self._delivering:
             try:
                 await self._replicas.check_health(
-                    is_delivered=bool(self._fingerprint), limit_s=self._delivery_timeout_s
+                    is_delivered=bool(self.policy_fingerprint), limit_s=self._delivery_timeout_s
                 )
             except TimeoutError:
                 return True  # the delivery that follows names who hangs
@@ -185,8 +163,8 @@ class VllmEngine:
         """
         self._n_vocab = n_vocab
         found = await self._replicas.connect(shapes, n_vocab, lora_rank, leaves_out=leaves_out)
-        self._max_context = min(max_context, found or max_context)
-        if self._max_context < max_context:
+        self.max_context = min(max_context, found or max_context)
+        if self.max_context < max_context:
             warnings.warn(
                 f"a server has a context of {found} tokens: episodes are cut there, not at {max_context} as the recipe "
                 f"and the model have it; start it with a longer context, or set limits.max_context={found}",
@@ -207,7 +185,7 @@ class VllmEngine:
                 await self._wake()
         if self._broken:
             raise EngineError(self._broken, where=where)
-        room = check_prompt(prompt, where, max_context=self._max_context, n_vocab=self._n_vocab)
+        room = check_prompt(prompt, where, max_context=self.max_context, n_vocab=self._n_vocab)
         call = GenerationRequest(prompt, replace(params, max_tokens=min(params.max_tokens, room)), session)
         mine = self._calls.setdefault(session, set())
         mine.add(call)
@@ -257,21 +235,21 @@ class VllmEngine:
                 delivery the engine generates no more: nobody could say what it samples from.
         """
         where = f"VllmEngine.load, version {weights.version}"
-        if weights.form != self._form or weights.version < self._version:
-            wrong = weights.form != self._form
+        if weights.form != self.weights_form or weights.version < self.policy_version:
+            wrong = weights.form != self.weights_form
             raise DeliveryError(
-                f"this engine takes {self._form} weights" if wrong else "weights are older than those in use",
+                f"this engine takes {self.weights_form} weights" if wrong else "weights are older than those in use",
                 where=where,
                 got=f"{weights.form} weights" if wrong else f"version {weights.version}",
-                expected=f"{self._form} weights" if wrong else f"at least {self._version}",
+                expected=f"{self.weights_form} weights" if wrong else f"at least {self.policy_version}",
             )
         async with self._delivering:
             try:
-                is_delivered = bool(self._fingerprint)
+                is_delivered = bool(self.policy_fingerprint)
                 if self._roster is not None:
-                    await self._replicas.reconcile(listed(self._roster), self._max_context)
+                    await self._replicas.reconcile(listed(self._roster), self.max_context)
                 await self._replicas.recover(
-                    self._max_context,
+                    self.max_context,
                     is_delivered=is_delivered,
                     limit_s=self._delivery_timeout_s,
                     wait_s=self._return_s,
@@ -285,7 +263,7 @@ class VllmEngine:
                 if told is error:
                     raise
                 raise told from error
-            self._fingerprint, self._broken = fingerprint, ""
+            self.policy_fingerprint, self._broken = fingerprint, ""
 
     async def sleep(self) -> None:
         """Release the GPU's memory, if configured; the next `generate` or `load` takes it again."""
@@ -329,7 +307,7 @@ class VllmEngine:
             if caller is not None and caller.cancelling():
                 raise
             if call.withdrawn:
-                return call.generation(Finish.ABORT, self._version)
+                return call.generation(Finish.ABORT, self.policy_version)
             raise EngineError(self._broken, where="VllmEngine.generate") from None
 
     async def _answer(self, call: GenerationRequest) -> Generation:
@@ -349,7 +327,7 @@ class VllmEngine:
                 await asyncio.sleep(_RETRY_S)
                 continue
             if sampled.finish is not Finish.ABORT or call.withdrawn:
-                return call.generation(sampled.finish, self._version)
+                return call.generation(sampled.finish, self.policy_version)
             call.rewind()
             # While weights arrive, and where they arrived meanwhile, it was the update that ended it.
             n_aborts += self._open.is_set() and self._n_updates == n_updates
@@ -358,7 +336,7 @@ class VllmEngine:
 
     async def _ask(self, replica: Replica, call: GenerationRequest) -> Sampled:
         call.request_id = f"{self._name}-{next(self._numbers)}"
-        version, is_delivered = self._version, bool(self._fingerprint)
+        version, is_delivered = self.policy_version, bool(self.policy_fingerprint)
         adapter = self._adapter_of(call.prompt)
         replica.running.add(call.request_id)
         self._use(adapter, +1)
@@ -403,7 +381,7 @@ class VllmEngine:
         to = self._replicas.receivers()
         if not to.instances:
             raise NoInstanceError("no vLLM instance is left to deliver to", where=where, got=self._replicas.faults)
-        if self._form == "adapter":
+        if self.weights_form == "adapter":
             return await self._deliver_adapter(weights, to, where)
         self._open.clear()  # new calls wait from now on
         sent = await self._deliverer.full(to, weights, where, PAUSE[self._at_update])
@@ -430,6 +408,6 @@ class VllmEngine:
 
     def _begin(self, version: int) -> None:
         """New calls use `version`."""
-        self._version = version
+        self.policy_version = version
         self._n_updates += 1
         self._open.set()

@@ -24,7 +24,7 @@ class LeadingEngine(VllmEngine):
     async def load(self, weights: PolicyWeights) -> None:
         """Deliver, and tell the others."""
         await super().load(weights)
-        await asyncio.to_thread(current().from_main, (self.sender, self._fingerprint, self.joined), _WHAT)
+        await asyncio.to_thread(current().from_main, (self.sender, self.policy_fingerprint, self.joined), _WHAT)
 
 
 class FollowingEngine(VllmEngine):
@@ -54,22 +54,22 @@ class FollowingEngine(VllmEngine):
             fingerprint: of the weights.
             joined: addresses of servers that take part beside those given.
         """
-        self._deliverer.sender, self._fingerprint = sender, fingerprint
-        await self._replicas.reconcile(joined, self._max_context)
+        self._deliverer.sender, self.policy_fingerprint = sender, fingerprint
+        await self._replicas.reconcile(joined, self.max_context)
         await self._replicas.recover(
-            self._max_context, is_delivered=True, limit_s=self._delivery_timeout_s, delivers=False, least=version
+            self.max_context, is_delivered=True, limit_s=self._delivery_timeout_s, delivers=False, least=version
         )
         self._begin(version)
 
     async def found(self, wait_s: float) -> None:
         """Return once a server has the weights that this follows. Raises NoInstanceError after `wait_s`."""
-        if self._fingerprint and not self._replicas.in_use:
+        if self.policy_fingerprint and not self._replicas.in_use:
             await self._replicas.recover(
-                self._max_context,
+                self.max_context,
                 is_delivered=True,
                 limit_s=self._delivery_timeout_s,
                 delivers=False,
                 wait_s=wait_s,
-                least=self._version,
+                least=self.policy_version,
             )
             self._replicas.of("")

@@ -23,6 +23,9 @@ class MinEntropy(Regularized):
     Source: One-shot entropy minimization, arXiv 2505.20282.
     """
 
+    #: True, as it needs `LossInputs.entropy`.
+    needs_entropy: ClassVar[bool] = True
+
     in_equal_groups: ClassVar[str] = "looks at no advantage"
     needs_fresh_samples: ClassVar[bool] = True
 
@@ -30,11 +33,6 @@ class MinEntropy(Regularized):
         super().__post_init__()
         if self.entropy_coef:
             raise ValueError(f"entropy_coef: {self.entropy_coef} raises the entropy that this loss lowers; remove it")
-
-    @property
-    def needs_entropy(self) -> bool:
-        """True, as it needs `LossInputs.entropy`."""
-        return True
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""

@@ -39,6 +39,9 @@ class ShiQ(Regularized):
     Source: ShiQ, arXiv 2505.11081, derived anew from its abstract; no code is public.
     """
 
+    #: True if `LossInputs.ref_logprobs` must be given.
+    needs_ref: ClassVar[bool] = True
+
     in_units_of_reward: ClassVar[bool] = True
     in_equal_groups: ClassVar[str] = "keeps what scores as expected where it is"
     needs_log_normalizers: ClassVar[bool] = True
@@ -47,11 +50,6 @@ class ShiQ(Regularized):
 
     beta: Annotated[float, Field(gt=0)] = 0.1
     """β, units of reward per nat of divergence from the reference."""
-
-    @property
-    def needs_ref(self) -> bool:
-        """True if `LossInputs.ref_logprobs` must be given."""
-        return True
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""

@@ -245,6 +245,9 @@ class Fsdp:
     needed beside torch.
     """
 
+    #: Number formats that it computes in.
+    formats: ClassVar[Collection[Precision]] = ("float32", "bfloat16")
+
     precision: Literal["float32", "bfloat16"] | None = None
     """Data type of gathered weights and activations; null is the policy's. The optimizer updates float32 shards."""
     reshard_after_forward: bool = True
@@ -259,11 +262,6 @@ class Fsdp:
     heads."""
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     """Maximum time one process waits for another, such as for the end of its rollouts; then all stop."""
-
-    @property
-    def formats(self) -> Collection[Precision]:
-        """Number formats that it computes in."""
-        return ("float32", "bfloat16")
 
     @property
     def layout(self) -> Any:

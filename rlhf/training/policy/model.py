@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -37,6 +37,9 @@ from rlhf.training.policy.tokenizer import train_tokenizer
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class FromScratch:
     """A small model built in seconds, with a tokenizer trained on the environment's text. Saved like any other."""
+
+    #: The tokenizer is trained on the environment's text.
+    needs_texts: ClassVar[bool] = True
 
     family: Literal["qwen3", "llama"] = "qwen3"
     """Architecture."""
@@ -86,11 +89,6 @@ class FromScratch:
             if own is not None and not own.max_context:
                 yield from own.unprompted(self.max_context, f"stages[{i}].limits")
 
-    @property
-    def needs_texts(self) -> bool:
-        """The tokenizer is trained on the environment's text."""
-        return True
-
     def tokenizer(self, texts: Iterable[str]) -> Any:
         """A tokenizer trained on `texts`."""
         return train_tokenizer(
@@ -132,6 +130,9 @@ class FromScratch:
 class Pretrained:
     """Any causal language model in Hugging Face format: a local folder, or a name on a hub."""
 
+    #: The tokenizer comes with the model.
+    needs_texts: ClassVar[bool] = False
+
     path: str
     """Model folder or hub name, such as Qwen/Qwen3-0.6B; `base` is the shipped small model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -146,11 +147,6 @@ class Pretrained:
     def __post_init__(self) -> None:
         """Find the model that comes along."""
         object.__setattr__(self, "path", base_or(self.path))
-
-    @property
-    def needs_texts(self) -> bool:
-        """The tokenizer comes with the model."""
-        return False
 
     def build(self, seed: int, texts: Iterable[str] = (), *, loader: Loader | None = None) -> Policy:
         """Load model and tokenizer; `seed` draws the adapter's weights."""
