@@ -7,13 +7,13 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import Scale
-from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DrGRPO:
+class DrGRPO(CriticFree):
     """A_i = R_i − mean R, the same for every token of trajectory i.
 
     Not dividing by the deviation removes the extra weight of tasks that are nearly always or nearly never solved. The
@@ -24,8 +24,6 @@ class DrGRPO:
     """
 
     scale: ClassVar[Scale] = "group_mean"
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import IgnoredKeys
-from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.similarity import similar_clusters
 from rlhf.data import Credit, ScoredGroup, Values
@@ -17,7 +17,7 @@ from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class GiGPO:
+class GiGPO(CriticFree):
     """Group-in-group advantage (GiGPO): A_{i,k} = A^E_i + ω · A^S_{i,k}.
 
     It is the same for every token of turn k of trajectory i.
@@ -40,8 +40,6 @@ class GiGPO:
         IgnoredKeys("normalize", "mean", ("ddof", "eps")),
         IgnoredKeys("step_weight", 0, ("gamma", "similarity")),
     )
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     step_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """ω, the weight of the state-level advantage."""

@@ -3,8 +3,7 @@
 Everything here is pure Python on short lists: a group has a handful of trajectories and a step has tens of thousands of
 state groups, where the fixed cost of an array library would dominate; what looks at every token is in
 `rlhf.credit.flat_tokens`. Sums are exact (`math.fsum`), so the order of a group's trajectories does not matter, not
-even in
-the last bit.
+even in the last bit.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory
 from rlhf.data.generation import calls_of
@@ -20,6 +20,13 @@ from rlhf.errors import DataError
 
 #: Values closer than this, relative to the largest of them and 1, differ by rounding alone.
 _ROUNDING = 1e-12
+
+
+class CriticFree:
+    """Base of estimators without a critic that compare the attempts at a task."""
+
+    needs_values: ClassVar[bool] = False
+    min_group: ClassVar[int] = 2
 
 
 def group_returns(group: ScoredGroup) -> list[float]:

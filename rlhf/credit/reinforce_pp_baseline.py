@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.flat_tokens import silenced, whiten
-from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise, with_counters
+from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, normalise, with_counters
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ReinforcePPBaseline:
+class ReinforcePPBaseline(CriticFree):
     """REINFORCE++ with a group-mean baseline, normalised over the batch.
 
     A_t = (a_i − mean a) / (std a + ε), a_i = R_i − mean R of its group.
@@ -31,9 +31,6 @@ class ReinforcePPBaseline:
 
     Source: REINFORCE++, arXiv 2501.03262; verl, `compute_reinforce_plus_plus_baseline_outcome_advantage`.
     """
-
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     subtract_mean: bool = True
     """Subtract the mean over the step's tokens a second time, as the authors do."""

@@ -8,13 +8,13 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import Scale
-from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RLOO:
+class RLOO(CriticFree):
     """Leave-one-out advantage (RLOO): A_i = R_i − mean of the other R_j = G / (G − 1) · (R_i − mean R).
 
     It is the same for every token of trajectory i.
@@ -26,8 +26,6 @@ class RLOO:
     """
 
     scale: ClassVar[Scale] = "baseline"
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""

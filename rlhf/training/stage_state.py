@@ -27,7 +27,7 @@ from rlhf.training.contrib.reward_refresh import Refresher
 from rlhf.training.contrib.self_certainty import SelfCertaintyHook
 from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.contrib.teacher import TeacherHook
-from rlhf.training.contrib.token_figures import TokenStatsHook
+from rlhf.training.contrib.token_stats import TokenStatsHook
 from rlhf.training.critics.settings import CriticHook, LiveCritic, PrivilegedCritic
 from rlhf.training.critics.values import CriticTrainer
 from rlhf.training.hooks.base import StageHook, Step

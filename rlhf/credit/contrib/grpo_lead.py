@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import broadcast, correct, group_counters, group_returns, mean_and_std, normalise
+from rlhf.credit.groups import CriticFree, broadcast, correct, group_counters, group_returns, mean_and_std, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class GRPOLead:
+class GRPOLead(CriticFree):
     """Difficulty-weighted GRPO (GRPO-LEAD).
 
     A_i = w(ρ) a_i where a_i > 0, else w(1 − ρ) a_i; a_i = (R'_i − mean R') / (std R' + ε), ρ the share of right.
@@ -30,9 +30,6 @@ class GRPOLead:
 
     Source: GRPO-LEAD, arXiv 2504.09696; aeroplanepaper/GRPO-LEAD.
     """
-
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     alpha: Annotated[float, Field(ge=0)] = 0.05
     """α, the effect of one standard deviation of length on the score of a correct trajectory."""

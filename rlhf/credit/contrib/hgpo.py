@@ -10,14 +10,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, IgnoredKeys, Problem, unused
-from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HGPO:
+class HGPO(CriticFree):
     """HGPO advantage: weighted mean of a turn's advantages among turns with equal histories, over depths of history.
 
     A_{i,k} = Σ_h w_h a_h / Σ_h w_h, w_h = (h + c)^α, over the depths h = 0 ... K at which turn k has company.
@@ -36,8 +36,6 @@ class HGPO:
     """
 
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("normalize", "mean", ("ddof", "eps")),)
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     history: Annotated[int, Field(ge=0)] = 2
     """K, the maximum number of previous states compared: as many as the agent sees."""

@@ -10,13 +10,13 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, IgnoredKeys, Problem
 from rlhf.credit.estimator import names_no_reward
-from rlhf.credit.groups import group_counters, group_returns, normalise, per_turn, spread
+from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, per_turn, spread
 from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HRPO:
+class HRPO(CriticFree):
     """GRPO advantage plus a per-turn reward term (HRPO).
 
     A_{i,k} = (R_i − mean R) / (std R + ε) + w r_{i,k}, where r is what one of the rewards says of turn k.
@@ -31,8 +31,6 @@ class HRPO:
     """
 
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("step_weight", 0, ("exempt_turns",)),)
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     reward: str
     """Name of the reward, a key of `rewards`, whose values per turn are r."""

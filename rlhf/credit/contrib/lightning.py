@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import broadcast, call_numbers, group_counters, group_returns, normalise
+from rlhf.credit.groups import CriticFree, broadcast, call_numbers, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Lightning:
+class Lightning(CriticFree):
     """LightningRL advantage: A_i = (R_i − mean R) / (std R + ε) on every call of trajectory i.
 
     Statistics are per trajectory, or per call.
@@ -27,9 +27,6 @@ class Lightning:
 
     Source: Agent Lightning, arXiv 2508.03680; microsoft/agent-lightning, `rollout_level_advantage.py`.
     """
-
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     statistics: Literal["trajectory", "call"] = "trajectory"
     """Unit of mean and deviation: each trajectory once, or each policy call once."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import broadcast, group_counters, group_returns, mean_and_std, normalise
+from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, mean_and_std, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class LitePPO:
+class LitePPO(CriticFree):
     """Lite PPO: group mean, step-wide deviation: A_i = (R_i − mean R of its group) / (std R of the step + ε).
 
     It is the same for every token of trajectory i.
@@ -24,9 +24,6 @@ class LitePPO:
 
     Source: Tricks or Traps, arXiv 2508.08221 (Lite PPO, which also sums over tokens: `reduction: {kind: token_mean}`).
     """
-
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     ddof: Literal[0, 1] = 1
     """1 divides the sum of squares by the number of trajectories − 1, 0 by their number."""

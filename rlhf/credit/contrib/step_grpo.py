@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, spread, turn_rewards
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class StepGRPO:
+class StepGRPO(CriticFree):
     """Step-wise GRPO: A_{i,k} = (r_{i,k} − mean r_k) / (std r_k + ε), over trajectories with a turn k.
 
     Only what turn k itself earned counts, so the rewards must judge turns (`Verdict.per_turn`). With `last_apart` the
@@ -26,9 +26,6 @@ class StepGRPO:
 
     Source: R1-Router, arXiv 2505.22095 (Step-GRPO); R1-VL, arXiv 2503.12937.
     """
-
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     last_apart: bool = True
     """Compare last turns with each other instead of turns of the same index."""

@@ -10,13 +10,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import IgnoredKeys
-from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Stratified:
+class Stratified(CriticFree):
     """Stratified advantage: a blend of normalisation within the stratum and within the group.
 
     A_i = α (R_i − mean_s) / (std_s + ε) + (1 − α) (R_i − mean) / (std + ε), for every token of trajectory i.
@@ -31,8 +31,6 @@ class Stratified:
     """
 
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("alpha", 0, ("calls", "width")),)
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.8
     """α, the weight of the comparison within strata."""

@@ -8,13 +8,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.contrib.tree import tree_grpo_advantages, tree_of, trees
-from rlhf.credit.groups import broadcast, group_counters, group_returns
+from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TreeGRPO:
+class TreeGRPO(CriticFree):
     """Tree-GRPO: A_i = (R_i − mean_tree) / (std_tree + ε) + (R_i − mean) / (std + ε).
 
     It is the same for every token of trajectory i.
@@ -34,8 +34,6 @@ class TreeGRPO:
     """
 
     needs_branches: ClassVar[bool] = True
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     normalize: Literal["mean_std", "mean"] = "mean_std"
     """`mean` only subtracts the means."""

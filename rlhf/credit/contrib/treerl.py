@@ -8,13 +8,13 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.contrib.tree import members, tree_of, treerl_rewards
 from rlhf.credit.flat_tokens import shape_of
-from rlhf.credit.groups import group_counters, group_returns
+from rlhf.credit.groups import CriticFree, group_counters, group_returns
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TreeRL:
+class TreeRL(CriticFree):
     """TreeRL advantage of a tree segment s: ((V(s) − V(task)) + (V(s) − V(parent))) / sqrt(n(s)).
 
     It is the same for every token of segment s of an attempt.
@@ -37,8 +37,6 @@ class TreeRL:
     """
 
     needs_branches: ClassVar[bool] = True
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     leave_one_out: bool = True
     """Leave-one-out baseline: the mean of the others; else the mean of all, which shrinks advantages by G / (G − 1)."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import Scale
-from rlhf.credit.groups import group_counters, group_returns, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, group_counters, group_returns, spread, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.rloo import leave_one_out
 from rlhf.data import Credit, ScoredGroup, Values
@@ -16,7 +16,7 @@ from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TurnRLOO:
+class TurnRLOO(CriticFree):
     """Turn-level RLOO: A_{i,k} = D_{i,k} − mean of D_{j,k} over the other trajectories j.
 
     D_{i,k} = Σ_{l≥k} γ^{l−k} r_{i,l} is the return to go.
@@ -31,8 +31,6 @@ class TurnRLOO:
     """
 
     scale: ClassVar[Scale] = "baseline"
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount per turn."""

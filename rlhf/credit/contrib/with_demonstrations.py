@@ -10,13 +10,13 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, IgnoredKeys, Problem, no_effect
 from rlhf.credit.estimator import missing_part
-from rlhf.credit.groups import broadcast, group_counters, group_returns, is_constant, mean_and_std
+from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, is_constant, mean_and_std
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Guided:
+class Guided(CriticFree):
     """Advantage of groups with demonstrations: A_i = (R_i − mean R) / F, F = 1 or std R + ε.
 
     It is the same for every token of trajectory i.
@@ -35,8 +35,6 @@ class Guided:
     """
 
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("normalize_std", False, ("ddof", "eps")),)
-    needs_values: ClassVar[bool] = False
-    min_group: ClassVar[int] = 2
 
     baseline: Literal["group", "own"] = "group"
     """Attempts of the baseline: the whole group, or the policy's own."""

@@ -36,7 +36,7 @@ from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.contrib.self_certainty import SelfCertainty
-from rlhf.training.contrib.token_figures import StoredFigures
+from rlhf.training.contrib.token_stats import StoredFigures
 from rlhf.training.critics.settings import CriticKind
 from rlhf.training.demonstration_requirements import unplanned
 from rlhf.training.hooks.replay import Replay

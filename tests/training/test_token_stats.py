@@ -13,7 +13,7 @@ import pytest
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.evaluation.rows import TrajectoryRecord, decode, encode
 from rlhf.evaluation.store import read_trajectories
-from rlhf.training.contrib.token_figures import StoredFigures, TokenStatsHook
+from rlhf.training.contrib.token_stats import StoredFigures, TokenStatsHook
 from tests.training import runs
 
 #: Without a coefficient the logged entropy is an estimate from the sampled tokens.
