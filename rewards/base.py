@@ -58,6 +58,9 @@ class Capabilities(CapabilityView):
     """It scores what was sampled, and may refuse an attempt in which nothing was."""
     is_penalty = Capability[object](False)
     """It is never above 0."""
+    marks_solved = Capability[object](True)
+    """A value of 1 says that the attempt is solved; False where only a `success_threshold` can say so, as of values on
+    a scale of their own or relative to the group's."""
     reads_reply = Capability(False, bool)
     """Of a verifier: it is given the whole reply, without thoughts, in place of the answer in it."""
     needs_reference = Capability[object](None)

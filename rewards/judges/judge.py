@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import permutations
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -37,6 +37,9 @@ class Judge(MayShowReference):
     Sources: Think-RM, arXiv 2505.16265, with its pairwise advantage; both orders, arXiv 2306.05685; `elo` and
     `knockout`, Reward Reasoning Models, arXiv 2505.14674.
     """
+
+    #: Values are relative to the other attempts.
+    marks_solved: ClassVar[bool] = False
 
     question: str = "Which attempt does better what the agent was asked to do?"
     """Question to the judge."""
@@ -173,6 +176,11 @@ class Grade(MayShowReference):
     unreadable: Literal["error", "wrong"] = "error"
     """Handling of a reply without a verdict: asked again up to `max_requests` and then an error, or at once a 0."""
 
+    @property
+    def marks_solved(self) -> bool:
+        """True if a 1 is a yes; ten of ten points are no threshold that anybody chose."""
+        return self.scale == "yes_no"
+
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge one attempt. Raises RewardError where that cannot be done."""
         what = "0 to 10, the number of points" if self.scale == "points" else "YES or NO"
@@ -210,6 +218,9 @@ class Principles(MayShowReference):
 
     Source: RLBFF, arXiv 2509.21319.
     """
+
+    #: Values are differences of log-probs.
+    marks_solved: ClassVar[bool] = False
 
     principles: Annotated[tuple[str, ...], Field(min_length=1)]
     """Principles, each as a statement about the attempt: the answer uses no tool twice."""

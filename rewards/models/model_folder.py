@@ -44,6 +44,8 @@ class ModelReward:
     learnt: ClassVar[str] = "pairwise"
     #: It reads ids, which a policy on a server does not give.
     reads_tokens: ClassVar[bool] = True
+    #: Scores have a scale of their own, and a probability is never 1.
+    marks_solved: ClassVar[bool] = False
 
     path: str
     """Folder of the model, or its name on a hub; `stages[1]` is the model that this stage of the same recipe trains,

@@ -72,13 +72,15 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
     """Rewards, one of which says what is solved where the environment leaves that to them.
 
     It is the first that compares with the task's reference, from a value of 1 on, which is the most that it may say
-    then; without one, the only reward there is.
+    then; without one, the only reward there is, unless its values, or those of one nested in it, have a scale of their
+    own.
 
     Raises:
-        RecipeError: there are several rewards, and nothing says which of them decides; or the one that would decide
-            compares with no reference, and another that does is only monitored.
+        RecipeError: there are several rewards, and nothing says which of them decides; the only one has a scale of its
+            own; or the one that would decide compares with no reference, and another that does is only monitored.
     """
-    from rewards.combinators.parts import compared_in
+    from rewards.base import Capabilities
+    from rewards.combinators.parts import compared_in, with_parts
 
     if not properties_declared_by(environment).judged_by_rewards or any(
         w.success_threshold is not None for w in rewards.values()
@@ -103,6 +105,16 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
             got=", ".join(scored),
             expected="success_threshold at one of them",
             hint=f"write {path}.{scored[0]}.success_threshold: 1.0, or another threshold",
+        )
+    parts = () if comparing else with_parts("", [rewards[name].reward for name in scored])
+    if any(not Capabilities(part).marks_solved for _, part in parts):
+        raise RecipeError(
+            "the only reward does not say when an attempt is solved",
+            where=join(path, scored[0]),
+            got="values on a scale of their own, on which 1 has no meaning",
+            expected="success_threshold: the value from which an attempt counts as solved",
+            hint=f"write {join(path, scored[0])}.success_threshold, such as the mean score before training, or add a "
+            "reward that compares with the reference, with weight: 0 so that it is not trained on",
         )
     first, most = (comparing or scored)[:1], 1.0 if comparing else None  # a verifier says at most 1
     return {

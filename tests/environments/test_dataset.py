@@ -332,6 +332,31 @@ def test_a_reward_that_compares_says_what_is_solved_unless_another_does(tmp_path
     load(recipe(tmp_path, watched | {"short": short | {"success_threshold": -0.1}}))
 
 
+@pytest.mark.parametrize(
+    "reward",
+    [
+        {"kind": "reward_model", "path": "runs/a/reward_model/0"},
+        {"kind": "judge", "path": "a"},
+        {"kind": "grade", "path": "a"},
+        {"kind": "combine", "parts": {"a": {"reward": {"kind": "outcome_model", "path": "a"}}}},
+    ],
+    ids=lambda reward: reward["kind"],
+)
+def test_a_learned_reward_decides_alone_only_from_a_threshold_on(tmp_path: Path, reward: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="does not say when an attempt is solved") as refused:
+        load(recipe(tmp_path, {"learned": reward}))
+    assert refused.value.where == "rewards.learned" and "weight: 0" in (refused.value.hint or "")
+    made = load(recipe(tmp_path, {"learned": reward | {"success_threshold": 0.3}}))
+    assert made.rewards["learned"].success_threshold == 0.3
+    made = load(recipe(tmp_path, {"learned": reward, "right": {"kind": "numeric", "weight": 0}}))
+    assert {name: w.success_threshold for name, w in made.rewards.items()} == {"learned": None, "right": 1.0}
+
+
+def test_a_judge_that_says_yes_or_no_decides_alone(tmp_path: Path) -> None:
+    made = load(recipe(tmp_path, {"learned": {"kind": "grade", "path": "a", "scale": "yes_no"}}))
+    assert made.rewards["learned"].success_threshold == 1.0
+
+
 def test_a_reward_that_decides_in_a_stage_decides_alone(tmp_path: Path) -> None:
     path = recipe(tmp_path, {"right": {"kind": "numeric"}})
     made = load(path, ["stages.1.rewards={strict: {kind: exact_match, success_threshold: 0.5}}"])
