@@ -226,7 +226,9 @@ def is_finished(recipe: Recipe, state: State) -> bool:
 
 def say_finished(state: State, found: Path | None, say: Say) -> None:
     """Tell the user that there is nothing left to do, and what to do with it."""
-    say(f"this run is finished: success {state.results['after']['success']:.1%}; nothing is left to train")
+    after = state.results["after"]  # empty without rewards
+    success = f": success {after['success']:.1%}" if after else ""
+    say(f"this run is finished{success}; nothing is left to train")
     say(f"its policy: {found}; to use it elsewhere: rlhf export {found} --out FOLDER")
 
 

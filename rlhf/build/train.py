@@ -317,7 +317,7 @@ def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
 
 def result_of(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
     """Summary of a run from its state: success with intervals, time and episodes; no report."""
-    before, after = state.results.get("before"), state.results.get("after")
+    before, after = (state.results.get(name) or None for name in ("before", "after"))  # empty without rewards
     return {
         "name": recipe.name,
         "seed": recipe.seed,

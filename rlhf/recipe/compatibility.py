@@ -72,12 +72,13 @@ def _seats(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 
 def _rewards(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
-    if not view.rewards or (view.learning and not view.has_weight):
+    needing = [place.context.path for place in found if place.section == "stage" and place.part.needs_rewards]
+    if (needing and not view.rewards) or (view.learning and not view.has_weight):
         yield Problem(
             "the recipe has no reward for training" if not view.rewards else "every reward has weight 0",
             where="rewards",
             got=", ".join(view.rewards) or "no rewards",
-            expected="at least one reward" + (" with a weight" if view.rewards else ""),
+            expected="at least one reward" + (" with a weight" if view.rewards else f", for {needing[0]}"),
             do="add rewards: {outcome: {kind: outcome}}",
         )
 

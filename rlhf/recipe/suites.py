@@ -290,8 +290,20 @@ def renewed(held: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 
 def suite_of_recipe(recipe: Recipe) -> Suite:
-    """Return the suite that a recipe's own `evaluation` amounts to: one part, `tasks`."""
+    """Return the suite that a recipe's own `evaluation` amounts to: one part, `tasks`.
+
+    Raises:
+        RecipeError: the recipe has no rewards to judge attempts by.
+    """
     asked = recipe.evaluation
+    if not recipe.trained_rewards:
+        raise RecipeError(
+            "this recipe has no rewards, so nothing says how good an attempt is",
+            where="rewards",
+            got="no rewards",
+            expected="a reward, such as {kind: outcome}, what the environment says",
+            hint="name a suite with --suite, or add rewards: {outcome: {kind: outcome}}",
+        )
     part = Part(
         name="tasks",
         environment=recipe.environment,

@@ -303,7 +303,13 @@ class Run:
                 self.progress.say(text)
 
     async def measure(self, name: str, *, full: bool = True) -> Any:
-        """Evaluate, log, and keep the full results under `name`; returns what was found."""
+        """Evaluate, log, and keep the full results under `name`; returns what was found.
+
+        Without rewards nothing says how good an attempt is: none is made, and the results are empty.
+        """
+        if not self.evaluation_runner.rewards:
+            self.state = replace(self.state, results={**self.state.results, name: {}})
+            return None
         with self.off_the_clock(), span("evaluation"):
             self.progress.note(f"evaluating ({name})")
             result, version = await self.evaluate(name, full), self.policy.version

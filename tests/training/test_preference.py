@@ -16,6 +16,7 @@ from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.preference import sequence_sums
 from rlhf.recipe import load
 from rlhf.recipe.compatibility import check_processes
+from rlhf.recipe.suites import suite_of_recipe
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.pairs import Pair, Pairs, Side
@@ -249,6 +250,42 @@ def test_pairs_of_a_file_are_learnt(start: Path, tmp_path: Path) -> None:
     done = learn(start, tmp_path, [STAGE | {"pairs": {"file": str(path)}}])
     assert done.result["success_after"] > done.result["success_before"] + 0.2, done.result
     assert runs.curve(done.folder, "preference/n_pairs") == [64.0]
+
+
+def test_a_recipe_without_rewards_reports_its_loss_alone(start: Path, tmp_path: Path) -> None:
+    lines = [{"prompt": f"Say {w}.", "chosen": w, "rejected": "nothing"} for w in words.WORDS]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stage = STAGE | {"pairs": {"file": str(tmp_path / "pairs.jsonl")}, "epochs": 1}
+    path = runs.write(tmp_path, [stage], policy={"kind": "pretrained", "path": str(start)}, rewards={})
+    done = runs.run(path, tmp_path / "run")
+    assert runs.curve(done.folder, "preference/loss") and not runs.curve(done.folder, "eval/success")
+    assert done.result["success_before"] is done.result["interval_after"] is done.result["success_after"] is None
+    assert not (done.folder / "trajectories").exists() or not list((done.folder / "trajectories").iterdir())
+    again = runs.run(path, tmp_path / "run", resume=True)
+    assert "this run is finished; nothing is left to train" in again.said
+    page = (done.folder / "report.html").read_text("utf-8")
+    assert "preference/loss" in page
+    with pytest.raises(RecipeError, match="this recipe has no rewards") as caught:
+        suite_of_recipe(load(path))
+    assert "--suite" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"kind": "policy_gradient", "steps": 1},
+        {"kind": "preference"},
+        {"kind": "reward_model"},
+        {"kind": "supervised", "rejection_sampling": {}},
+    ],
+    ids=lambda stage: stage["kind"],
+)
+def test_a_stage_that_scores_attempts_needs_rewards(tmp_path: Path, stage: dict[str, Any]) -> None:
+    path = runs.write(tmp_path, [{"kind": "supervised"}, stage], rewards={})
+    with pytest.raises(RecipeError, match="no reward for training") as caught:
+        load(path)
+    assert caught.value.where == "rewards" and "for stages[1]" in (caught.value.expected or "")
+    load(runs.write(tmp_path, [{"kind": "supervised"}], rewards={}))
 
 
 def test_evaluation_tasks_among_pairs_are_told_of_a_file_beside_the_recipe(tmp_path: Path) -> None:

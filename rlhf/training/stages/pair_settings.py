@@ -63,7 +63,7 @@ class PairStage(StageOverrides):
         known = recipe.roles
         if source.role is not None and known and source.role not in known:
             yield never_called(context.at("pairs.role"), source.role, known, PLAIN_IS_EMPTY)
-        if source.file is None and not recipe.has_weight:
+        if self.needs_rewards and not recipe.has_weight:
             yield Problem(
                 "no attempt can be better than another: every reward has weight 0",
                 where="rewards",
@@ -136,6 +136,11 @@ class PairStage(StageOverrides):
     def reads_file(self) -> bool:
         """True if it learns from a file, and from no task of its split."""
         return self.pairs.file is not None
+
+    @property
+    def needs_rewards(self) -> bool:
+        """True if it scores attempts of its own; those of another run have been scored."""
+        return self.pairs.file is None and self.pairs.from_run is None
 
     @property
     def trainer(self) -> Torch:

@@ -54,6 +54,8 @@ class PolicyGradient(StageOverrides):
     knows_roles: ClassVar[bool] = True
     #: Its attempts are at tasks of its split.
     reads_file: ClassVar[bool] = False
+    #: They are scored.
+    needs_rewards: ClassVar[bool] = True
 
     steps: Annotated[int, Field(ge=1)] = 100
     """Training steps: rollout and update."""

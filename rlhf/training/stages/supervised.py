@@ -68,6 +68,11 @@ class Supervised(StageOverrides):
         """True if it learns from a file, and from no task of its split."""
         return self.data is not None and self.data.path is not None
 
+    @property
+    def needs_rewards(self) -> bool:
+        """True if it scores attempts of its own."""
+        return self.rejection_sampling is not None
+
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse demonstrations that cannot be made, and keys of demonstrations beside attempts."""
         other = "rejection_sampling" if self.rejection_sampling is not None else "data" if self.data is not None else ""
