@@ -6,7 +6,7 @@ Every function here is linear in the length of the text and raises nothing; answ
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rewards.answers import math_numbers
@@ -125,12 +125,34 @@ def after_phrase(text: str, to: Literal["sentence", "line"] = "sentence") -> str
 
 
 def last_number(text: str) -> str | None:
-    """Last number of the text, verbatim; None where there is none, or it is in a question or quote."""
+    """Last number of the text, verbatim; None where there is none, or it is in a question or quote.
+
+    >>> last_number("It takes 5 hours 30 minutes."), last_number("3 cups and 4 spoons")
+    ('5 hours 30 minutes', '4')
+    """
     tail = text[-_TAIL:]
-    found = None
-    for found in _NUMBER.finditer(tail):  # noqa: B007
-        pass
-    return found[0][:MAX_ANSWER] if found and not re.match(r"\s*[?'\"`]", tail[found.end() : found.end() + 9]) else None
+    places = [found.span() for found in _NUMBER.finditer(tail)]
+    if not places or re.match(r"\s*[?'\"`]", tail[places[-1][1] : places[-1][1] + 9]):
+        return None
+    begin, end = places[-1]
+    first = _first_of_last(tail, places)
+    whole = _quantity(tail, places[first][0], end) if first < len(places) - 1 else None
+    return (whole or tail[begin:end])[:MAX_ANSWER]
+
+
+def _first_of_last(tail: str, places: Sequence[tuple[int, int]]) -> int:
+    """Index of the number with which the last quantity begins, which may be of several units."""
+    first = len(places) - 1
+    while first > 0 and _is_unit(tail[places[first - 1][1] : places[first][0]]):
+        first -= 1
+    return first
+
+
+def _quantity(tail: str, begin: int, end: int) -> str | None:
+    """Text of a quantity of several units with the unit of its last number; None where they do not fit together."""
+    unit = re.match(r"\s*[a-zA-Z]*", tail[end:])
+    whole = tail[begin:end] + (unit[0] if unit else "")
+    return whole if math_numbers.read(whole) else None
 
 
 def only_number(text: str) -> str | None:
@@ -145,9 +167,7 @@ def only_number(text: str) -> str | None:
     places = [(0, 0), *(found.span() for found in _NUMBER.finditer(tail))]
     if len(places) == 1:
         return None
-    last, end = len(places) - 1, places[-1][1]
-    while last > 1 and _is_unit(tail[places[last - 1][1] : places[last][0]]):
-        last -= 1
+    last, end = 1 + _first_of_last(tail, places[1:]), places[-1][1]
     begin, between = places[last][0], tail[places[last - 1][1] : places[last][0]]
     if (last > 1 and _LISTED.fullmatch(between)) or _MONTH.search(between) or is_denied(tail[:begin], tail[end:]):
         return None
@@ -155,9 +175,7 @@ def only_number(text: str) -> str | None:
         return None
     if last == len(places) - 1:
         return last_number(tail)
-    unit = re.match(r"\s*[a-zA-Z]*", tail[end:])
-    whole = tail[begin:end] + (unit[0] if unit else "")
-    return whole if math_numbers.read(whole) else None
+    return _quantity(tail, begin, end)
 
 
 def _is_unit(between: str) -> bool:

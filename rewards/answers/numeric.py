@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rewards.answers import extract, math_numbers
+from rewards.answers.math_compare import of_choice
 from rewards.answers.math_text import normal
 from rlhf.data import Verdict
 from rlhf.settings import STRICT
@@ -23,7 +24,8 @@ class Numeric:
     Numbers are read exactly: 1,234.5, −3/4, 1½, 2.5e3, 50 %. Units that are known are converted, others have to be the
     same, and one that only one side has is left out. A percentage is the number it stands for, or that number without
     its sign where the other side has none. With `rel_tol: 0.01`, 99 is 100 and 98.9 is not. Of a sentence the last
-    number counts, unless it is denied or one of several: "not 7", "12 or 13".
+    number counts, unless it is denied or one of several: "not 7", "12 or 13". Of a reference with its choice, `(B) 12`,
+    the value counts.
     """
 
     inline: ClassVar[bool] = True
@@ -39,10 +41,11 @@ class Numeric:
     def __call__(self, answer: str, reference: str) -> Verdict:
         """Judge a text; never raises."""
         found = extract.find(answer, self.where)
-        number = math_numbers.read(normal(found)) if found else None
-        if number is None and found and (last := extract.only_number(found)):
+        said, right = of_choice(normal(found or ""), normal(extract.boxed(reference) or reference))
+        number = math_numbers.read(said) if said else None
+        if number is None and said and found and (last := extract.only_number(found)):
             number = math_numbers.read(normal(last))
-        wanted = math_numbers.read(normal(extract.boxed(reference) or reference))
+        wanted = math_numbers.read(of_choice("", right)[1])
         if number is None or wanted is None:
             return Verdict(0.0, why="no number in the answer" if wanted else "the reference is no number")
         if number.is_of_another_currency(wanted):

@@ -40,6 +40,11 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
         ("Answer: 3.5 m, because it is.", "phrase", "3.5 m"),
         ("1 + 1 = 2 and 2 + 2 = 4.", "last_number", "4"),
         ("about 1,010.", "last_number", "1,010"),
+        ("It takes 5 hours 30 minutes.", "last_number", "5 hours 30 minutes"),
+        ("She is 5 ft 3 in tall.", "last_number", "5 ft 3 in"),
+        ("3 cups and 4 spoons", "last_number", "4"),
+        ("5 miles in 30 minutes", "last_number", "30"),
+        ("after 5 miles 30 minutes", "last_number", "30"),  # no quantity
         ("1 of 1,2345", "last_number", "1"),  # no number is written like that
         ("so $x = 1$ or $x = 2$", "auto", "x = 1, x = 2"),
         ("<think>5</think> 6", "auto", "6"),

@@ -83,6 +83,15 @@ def test_numeric_allows_a_share_of_the_reference(answer, reference, value):
     assert Numeric(rel_tol=0.01)(answer, reference).value == value
 
 
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [("12", 1), ("It is 12.", 1), ("(B) 12", 1), ("(C) 12", 0), ("13", 0), ("B", 0), ("", 0)],
+)
+def test_numeric_reads_the_value_of_a_reference_with_its_choice(answer, value):
+    for reference in (r"\textbf{(B)}\ 12", "(B) 12"):
+        assert Numeric()(answer, reference).value == value
+
+
 def test_numeric_near_zero_needs_an_absolute_tolerance():
     assert Numeric(abs_tol=0.001)("0.0001", "0").value == 1
 
