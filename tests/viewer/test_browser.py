@@ -5,6 +5,7 @@ Left out where there is no Chromium or no Playwright: `apt-get install chromium`
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -14,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from rlhf.evaluation.attempts import read_attempts
+from rlhf.evaluation.summary import summarize
 from rlhf.sinks import JsonlSink, LogLine
-from rlhf.viewer.report import write_report
+from rlhf.viewer.report import write_leaderboard, write_report
 from tests.evaluation.synthetic import make_run
+from tests.evaluation.test_evaluation_report import attempt, write
 from tests.viewer.served import Viewer, hostile_run, viewer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -219,6 +223,32 @@ def test_ranks_and_a_pair_of_runs(page: Any, shown: Viewer) -> None:
     assert page.locator(".board .whisker").count() == 2
     page.goto(f"{shown.url}#/run/coin?with=other")
     page.wait_for_selector("table:has-text('coin against other')")
+
+
+def test_ranks_show_pass_at_k_where_tasks_were_attempted_k_times(page: Any, tmp_path: Path) -> None:
+    for n in (2, 1):  # the second task is solved in one of two attempts: pass@2 is 1, and success 3/4
+        tasks = {f"house/{i}": [attempt(f"house/{i}", j, i == 0 or j == 0, 2) for j in range(n)] for i in range(2)}
+        page.goto(f"file://{write_leaderboard(tmp_path / 'board.html', [write(tmp_path / str(n), dict(tasks))])}")
+        page.wait_for_selector(".board .whisker")
+        heads = page.locator(".board thead th").all_text_contents()
+        assert [head for head in heads if "pass" in head] == ["pass@2"] * (n == 2)
+        assert page.locator(".board td[data-title='pass@2']").all_text_contents() == ["100%"] * (n == 2)
+        assert page.locator(".board td[data-title='Success']").all_text_contents() == ["75%" if n == 2 else "100%"]
+
+
+def test_a_report_has_a_table_of_each_column_that_results_are_broken_down_by(page: Any, tmp_path: Path) -> None:
+    tasks = {f"house/{i}": [attempt(f"house/{i}", 0, i == 0, 2)] for i in range(3)}
+    folder = write(tmp_path / "one", dict(tasks))
+    by = {"level": {f"house/{i}": f"Level {i // 2}" for i in range(3)}}
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= summarize(read_attempts(folder / "trajectories"), by=by)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page.goto(f"file://{write_report(folder)}")
+    found = page.locator("table:has-text('By level')")
+    found.wait_for()
+    assert found.locator("th.task").all_text_contents() == ["Level 0", "Level 1"]
+    assert found.locator("td[data-title='Success']").all_text_contents() == ["50%", "0%"]
+    assert found.locator("td[data-title='Tasks']").all_text_contents() == ["2", "1"]
 
 
 def test_nothing_keeps_a_screen_reader_out(page: Any, shown: Viewer) -> None:

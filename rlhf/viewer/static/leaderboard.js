@@ -12,13 +12,15 @@ export async function showLeaderboard(main, at) {
 }
 
 function boardOf(board) {
-  const columns = [{ title: "#", n: true }, { title: "Policy" }, { title: "Success", n: true }, { title: "95% interval" }, { title: "Score", n: true }, { title: "Turns", n: true }, { title: "Errors", n: true }, { title: "Against the best" }];
+  const k = Math.max(1, ...board.rows.flatMap((row) => Object.keys(row.pass).map(Number))), passes = k > 1 ? [`pass@${k}`] : [];
+  const columns = [{ title: "#", n: true }, { title: "Policy" }, { title: "Success", n: true }, { title: "95% interval" }, ...passes.map((title) => ({ title, n: true })), { title: "Score", n: true }, { title: "Turns", n: true }, { title: "Errors", n: true }, { title: "Against the best" }];
   const first = board.rows[0];
   const rows = board.rows.map((row, i) => h("tr", null,
     h("td", { class: "n", "data-title": "Rank" }, i + 1),
     h("th", { scope: "row", class: "task" }, h("a", { href: link("evaluation", row.run) }, h("bdi", null, row.policy))),
     h("td", { class: "n big", "data-title": "Success" }, percent(row.success)),
     h("td", { class: "interval", "data-title": "95% interval" }, whisker(row.success, row.interval[0], row.interval[1])),
+    passes.map((title) => h("td", { class: "n", "data-title": title }, percent(row.pass[k]?.at.value))),
     h("td", { class: "n", "data-title": "Score" }, number(row.score)), h("td", { class: "n", "data-title": "Turns" }, number(row.turns_mean)),
     h("td", { class: "n", "data-title": "Errors" }, row.n_errors),
     h("td", null, i ? h("a", { href: link("evaluation", row.run, { other: first.run }) }, "task by task") : null)));
