@@ -29,15 +29,16 @@ class AttemptJournal:
 
     def __init__(self, path: Path, stage: str, earlier: Iterable[Trajectory] = ()) -> None:
         self._path, self._stage = path, stage
-        self._held = {(t.task_id, t.attempt): t for t in (*earlier, *_lines(path))}
+        held = (*((t, "") for t in earlier), *_lines(path))
+        self._held = {(t.task_id, t.attempt, branch): t for t, branch in held}
 
-    def held(self, task_id: str, attempt: int) -> Trajectory | None:
-        """Return the attempt of this number at a task; None where the journal has none."""
-        return self._held.get((task_id, attempt))
+    def held(self, task_id: str, attempt: int, branch: str = "") -> Trajectory | None:
+        """Return the attempt of this number at a task, from a branch of this digest; None where there is none."""
+        return self._held.get((task_id, attempt, branch))
 
-    def keep(self, trajectory: Trajectory) -> None:
+    def keep(self, trajectory: Trajectory, branch: str = "") -> None:
         """Append an attempt. Raises CheckpointError where the disk is full or the folder cannot be written."""
-        row = encode(TrajectoryRecord(0, self._stage, "eval", trajectory.task_id, trajectory))
+        row = encode(TrajectoryRecord(0, self._stage, "eval", trajectory.task_id, trajectory)) | {"branch": branch}
         with disk("the attempts", self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:  # a line begins where a torn one may have ended
@@ -58,14 +59,15 @@ def earlier_attempts(folder: Path, tasks: Collection[str], *, chosen: bool) -> I
             for record in read_trajectories(place / (CANDIDATES if chosen else TRAJECTORIES), task_ids=tasks)
         )
         for path in sorted((place / TRAJECTORIES).glob("*.jsonl")):
-            yield from (t for t in _lines(path) if t.task_id in tasks)
+            yield from (t for t, _ in _lines(path) if t.task_id in tasks)
 
 
-def _lines(path: Path) -> Iterator[Trajectory]:
-    """Attempts of a journal; none where there is no file, and without what a kill left half-written."""
+def _lines(path: Path) -> Iterator[tuple[Trajectory, str]]:
+    """Attempts of a journal with the digests of their branches, without what a kill left half-written."""
     for line in path.read_bytes().split(b"\n") if path.is_file() else ():
         with suppress(ValueError, KeyError, TypeError):
-            yield decode(json.loads(line)).trajectory
+            row = json.loads(line)
+            yield decode(row).trajectory, row.get("branch", "")
 
 
 def _plain(value: np.ndarray | np.generic) -> object:

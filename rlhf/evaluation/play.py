@@ -130,9 +130,8 @@ async def play_part(
         else:
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
-            # What branches off another attempt shares its turns, which a journal of single attempts does not hold.
             earlier = earlier_attempts(folder.parent, {task.id for task in block}, chosen=strategy is not None)
-            journal = None if rollout.n_rounds else AttemptJournal(kept_at, name, earlier)
+            journal = AttemptJournal(kept_at, name, earlier)
             how: Any = {"grouping": rollout, "sampling": sampling, "journal": journal}
             found = await patient.collect(block, group_size=made, step=STEP, **how)
             groups, spent = found.groups, None

@@ -6,6 +6,8 @@ it, whole: what is common is then the same generations in all of them, which is 
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,6 +53,29 @@ class Branch:
     messages: tuple[Message, ...] = ()
     fork: Fork | None = None
     head: SharedPrefix | None = None
+
+    @property
+    def digest(self) -> str:
+        """Digest of what an attempt from here depends on; two with the same number and digest are the same attempt."""
+        head = () if self.head is None else (*self.head.calls, self.head.pieces)
+        said = [(turn.action.text, turn.reply, [g.token_ids for g in turn.generations]) for turn in self.turns]
+        calls = [[g.token_ids for g in call] for call in head]
+        parts = (self.parent, said, [(m.role.value, m.content) for m in self.messages], self.fork, calls)
+        return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def rejoined(self, attempt: Trajectory) -> Trajectory:
+        """Return an attempt from here that was read from a file with the shared turns and pieces as they are here.
+
+        What attempts share is the same objects in all of them, by which it is known and counted once.
+        """
+        n = len(self.turns)
+        own = attempt.turns[n:]
+        if self.head is not None and own:
+            shared = (*itertools.chain(*self.head.calls), *self.head.pieces)
+            first = own[0]
+            generations = (*shared, *first.generations[len(shared) :])
+            own = (replace(first, action=replace(first.action, generations=generations)), *own[1:])
+        return replace(attempt, turns=(*self.turns[: len(attempt.turns)], *own))
 
 
 def split_generations(group: Sequence[Trajectory], branches: Sequence[Branch]) -> tuple[list[Trajectory], list[Branch]]:

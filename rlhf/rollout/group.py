@@ -49,11 +49,17 @@ class Attempts:
 class Journal(Protocol):
     """Attempts that are over and were kept, so that rollouts that were interrupted go on with the others."""
 
-    def held(self, task_id: str, attempt: int) -> Trajectory | None:
-        """Return the attempt of this number at a task; None where it has to be played."""
+    def held(self, task_id: str, attempt: int, branch: str = "") -> Trajectory | None:
+        """Return the attempt of this number at a task; None where it has to be played.
 
-    def keep(self, trajectory: Trajectory) -> None:
-        """Keep an attempt in which no part failed."""
+        Args:
+            task_id: the task.
+            attempt: number of the attempt.
+            branch: digest of the branch that it left from; empty where it began where the task does.
+        """
+
+    def keep(self, trajectory: Trajectory, branch: str = "") -> None:
+        """Keep an attempt in which no part failed; `branch` as in `held`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +121,7 @@ async def finished_groups(
         grouping: which of the attempts begin where the task does, and which leave from another attempt. A round of
             branches begins when the last of the round before is over.
         players: says who has seats of an attempt in the policy's place; None: nobody.
-        journal: holds attempts that need not be played, and is given each that is over; for attempts that all begin
-            where the task does.
+        journal: holds attempts that need not be played, and is given each that is over.
         on_progress: called some times a second, also while everything waits, and at the end.
 
     Yields:
@@ -223,13 +228,16 @@ class _Rollout:
 
     async def attempt(self, job: _Job) -> Trajectory:
         """Make one attempt, or take the one that is held."""
-        held = self._journal.held(job.task.id, job.attempt) if self._journal else None
+        branch = job.branch.digest if job.branch and self._journal else ""
+        held = self._journal.held(job.task.id, job.attempt, branch) if self._journal else None
+        if held and job.branch:
+            held = job.branch.rejoined(held)
         trajectory = held or await self._tried(job)
         self.board.n_done += 1
         self.board.n_solved += trajectory.solved
         self.board.n_failed += trajectory.outcome.is_infrastructure_error
         if self._journal and held is None and not trajectory.outcome.is_infrastructure_error:
-            self._journal.keep(trajectory)
+            self._journal.keep(trajectory, branch)
         return trajectory
 
     async def _tried(self, job: _Job) -> Trajectory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,27 @@ from rlhf.evaluation.baselines import RandomSeedEngine, RandomSeedRenderer
 from rlhf.evaluation.journal import AttemptJournal
 from rlhf.evaluation.play import play_part
 from rlhf.evaluation.store import list_steps, read_columns
+from rlhf.rollout.contrib.strategies import ReflectAndRetry, Strategy, TreeSearch
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import Weighted
 from tests.evaluation.test_store import trajectories
 
 TASKS = [Task(f"count/test/{i}", seed=i) for i in range(8)]
-COLUMNS = ["task_id", "attempt", "outcome", "turns", "generations", "score", "n_tokens", "n_retries", "opening"]
+COLUMNS = [
+    "parent",
+    "n_shared",
+    "spent",
+    "task_id",
+    "attempt",
+    "outcome",
+    "turns",
+    "generations",
+    "score",
+    "n_tokens",
+    "n_retries",
+    "opening",
+]
 
 
 class Episode:
@@ -65,25 +79,33 @@ class Counting:
 
 @dataclass(frozen=True)
 class Says:
-    """An agent that says what the policy draws, and waits for ever at a task."""
+    """An agent that says what the policy draws; at one task it waits for ever once more than `at_most` have begun."""
 
     waits_at: str = ""
+    begun: Sequence[str] = ()
+    at_most: int = -1
 
     async def act(self, history: Any, policy: Any) -> Action:
-        if history.task.id == self.waits_at:
+        if history.task.id == self.waits_at and len(self.begun) > self.at_most:
             await asyncio.Event().wait()
         generated = await policy.generate([Message(Role.USER, history.opening)])
         return Action(generated.text, (generated.generation,))
 
 
-def played(folder: Path, environment: Counting, agent: Says, until: Callable[[], bool] | None = None) -> None:
+def played(
+    folder: Path,
+    environment: Counting,
+    agent: Says,
+    until: Callable[[], bool] | None = None,
+    strategy: Strategy | None = None,
+) -> None:
     """Play the tasks; where `until` is given, cancel it as Ctrl-C does once that is true."""
     rewards = {"success": Weighted("success", 1.0, Outcome())}
-    limits = Limits(max_turns=3, max_concurrent=2, max_retries=0, max_error_fraction=0.3)
+    limits = Limits(max_turns=3, max_concurrent=2 if strategy is None else 1, max_retries=0, max_error_fraction=0.3)
     parts: Any = (environment, agent, rewards, RandomSeedEngine(), RandomSeedRenderer(), limits)
 
     async def play() -> None:
-        how: dict[str, Any] = {"attempts": 1, "sampling": SamplingParams()}
+        how: dict[str, Any] = {"attempts": 1, "sampling": SamplingParams(), "strategy": strategy}
         playing = asyncio.create_task(play_part("p", TASKS, RolloutRunner(*parts, seed=3), folder, **how))
         while until is not None and not until():
             await asyncio.sleep(0.01)
@@ -132,6 +154,27 @@ def test_where_too_much_fails_only_what_failed_is_played_again(tmp_path: Path) -
     assert set(again.begun) == broken
     played(tmp_path / "whole", Counting(), Says())
     assert rows(tmp_path / "failed") == rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "n_each", "n_kept"), [(TreeSearch(n=6), 6, 3), (ReflectAndRetry(n=3, until="end"), 3, 2)]
+)
+def test_candidates_that_branch_off_each_other_outlast_an_interruption(
+    tmp_path: Path, strategy: Strategy, n_each: int, n_kept: int
+) -> None:
+    whole, cut = (tmp_path / name / "trajectories" for name in ("whole", "cut"))
+    played(whole, Counting(), Says(), strategy=strategy)
+    # Blocks are of one task. In that of task 2 the candidates from the start end, and the first that leaves from them.
+    journal, first = cut / "p-eval-000002.jsonl", Counting()
+    waits = Says(TASKS[2].id, first.begun, 2 * n_each + n_kept)
+    with pytest.raises(asyncio.CancelledError):
+        played(cut, first, waits, lambda: len(first.begun) > 2 * n_each + n_kept, strategy=strategy)
+    assert len(list_steps(cut)) == 2 and journal.read_bytes().count(b"\n") == n_kept
+    again = Counting()
+    played(cut, again, Says(), strategy=strategy)
+    assert len(again.begun) == 6 * n_each - n_kept
+    for one, other in ((cut, whole), (cut.with_name("candidates"), whole.with_name("candidates"))):
+        assert rows(one) == rows(other) and len(rows(one)) in (8, 8 * n_each)
 
 
 @given(kept=trajectories())

@@ -22,6 +22,7 @@ from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, ScoredGroup, Trajectory, Turn
 from rlhf.data.generation import calls_of, joined, piece_of
 from rlhf.evaluation.answers import spent_on
+from rlhf.evaluation.journal import AttemptJournal
 from rlhf.inference.scripted import Said, ScriptedEngine
 from rlhf.rollout.branching import Fork
 from rlhf.rollout.group import run_groups
@@ -43,12 +44,13 @@ def letters(text: str, rng: random.Random) -> Said:
     return Said(rest, [-0.1 - 0.01 * rng.random() for _ in rest][: len(tokenizer().encode(rest))])
 
 
-def grow(tree: Tree, group_size: int, *, seed: int = 1, **kwargs) -> list[Trajectory]:
+def grow(tree: Tree, group_size: int, *, seed: int = 1, journal=None, **kwargs) -> list[Trajectory]:
     environment = Corridor(length=3)
     engine = ScriptedEngine(letters, tokenizer=tokenizer(), seeded=True)
     parts = (environment.tasks("test")[:1], environment, ChatAgent(system=""), engine, Renderer(tokenizer()))
     limits = replace(LIMITS, max_turns=4, **kwargs)
-    [found] = asyncio.run(run_groups(*parts, limits, SamplingParams(), group_size=group_size, seed=seed, grouping=tree))
+    how = {"group_size": group_size, "seed": seed, "grouping": tree, "journal": journal}
+    [found] = asyncio.run(run_groups(*parts, limits, SamplingParams(), **how))
     assert environment.counts.alive == 0 and not engine.sessions
     return found
 
@@ -102,6 +104,31 @@ def test_means_of_no_trajectory_are_left_out():
 def test_one_seed_gives_one_tree_however_many_run_at_once():
     tree = Tree(rounds=2, at="token")
     assert told([grow(tree, 5)]) == told([grow(tree, 5, max_concurrent=1)]) != told([grow(tree, 5, seed=2)])
+
+
+@pytest.mark.parametrize("at", ["turn", "token"])
+def test_a_tree_goes_on_from_a_journal_with_the_same_attempts_shared(at, tmp_path):
+    tree, path = Tree(branches_per_round=2, rounds=2, at=at), tmp_path / "tree.jsonl"
+    fresh = grow(tree, 10, journal=AttemptJournal(path, "p"), max_concurrent=1)
+    lines = path.read_bytes().split(b"\n")[1:]
+    assert told([fresh]) == told([grow(tree, 10)]) and len(lines) == 10
+    for n in (10, 7, 4, 1):  # branches of the second round, of the first, and attempts from the start are left
+        path.write_bytes(b"\n".join(lines[:n]))
+        again = grow(tree, 10, journal=AttemptJournal(path, "p"))
+        assert told([again]) == told([fresh]) and [t.parent for t in again] == [t.parent for t in fresh]
+        assert len({id(g) for t in again for g in t.generations}) == len({id(g) for t in fresh for g in t.generations})
+        assert spent_on(again, 0, "") == spent_on(fresh, 0, "")
+        assert path.read_bytes().count(b"\n") == 9  # what was held is not written again
+
+
+def test_a_branch_is_not_taken_from_a_journal_where_it_left_another_attempt(tmp_path):
+    tree, path = Tree(branches_per_round=2), tmp_path / "tree.jsonl"
+    grow(tree, 6, journal=AttemptJournal(path, "p"), max_concurrent=1)
+    lines = path.read_bytes().split(b"\n")[1:]
+    other = tmp_path / "other.jsonl"
+    other_seed = grow(tree, 6, journal=AttemptJournal(other, "p"), max_concurrent=1, seed=4)
+    path.write_bytes(b"\n".join([*other.read_bytes().split(b"\n")[1:3], *lines[2:]]))  # roots of one, leaves of another
+    assert told([grow(tree, 6, journal=AttemptJournal(path, "p"), seed=4)]) == told([other_seed])
 
 
 @pytest.mark.parametrize("seed", range(3))
