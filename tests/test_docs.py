@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -79,9 +80,17 @@ def test_a_check_that_a_page_shows_passes(
 
 def test_every_part_of_the_pages_is_checked() -> None:
     commands = " ".join(command for _, command in checks())
-    parts = "my_env.py my_reward.py maze.py wandering.py answers.py deliberate.py maze.yaml prices.py"
+    parts = "my_env.py my_reward.py maze.py wandering.py answers.py deliberate.py maze.yaml prices.py actions.py"
     for name in parts.split():
         assert name in commands
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+def test_names_that_the_code_of_a_page_imports_exist(page: Path) -> None:
+    ours = ("rlhf", "environments", "agents", "rewards")
+    for node in (node for text in blocks(page, "python") for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in ours:
+            exec(ast.unparse(node), {})
 
 
 def test_a_reward_takes_ten_lines_and_an_environment_thirty() -> None:

@@ -67,8 +67,8 @@ def train(
 
     Ctrl-C and SIGTERM write a checkpoint, stop the run and print the command that resumes it.
 
-    Several trainer processes, started by --nproc or a launcher such as torchrun, need stages with trainer: {kind:
-    deepspeed}. A run can be resumed with another trainer and another number of processes: --resume RUN
+    Several trainer processes, started by --nproc or a launcher such as torchrun, need trainer: {kind: deepspeed} or
+    {kind: fsdp} in every stage. A run can be resumed with another trainer and another number of processes: --resume RUN
     stages.0.trainer.zero_stage=3 --nproc 2. Change numbers such as a learning rate from here on with --resume RUN
     stages.1.optimizer.lr=1e-4, and extend its last stage, finished or not, with --resume RUN steps=60.
 
