@@ -37,6 +37,8 @@ _FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
 _INSIDE = re.compile(r"<(function|parameter)=([^<>\s](?:[^<>]*[^<>\s])?)\s*>")
 _TAG = re.compile(r"</?(?:function|parameter)\b")
 _CALLED = re.compile(r"\w\(")
+#: A name before an opening bracket, also one that Python has not, as `get-weather`; texts in quotes are passed over.
+_NAMED = re.compile(r"""('{3}|"{3}|['"])(?:\\.|(?!\1).)*+(?:\1|\Z)|(?<![\w.\-/])(\w[\w.\-/]*+)(?=\()""", re.DOTALL)
 _KEYWORD = re.compile(rf"[(,]\s*+({'|'.join(kwlist)})\s*+=(?!=)")
 _LLAMA_TAG = "<|python_tag|>"
 #: What stands in a call, also in a broken one, and hardly in an answer.
@@ -280,6 +282,7 @@ def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
     """Yield the calls in an expression; `must` raises for what is none."""
     begin = source.find("[")
     source = source[begin:] if begin > 0 and source.endswith("]") else source
+    source, names = _with_names_of_python(source)
     try:
         with warnings.catch_warnings():  # of Python, about what no Python program says
             warnings.simplefilter("ignore", SyntaxWarning)
@@ -297,10 +300,25 @@ def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
     for node in nodes:
         if not isinstance(node, ast.Call):
             raise Unreadable(f"'{ast.unparse(node)[:80]}', beside your calls, is no call, such as f(x=1)")
-        yield _of_node(node)
+        yield _of_node(node, names)
 
 
-def _of_node(node: ast.Call) -> ToolCall:
+def _with_names_of_python(source: str) -> tuple[str, Mapping[str, str]]:
+    """The source with another name for each called one that Python has not, and these by the others."""
+    mark = "_" * (1 + max(map(len, re.findall("_+", source)), default=0))
+    names: dict[str, str] = {}
+
+    def renamed(found: re.Match[str]) -> str:
+        name = found[2]
+        if name is None or all(part.isidentifier() and not iskeyword(part) for part in name.split(".")):
+            return found[0]
+        names[f"{mark}{len(names)}"] = name
+        return f"{mark}{len(names) - 1}"
+
+    return _NAMED.sub(renamed, source), names
+
+
+def _of_node(node: ast.Call, names: Mapping[str, str]) -> ToolCall:
     if node.args:
         raise Unreadable("arguments have to be named, as in f(x=1)")
     try:
@@ -311,7 +329,8 @@ def _of_node(node: ast.Call) -> ToolCall:
         arguments = json.loads(json.dumps(arguments, allow_nan=False))
     except (ValueError, TypeError, SyntaxError, MemoryError):
         raise Unreadable("an argument is no plain value, such as a number, a text or a list of them") from None
-    return ToolCall(ast.unparse(node.func), arguments)
+    name = ast.unparse(node.func)
+    return ToolCall(names.get(name, name), arguments)
 
 
 def _objects(text: str, *, must: bool = False) -> Iterator[ToolCall]:

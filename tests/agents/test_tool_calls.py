@@ -35,6 +35,10 @@ TEXTS = st.text(st.characters(exclude_characters="<>[]`", exclude_categories=("C
 MARKS = ("tool_call", "function=f", "function", "parameter=x", "parameter")
 TAGS = [f"<{end}{mark}>" for end in ("", "/") for mark in MARKS]
 TAGGED = st.builds("{0}{1}{2}".format, TEXTS, st.sampled_from(TAGS), TEXTS)
+#: Names of tools, as APIs and MCP servers have them.
+TOOLS = NAMES | st.sampled_from(
+    ["get-weather", "web.search", "fs/read-file", "import", "a.from", "3d-plot", "x-2", "_", "__0"]
+)
 NUMBERS = st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | TEXTS | TAGGED,
@@ -42,7 +46,7 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 KEYS = NAMES | st.sampled_from(["from", "class", "None", "a b", "due-date"])
-CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(KEYS, VALUES, max_size=3)), min_size=1, max_size=4)
+CALLS = st.lists(st.builds(ToolCall, TOOLS, st.dictionaries(KEYS, VALUES, max_size=3)), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -50,6 +54,22 @@ CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(KEYS, VALUES, max_si
 @example(calls=[ToolCall("f", {"from": "'</tool_call>'", "a b": ["</parameter>", {"x": "<parameter=x></function>"}]})])
 def test_what_is_written_is_read_back(style: Style, calls: list[ToolCall]) -> None:
     assert read_calls(write_calls(calls, style), style) == calls
+
+
+def test_names_that_python_has_not_are_read_in_its_style() -> None:
+    said = "[get-weather(city='not-this(x=1)', note=\"it's\"), web.search(q='''a 'b' c-d('''), import(n=-2), f()]"
+    assert read_calls(said, "python") == [
+        ToolCall("get-weather", {"city": "not-this(x=1)", "note": "it's"}),
+        ToolCall("web.search", {"q": "a 'b' c-d("}),
+        ToolCall("import", {"n": -2}),
+        ToolCall("f", {}),
+    ]
+    assert read_calls("I look.\n```python\nget-weather(city='Rome')\n```", "python") == [
+        ToolCall("get-weather", {"city": "Rome"})
+    ]
+    for said in ("It's 5-f(3).", "a - f(x=1)", "[2x-f(x)]"):
+        with pytest.raises(Unreadable):
+            read_calls(said, "python")
 
 
 @pytest.mark.parametrize("style", STYLES)
