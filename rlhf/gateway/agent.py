@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
@@ -38,6 +38,10 @@ class SamplingPolicy(Protocol):
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Text of each token."""
+
+    def keep(self, generations: Sequence[Generation]) -> None:
+        """Forget what else was sampled in this turn."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -85,6 +89,8 @@ class ExternalAgent:
             )
         silence_s = policy.step_timeout_s if isinstance(policy, SamplingPolicy) else None
         turn = await session.turn(_PolicyAnswers(self, session, policy), silence_s)
+        if isinstance(policy, SamplingPolicy):
+            policy.keep(turn.generations)  # not what was sampled for a client that has gone
         return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
 
     def overridden(self, asked: ChatRequest, temperature: float) -> dict[str, Any]:
@@ -147,8 +153,15 @@ class _PolicyAnswers:
     def __init__(self, agent: ExternalAgent, session: Session, policy: PolicyHandle) -> None:
         self._agent, self._session, self._policy = agent, session, policy
 
-    async def __call__(self, asked: ChatRequest) -> tuple[ChatReply, Generation, str]:
-        """Sample a reply and record it. Raises Refusal, EngineError; AgentError where this turn has no call left."""
+    async def __call__(
+        self, asked: ChatRequest, awaited: Callable[[], Awaitable[object]]
+    ) -> tuple[ChatReply, Generation, str]:
+        """Sample a reply and record it. Raises Refusal, EngineError; AgentError where this turn has no call left.
+
+        Args:
+            asked: the request.
+            awaited: returns once a client waits for the reply: one that nobody gets is no part of the attempt.
+        """
         session, conversations = self._session, self._session.conversations
         assert conversations is not None
         self._check(asked)
@@ -162,6 +175,7 @@ class _PolicyAnswers:
             raise Refusal(400, f"{error.what}. Got: {error.got}.", CONTEXT_FULL) from error
         except DataError as error:
             raise Refusal(400, str(error)) from error
+        await awaited()
         answered = answered_by(self._agent, asked, reply, self._tokens(asked, reply), session.counts["n_calls"])
         session.counts["n_calls"] += len(answered.calls)
         if place.fork is not None:

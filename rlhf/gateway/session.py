@@ -22,8 +22,8 @@ _names = itertools.count(1)
 
 #: The session of the attempt that the present task plays; the environment sets it, the agent answers its requests.
 SESSION: ContextVar[Session] = ContextVar("SESSION")
-#: Answers one request with the policy, and says what was sampled.
-Answer = Callable[[ChatRequest], Awaitable[tuple[ChatReply, Generation, str]]]
+#: Answers one request with the policy, once the second argument says that somebody waits, and says what was sampled.
+Answer = Callable[[ChatRequest, Callable[[], Awaitable[object]]], Awaitable[tuple[ChatReply, Generation, str]]]
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +33,8 @@ class _Call:
     number: int
     task: asyncio.Task[None] | None = None
     n_waiting: int = 0
+    is_awaited: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while somebody waits."""
     is_taken: bool = False
     """True once somebody who waited has the reply."""
 
@@ -139,6 +141,7 @@ class Session:
         else:
             self.counts["n_repeated_requests"] += 1
         call.n_waiting += 1
+        call.is_awaited.set()
         try:
             answered = await asyncio.shield(call.future)
             history = call.asked.messages[bool(asked.instructions) :]
@@ -149,6 +152,8 @@ class Session:
             return answered
         finally:
             call.n_waiting -= 1
+            if not call.n_waiting:
+                call.is_awaited.clear()
             call.is_taken = call.future.done()
             if not call.is_taken:
                 self.loop.call_later(GRACE_S, self._abandon, alike, call)
@@ -340,7 +345,7 @@ class _Work:
 
     async def _one(self, call: _Call) -> None:
         try:
-            answered, generation, text = await self._answer(call.asked)
+            answered, generation, text = await self._answer(call.asked, call.is_awaited.wait)
         except Refusal as refusal:
             _fail(call, refusal)
         except AgentError:  # no more calls in this turn: it waits for the next

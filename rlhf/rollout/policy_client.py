@@ -101,6 +101,10 @@ class EpisodePolicy:
         self._turn, self._n_calls, self.generations = turn, 0, []
         self._head, self._pieces = head, {}
 
+    def keep(self, generations: Sequence[Generation]) -> None:
+        """Forget what else was sampled in this turn, such as a reply that a client never got."""
+        self.generations = [g for g in self.generations if any(g is kept for kept in generations)]
+
     def recorded(self, generations: Sequence[Generation]) -> tuple[Generation, ...]:
         """Return calls as they are recorded: in pieces, where other attempts have a part of them too."""
         return tuple(g for call in generations for g in self._pieces.get(id(call), (call,)))

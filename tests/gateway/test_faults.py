@@ -204,6 +204,24 @@ def test_a_request_whose_client_has_gone_is_given_up() -> None:
     assert played.solved and len(played.generations) == 1 and world.engine.given_up == 1
 
 
+def test_a_reply_that_no_client_got_is_no_part_of_the_attempt() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        first = ask(client_of(mine))
+        said = {"role": "assistant", "content": first.message.content}
+        goes_on = [*HELLO, said, {"role": "user", "content": "Again."}]
+        with pytest.raises(openai.APITimeoutError):
+            ask(client_of(mine, timeout=0.5), messages=goes_on)
+        time.sleep(1.5)  # it is sampled, and nobody asks for it within the grace
+        ask(client_of(mine), messages=[*goes_on, {"role": "user", "content": "Go on."}])
+        finish(mine)
+
+    world = World(limits(), delay_s=1.0)
+    played = one(world, work)
+    assert world.engine.begun == 3 and world.engine.given_up == 0
+    assert played.solved and len(played.generations) == 2
+    assert not any("again" in note for turn in played.turns for note in turn.action.notes.values())
+
+
 def test_a_request_that_is_sent_again_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf.gateway.session.GRACE_S", 60.0)  # however long a busy machine's client takes
 
