@@ -13,6 +13,11 @@ from types import MappingProxyType
 
 from rlhf.errors import DataError, nearest
 
+#: KL to the reference where there is one, else to the policy that sampled, from which a step's later updates move away.
+KLS = ("loss/kl_ref", "loss/approx_kl")
+#: Divergence in nats that is rounding: that of a step's only update.
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:

@@ -65,8 +65,8 @@ class RichProgress:
         self._last = note
         if self._task is not None:
             self._bars.update(self._task, completed=self._done, last=note, waiting="")
-        due = self._done == self._total or self._done % max(self.every, self._total // 20) == 0
-        if not self.console.is_terminal and due:
+        is_due = self._done == self._total or self._done % max(self.every, self._total // 20) == 0
+        if not self.console.is_terminal and (is_due or time.monotonic() - self._said_at > _SILENCE_S):
             self.say(f"{self._name} {self._done}/{self._total}  {note}{self._left()}")
 
     def _left(self) -> str:

@@ -36,6 +36,19 @@ MISTAKES = {
         "stages[1].advantage.gama",
         ("GiGPO has no key 'gama'", "gamma, normalize", "did you mean 'gamma'?"),
     ),
+    "unknown keys in several places": Mistake(
+        ("sead=1", "limits.max_turn=3", "stages.1.optimizer.rate=1", "stages.1.advantage={kind: gigpo, gama: 0.9}"),
+        "sead",
+        (
+            "a recipe has no key 'sead'",
+            "also:     limits.max_turn: Limits has no key 'max_turn'; did you mean 'max_turns'?",
+            "also:     stages[1].optimizer.rate: AdamW has no key 'rate'",
+            "also:     stages[1].advantage.gama: GiGPO has no key 'gama'; did you mean 'gamma'?",
+        ),
+    ),
+    "an unknown key, and what is missing for it": Mistake(
+        ("policy={kind: pretrained, pth: base}",), "policy.pth", ("Pretrained has no key 'pth'", "did you mean 'path'?")
+    ),
     "a value that YAML takes for a comment": Mistake(
         ("agent.system=#### Play well.",), "override agent.system", ("# begins a comment", "'agent.system=\"#### Play")
     ),

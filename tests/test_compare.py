@@ -231,6 +231,19 @@ def test_runs_that_were_not_judged_alike_are_told_and_ranked_apart(
     assert len(last_json(run("leaderboard", *runs, "--json"))["boards"]) == 1 + bool(said)
 
 
+def test_what_the_recipes_of_two_runs_differ_in_is_told(tmp_path: Path) -> None:
+    stages = [{"kind": "policy_gradient", "steps": n, "optimizer": {"lr": lr}} for n, lr in ((4, 3e-4), (6, 1e-3))]
+    runs = [judged_run(tmp_path / str(i), "right", name=str(i), seed=i, stages=[stages[i]]) for i in range(2)]
+    found = run("compare", *runs)
+    assert "recipes: seed 0 and 1; stages.0.steps 4 and 6; stages.0.optimizer.lr 0.0003 and 0.001" in found.output
+    [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
+    assert row["recipe_differences"]["stages.0.steps"] == [4, 6]
+    assert (
+        "recipes:"
+        not in run("compare", runs[0], judged_run(tmp_path / "same", "right", seed=0, stages=stages[:1])).output
+    )
+
+
 def test_runs_that_do_not_say_what_decided_are_compared_as_far_as_they_say(tmp_path: Path) -> None:
     runs = [judged_run(tmp_path / name, "right") for name in "ab"]
     (runs[1] / "versions.json").unlink()

@@ -15,6 +15,7 @@ import pytest
 from rlhf.evaluation.store import read_trajectories
 from rlhf.tasks.shuffled import ShuffledTasks
 from rlhf.training import loop
+from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.run import Interrupted, Run
 from rlhf.training.update import update
 from tests.training import children, runs, words
@@ -226,6 +227,26 @@ def test_ctrl_c_loses_no_finished_step(tmp_path: Path) -> None:
     again = runs.run(path, out, resume=True)
     assert f"resuming from {out / 'checkpoints' / '1-policy_gradient-000003'}" in again.said
     assert finished() == [1, 2, 3, 4, 5]
+
+
+def test_ctrl_c_loses_no_update_on_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = SUPERVISED | {"epochs": 3}  # of three updates each
+    path = recipe(tmp_path, "grpo", None, stages=[stage], evaluation={"n_tasks": 6})
+    runs.run(path, tmp_path / "whole")
+    imitated, out = TorchTrainer.imitate, tmp_path / "run"
+
+    def pressed(self: TorchTrainer, *args: Any) -> Any:
+        if self.n_updates == 4 and not (out / "checkpoints" / "0-supervised-000005").exists():
+            signal.raise_signal(signal.SIGINT)
+        return imitated(self, *args)
+
+    monkeypatch.setattr(TorchTrainer, "imitate", pressed)
+    with pytest.raises(Interrupted) as stopped:
+        runs.run(path, out)
+    assert stopped.value.where == "step 5" and "0-supervised-000005" in stopped.value.got
+    assert "0-supervised-000005" in runs.run(path, out, resume=True).said
+    assert runs.lines(out) == runs.lines(tmp_path / "whole")
+    assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

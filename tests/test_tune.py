@@ -128,6 +128,14 @@ def test_tasks_that_choose_cannot_judge(tmp_path: Path) -> None:
     Tuning(recipe, mended, load(recipe, list(mended)), tmp_path / "tuned", 1).check([()], 4)
 
 
+def test_it_selects_by_the_split_that_the_recipe_names(tmp_path: Path) -> None:
+    recipe = str(recipe_parts.write(tmp_path))
+    named = ("evaluation.validation_split=train", "evaluation.allow_overlap=true")
+    tuning = Tuning(recipe, named, load(recipe, list(named)), tmp_path / "tuned", 1)
+    tuning.check([(), ("stages.1.group_size=2",)], 4)
+    assert load(recipe, [*named, *tuning.held_out]).evaluation.split == "train"
+
+
 def test_a_stage_that_would_end_early_is_tuned_to_its_end(tmp_path: Path) -> None:
     recipe = str(recipe_parts.write(tmp_path))
     patient = ("stages.1.evaluate_every=1", "stages.1.patience=1")

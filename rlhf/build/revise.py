@@ -54,8 +54,8 @@ def is_of(key: str, keys: Sequence[str]) -> bool:
 
 def revisions(mine: Any, theirs: Any) -> dict[str, tuple[Any, Any]]:
     """Return the keys that two recipes, as plain values, differ in and that may change in mid-run, with both values."""
-    found = {key: (_value(mine, key), _value(theirs, key)) for key in differing(mine, theirs) if is_of(key, REVISABLE)}
-    return {key: both for key, both in found.items() if all(map(_is_plain, both))}
+    found = differing(mine, theirs)
+    return {key: both for key, both in found.items() if is_of(key, REVISABLE) and all(map(_is_plain, both))}
 
 
 def _is_plain(value: Any) -> bool:

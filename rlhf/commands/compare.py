@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ from rlhf.commands.output import AsJson, caution, command, one_of, print_json, r
 from rlhf.commands.tables import number, percent
 from rlhf.errors import RecipeError
 from rlhf.terminal import CleanConsole
+
+#: Differing keys of two recipes that are printed, and characters of a value.
+_MOST_KEYS, _MOST_TEXT = 8, 60
 
 
 class Metric(StrEnum):
@@ -55,6 +59,8 @@ def compare(
     from rlhf.evaluation.compare import compare_all, read_sides
 
     found = compare_all(read_sides(folders), compared.value, seen=difference)
+    for row, folder in zip(found["comparisons"], folders[1:], strict=True):
+        row["recipe_differences"] = _recipe_differences(folders[0], folder)
     _caution(caution for row in found["comparisons"] for caution in row["cautions"])
     if as_json:
         print_json(found)
@@ -165,6 +171,12 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
     if any(found["phase"] != "evaluation" for found in row["measured"]):
         sides = starmap(_measured, zip((row["first"], row["second"]), row["measured"], strict=True))
         console.print(f"measured: {'; '.join(sides)}", soft_wrap=True, markup=False)
+    if changed := row["recipe_differences"]:
+        told = [
+            f"{key} {_value(mine)} and {_value(theirs)}" for key, (mine, theirs) in list(changed.items())[:_MOST_KEYS]
+        ]
+        told += [f"{len(changed) - _MOST_KEYS} more in --json"] * (len(changed) > _MOST_KEYS)
+        console.print(f"recipes: {'; '.join(told)}", soft_wrap=True, markup=False)
     kind = "McNemar, mid-p" if row["test"] == "mcnemar" else "permutation of signs, mid-p"
     console.print(
         f"p {_p(row['p_value'])} ({kind}), corrected {_p(row['p_holm'])} (Holm); {row['n_tasks']} tasks, "
@@ -185,6 +197,24 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
     if limit and row["flipped"]:
         console.print(_flips(row, write, limit, console.width), crop=False)
         console.print(f"look at one with {row['flipped'][0]['look'][1]}", soft_wrap=True)
+
+
+def _recipe_differences(first: Path, second: Path) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys that the recipes of two runs give different values, with both; none for an evaluation of its own."""
+    from rlhf.evaluation.folder import RECIPE
+    from rlhf.evaluation.run_data import RunData
+    from rlhf.recipe.model import differing
+
+    if not all((folder / RECIPE).is_file() for folder in (first, second)):
+        return {}
+    mine, theirs = (RunData.read(folder).settings for folder in (first, second))
+    return {key: both for key, both in differing(mine, theirs).items() if key != "name"}
+
+
+def _value(value: Any) -> str:
+    """Value of a recipe's key as text, cut where it is long."""
+    text = "none" if value is None else json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
 
 
 def _measured(name: str, found: dict[str, Any]) -> str:

@@ -102,6 +102,7 @@ def train(
     result = _run(loaded, out, resume, profile, view and _is_main())
     if not _is_main():
         return
+    _say_problems(Path(result["run"]))
     if as_json:
         print_json(result)
     else:
@@ -313,6 +314,16 @@ def _cautions(recipe: Recipe) -> list[str]:
     from rlhf.recipe.checks import cautions
 
     return cautions(recipe)
+
+
+def _say_problems(run: Path) -> None:
+    """Print findings of the report because of which the results may mean nothing."""
+    from rlhf.evaluation.contrib.findings import findings
+    from rlhf.evaluation.run_data import RunData
+
+    for found in findings(RunData.read(run)):
+        if found.level == "problem":
+            caution(f"{found.name}: {found.value}. {found.words}{found.hint and f' {found.hint.capitalize()}.'}")
 
 
 def _print_result(result: dict[str, Any]) -> None:

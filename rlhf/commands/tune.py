@@ -62,7 +62,8 @@ def tune(
 
     Every combination of --try, and the unchanged recipe, is trained briefly and evaluated on
     evaluation.validation_split; the best advance to longer runs. The winner and the unchanged recipe are then trained
-    with new seeds and evaluated on evaluation.split. Run the same command again to continue an interrupted search.
+    with new seeds and evaluated on evaluation.split. Each evaluation has evaluation.n_tasks tasks. Run the same command
+    again to continue an interrupted search.
 
     Examples: rlhf tune quickstart --try stages.1.optimizer.lr=2e-4,5e-4,1e-3 --try stages.1.group_size=4,8
     """
@@ -74,8 +75,10 @@ def tune(
     tuning = Tuning(recipe, tuple(own), loaded, out or Path("runs") / f"tune-{loaded.name}", seeds)
     plan = rounds(len(choices), tuning.steps, reduction_factor)
     tuning.check(choices, plan[0][1])
-    told = ", ".join(f"{n} of {steps} steps" for n, steps in plan)
-    errors().print(f"{seeds} seeds of each choice: {told}; then 2 of {tuning.steps} with other seeds", highlight=False)
+    of_rounds = ", then ".join(f"{n} configurations for {steps} steps" for n, steps in plan)
+    each = f"{seeds} seed{'s' * (seeds > 1)} each"
+    last = f"the best and the recipe as it is for {tuning.steps} steps, {each}, new ones"
+    errors().print(f"{of_rounds}, {each}; last {last}", highlight=False)
     left: Sequence[Choice] = choices
     for n, (_, steps) in enumerate(plan):
         left = tuning.best(left, steps, plan[n + 1][0] if n + 1 < len(plan) else 1)
@@ -189,7 +192,7 @@ class Tuning:
 
         stages = values_of(self.loaded)["stages"]
         watching = [f"stages.{i}.evaluate_every=0" for i, stage in enumerate(stages) if stage.get("evaluate_every")]
-        usual = ["evaluation.validation_split=dev", "evaluation.validation_n_tasks=64"] if watching else []
+        usual = ["evaluation.validation_n_tasks=64"] if watching else []
         patient = [f"stages.{i}.patience=null" for i, stage in enumerate(stages) if stage.get("patience") is not None]
         idle = ["cluster.eval_servers=0"] if self.loaded.cluster.eval_servers else []
         return [f"evaluation.split={self.loaded.evaluation.validation_split}", *usual, *watching, *patient, *idle]
@@ -227,7 +230,7 @@ class Tuning:
             )
         asked, recipe = [self.recipe, *self.overrides], json.loads(json.dumps(values_of(self.loaded), default=str))
         there = self._record()
-        changed = differing(_renewed(there.get("recipe", recipe), self.loaded.base), recipe)
+        changed = list(differing(_renewed(there.get("recipe", recipe), self.loaded.base), recipe))
         if there.get("asked", asked) != asked or changed:
             raise RecipeError(
                 "another recipe was tuned in this folder",

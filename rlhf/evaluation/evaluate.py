@@ -32,7 +32,7 @@ class Evaluation:
     before: bool = True
     """Evaluate before training too."""
     validation_split: str = "dev"
-    """Split of the evaluations during training."""
+    """Split of the evaluations during training, and of those by which `rlhf tune` selects."""
     validation_n_tasks: Annotated[int, Field(ge=1)] = 64
     """Number of tasks of the evaluations during training."""
     allow_overlap: bool = False
@@ -41,11 +41,9 @@ class Evaluation:
     """Seed of the evaluation, independent of the run's seed."""
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse keys of validation where `evaluate_every` is not set."""
+        """Refuse a number of tasks during training where `evaluate_every` is not set."""
         if not any(stage.evaluate_every for _, stage in context.recipe.learning):
-            yield from unused(
-                self, ("validation_split", "validation_n_tasks"), context.path, "no stage sets evaluate_every"
-            )
+            yield from unused(self, ("validation_n_tasks",), context.path, "no stage sets evaluate_every")
 
 
 @plain_dataclass(frozen=True)

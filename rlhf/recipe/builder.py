@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG
-from rlhf.errors import RecipeError, RlhfError, nearest
+from rlhf.errors import RecipeError, RlhfError, UnknownKeyError, nearest
 from rlhf.given_parts import is_given
 from rlhf.recipe.aliases import alias_hint
 from rlhf.recipe.describe import expected, given
@@ -198,7 +198,7 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
     known = [*keys, *OF_EVERY_REWARD] if re.fullmatch(r"rewards\.[^.\[]+", path) else list(keys)
     for key in values:
         if key not in keys:
-            raise RecipeError(
+            raise UnknownKeyError(
                 f"{name} has no key '{key}'",
                 where=join(path, str(key)),
                 got=f"{key}: {given(values[key])}",
@@ -274,7 +274,7 @@ def _refuse_of_other_kinds(
             continue
         others = [other for other in CATALOG[section] if other != kind and key in _keys_of_kind(section, other, base)]
         if others:
-            raise RecipeError(
+            raise UnknownKeyError(
                 f"kind {kind} has no key '{key}'",
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import RecipeError, nearest
+from rlhf.errors import RecipeError, RlhfError, UnknownKeyError, nearest
 from rlhf.recipe.aliases import alias_hint
 from rlhf.recipe.builder import build, build_environment, build_part, plain_part
 from rlhf.recipe.describe import given
@@ -110,6 +112,8 @@ class Recipe:
 
 
 _REQUIRED = ("policy", "environment", "stages")
+#: Unknown keys that an error names, beside the first.
+_MOST_TOLD = 20
 
 
 def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
@@ -119,11 +123,39 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         values: the YAML as plain Python values.
         name: used where `values` has none.
         base: folder of the recipe.
+
+    Raises:
+        RecipeError: the first thing that is wrong; of unknown keys it names all.
     """
+    try:
+        return _recipe_of(values, name=name, base=base)
+    except UnknownKeyError as error:
+        error.hint += "".join(f"\n  also:     {one}" for one in _further(error, values, name=name, base=base))
+        raise
+
+
+def _further(error: UnknownKeyError, values: Mapping[str, Any], *, name: str, base: Path) -> Iterator[str]:
+    """Yield a line for each unknown key but the first: one after the other is taken out of a copy."""
+    left = deepcopy(dict(values))
+    for _ in range(_MOST_TOLD):
+        *above, key = re.findall(r"[^.\[\]]+", error.where)
+        try:
+            held = reduce(lambda part, k: part[int(k) if isinstance(part, list) else k], above, left)
+            del held[key]
+            _recipe_of(left, name=name, base=base)
+            return
+        except UnknownKeyError as other:
+            error = other
+            yield f"{error.where}: {error.what}; {error.hint}"
+        except (RlhfError, LookupError, TypeError, ValueError):  # nothing that can be told apart from what went before
+            return
+
+
+def _recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
     for key in values:
         if key not in KEYS:
             hint = nested_key_hint(key) or alias_hint(key) or nearest(key, KEYS) or "remove the key"
-            raise RecipeError(
+            raise UnknownKeyError(
                 f"a recipe has no key '{key}'", where=key, got=given(values[key]), expected=", ".join(KEYS), hint=hint
             )
     for key in _REQUIRED:
@@ -181,14 +213,15 @@ def values_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
-    """Return the dotted keys, as an override has them, that two recipes give different values."""
+def differing(mine: Any, theirs: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the dotted keys, as an override has them, that two recipes give different values, with both."""
     if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
         mine, theirs = dict(enumerate(mine)), dict(enumerate(theirs))
     if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
-        return [] if mine == theirs else [path]
+        return {} if mine == theirs else {path: (mine, theirs)}
     keys = [*mine, *(key for key in theirs if key not in mine)]
-    return [p for k in keys for p in differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k))]
+    found = (differing(mine.get(k), theirs.get(k), f"{path}.{k}" if path else str(k)) for k in keys)
+    return {key: both for of_key in found for key, both in of_key.items()}
 
 
 def named_parts(recipe: Recipe) -> dict[str, Any]:

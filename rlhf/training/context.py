@@ -204,8 +204,8 @@ class RunContext(Protocol):
     def note_trainer(self, trainer: TorchTrainer) -> None:
         """Keep the configuration that a trainer was given for this stage."""
 
-    def check_stop(self) -> Awaitable[None]:
-        """Hear whether the user wants to stop."""
+    def check_stop(self, save: Callable[[], Path] | None = None) -> Awaitable[None]:
+        """Hear whether the user wants to stop, and save before."""
 
     def caution(self, collected: RolloutBatch, where: str) -> None:
         """Warn the user of faults that the run survives, once for each kind."""

@@ -131,7 +131,8 @@ async def train_on(
         await run.callbacks.after_training(hook, hook.after_update, run, parts, step)
     train_s = time.perf_counter() - start
     step.values |= parts.trainer.meter.rates(train_s)
-    await (run.publish() if parts.ahead is None else parts.ahead.publish(run))
+    is_same = (trainer_updates := parts.trainer.n_updates) == run.state.n_updates  # nothing to train on
+    await (run.publish(same_version=is_same) if parts.ahead is None else parts.ahead.publish(run))
 
     parts.is_ending_step = True  # what learns now is ahead of the run's state, also where nothing was trained on
     step.metrics |= parts.source.learn(step.all_groups)
@@ -145,7 +146,7 @@ async def train_on(
     metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **step.values, **step.metrics}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + gathered.collected.waited_s}
     run.log(number + 1, metrics)
-    n_updates = {"n_updates": parts.trainer.n_updates, "n_critic_updates": parts.n_critic_updates}
+    n_updates = {"n_updates": trainer_updates, "n_critic_updates": parts.n_critic_updates}
     n_episodes = run.state.n_episodes + gathered.collected.n_episodes
     run.advance(step=number + 1, n_episodes=n_episodes, **n_updates, **step.state)
     parts.is_ending_step = False

@@ -236,12 +236,22 @@ class Run:
         if config is not None and current().is_main:
             (self.folder / f"deepspeed-{self.state.label}.json").write_text(json.dumps(config, indent=1))
 
-    async def check_stop(self) -> None:
-        """Between two updates: hear whether the user wants to stop. Several processes stop together or not at all."""
-        await asyncio.sleep(0)
-        await self.callbacks.call(self.folder)
-        if current().agree_to_stop():
-            raise asyncio.CancelledError
+    async def check_stop(self, save: Callable[[], Path] | None = None) -> None:
+        """Between two updates: hear whether the user wants to stop. Several processes stop together or not at all.
+
+        Args:
+            save: writes a checkpoint of the updates so far, before a stop.
+        """
+        try:
+            await asyncio.sleep(0)
+            await self.callbacks.call(self.folder)
+            if current().agree_to_stop():
+                raise asyncio.CancelledError
+        except asyncio.CancelledError as error:
+            if save is None or (current().n > 1 and not current().stops_together):
+                raise
+            saved = save()
+            raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {saved}") from error
 
     def restore_stage(self, parts: LiveStage) -> None:
         """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""

@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf.data import ScoredGroup
-
-#: KL to the reference where there is one, else to the policy that sampled, from which a step's later updates move away.
-_KL = ("loss/kl_ref", "loss/approx_kl")
-#: Divergence in nats that is rounding: that of a step's only update.
-_ROUNDING = 1e-9
+from rlhf.metrics import KLS, ROUNDING
 
 
 def step_line(
@@ -31,7 +27,7 @@ def step_line(
         parts.append(f"return {metrics['rollout/return_mean']:+.2f}")
     if "loss/total" in metrics:
         parts.append(f"loss {metrics['loss/total']:.3g}")
-    name = next((name for name in _KL if name in metrics), None)
-    if name is not None and (name == _KL[0] or abs(metrics[name]) > _ROUNDING):
+    name = next((name for name in KLS if name in metrics), None)
+    if name is not None and (name == KLS[0] or abs(metrics[name]) > ROUNDING):
         parts.append(f"KL {metrics[name]:.2g}")
     return "  ".join([*parts, f"{metrics['rollout/tokens_per_s']:.0f} tok/s"])

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.wording import duration_text, number_text, percent_text
+from rlhf.metrics import KLS, ROUNDING
 from rlhf.terminal import clean
 from rlhf.viewer.run_folder import RunFolder
 from rlhf.viewer.run_views import LOSSES, head
@@ -20,7 +21,6 @@ from rlhf.viewer.run_views import LOSSES, head
 #: Seconds between two looks.
 LOOK_S = 0.5
 _BARS = "▁▂▃▄▅▆▇█"
-_KLS = ("loss/kl_ref", "loss/approx_kl")
 _STYLES = {"running": "bold blue", "finished": "bold green", "stopped": "bold yellow", "gone": "bold red"}
 
 
@@ -73,10 +73,11 @@ def _rows(told: dict[str, Any], data: RunData) -> list[tuple[str, str, str]]:
             else ""
         )
         rows.append(("success", percent_text(success["value"]) + within, _curve(data, "rollout/success")))
-    for name, choices in (("loss", LOSSES), ("KL", _KLS), ("tokens/s", ("rollout/tokens_per_s",))):
+    for name, choices in (("loss", LOSSES), ("KL", KLS), ("tokens/s", ("rollout/tokens_per_s",))):
         last = data.lines[-1].stage if data.lines else ""
         found = next((c for c in choices if any(curve.stage == last for curve in data.curves(c))), None)
-        if found is not None and (values := data.values(found)):
+        is_noise = found == KLS[-1] and max(map(abs, data.values(found)), default=0.0) <= ROUNDING
+        if found is not None and not is_noise and (values := data.values(found)):
             rows.append((name, number_text(values[-1]), _curve(data, found)))
     rows += [
         (f"on unseen tasks, {clean(e['name'])}", f"{percent_text(e['success'])}", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 import sys
@@ -141,6 +142,7 @@ def test_a_step_with_nothing_to_train_on_says_so_and_moves_nothing(tmp_path: Pat
     assert done.said.count("had nothing to train on") == 1
     begin, end = (runs.weights(done.folder / "checkpoints" / f"0-policy_gradient-00000{n}") for n in (0, 2))
     assert begin == end
+    assert json.loads((runs.newest(done.folder) / "state.json").read_text())["policy_version"] == 1, "that of the start"
 
 
 def test_too_many_empty_steps_stop_a_run_with_all_of_them_recorded(tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ def test_top_shows_where_a_run_is(tmp_path: Path) -> None:
     assert "not begun" in console.export_text()
 
 
+def test_top_leaves_out_a_kl_that_is_rounding(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: x\nstages: [{kind: policy_gradient, steps: 5}]\n")
+    for kl in (7e-13, 0.002):
+        line = {"step": 1, "stage": "0-policy_gradient", "time": 1.0, "loss/total": 0.5, "loss/approx_kl": kl}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        assert ("KL" in invoke("top", str(tmp_path), "--once").output) is (kl > 1e-9)
+
+
 def test_top_shows_a_run_whose_figures_are_not_finite(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("name: x\nstages: [{kind: policy_gradient, steps: 5}]\n")
     line = {"step": 1, "stage": "0-policy_gradient", "time": 1.0, "loss/total": None, "rollout/success": 0.5}
@@ -141,3 +149,15 @@ def test_lines_without_a_terminal_say_the_time_left(tmp_path: Path, monkeypatch:
         clock[0] += 30
         progress.advance("success 50%")
     assert (tmp_path / "said").read_text() == "policy_gradient 2/4  success 50%  0:01:00 left\n"
+
+
+def test_without_a_terminal_a_slow_step_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "said").open("w") as file, RichProgress(CleanConsole(file=file, width=200)) as progress:
+        clock = [progress._said_at]
+        monkeypatch.setattr("rlhf.progress.time.monotonic", lambda: clock[0])
+        progress.stage("policy_gradient", 9, 0)
+        for seconds in (1, 60, 1):
+            clock[0] += seconds
+            progress.advance("success 50%")
+    assert (tmp_path / "said").read_text().startswith("policy_gradient 2/9")
+    assert (tmp_path / "said").read_text().count("\n") == 1

@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ _MOST = 10_007
 
 
 async def imitate(run: RunContext, stage: Supervised) -> None:
-    """Train on the stage's demonstrations. An interrupted stage starts again from its last checkpoint."""
+    """Train on the stage's demonstrations. A killed stage starts again from its last checkpoint."""
     found: Any = run.demonstrations[run.state.stage]
     held_out: Sequence[Sample] = ()
     if stage.data is None:
@@ -62,10 +64,10 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
                 values["supervised/held_out_loss"] = losses[-1]
             run.log(step + 1, values, delivered=False)
             run.progress.advance(f"loss {values['supervised/loss']:.3f}")
+            save = partial(_save, run, trainer, step + 1)
             if is_due(stage.checkpoint_every, step + 1, n_updates):
-                run.advance(step=step + 1, n_updates=trainer.n_updates)
-                run.save(optimizer=trainer.optimizer)
-            await run.check_stop()
+                save()
+            await run.check_stop(save)
     if losses:
         told = " to ".join(f"{loss:.3f}" for loss in (losses[0], losses[-1]))
         run.progress.say(f"the loss on {len(held_out)} rows that were not learnt went from {told}")
@@ -82,6 +84,12 @@ def _begin(run: RunContext, trainer: TorchTrainer) -> None:
     trainer.n_updates = run.state.n_updates
     names = [name for name, p in run.policy.model.named_parameters() if p.requires_grad]
     store.load_trainer(run.folder / "checkpoints" / run.state.folder_name, trainer.optimizer, names=names)
+
+
+def _save(run: RunContext, trainer: TorchTrainer, step: int) -> Path:
+    """Write a checkpoint after this many updates."""
+    run.advance(step=step, n_updates=trainer.n_updates)
+    return run.save(optimizer=trainer.optimizer)
 
 
 def _fitting(run: RunContext, rows: Sequence[list[Sample]]) -> list[list[Sample]]:
