@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class Owner:
         since: when the lock was taken, in seconds since 1970 by the owner's clock.
         beat_at: when it last wrote, by the same.
         doing: what it does, for the reader.
+        inode: number of the lock's file, which a copy of the folder does not share; 0 where it is not known.
     """
 
     host: str
@@ -51,6 +52,7 @@ class Owner:
     since: float
     beat_at: float
     doing: str
+    inode: int = 0
 
     @classmethod
     def here(cls, doing: str) -> Owner:
@@ -71,7 +73,7 @@ class Owner:
 
 def write(file: int, owner: Owner) -> None:
     """Write who holds a lock into it; the time of the file is the sign of life."""
-    content = json.dumps(asdict(owner)).encode()
+    content = json.dumps(asdict(replace(owner, inode=os.fstat(file).st_ino))).encode()
     os.pwrite(file, content, 0)
     os.ftruncate(file, len(content))
 
@@ -107,6 +109,8 @@ def life(owner: Owner, path: Path, *, by_kernel: bool) -> tuple[bool, str]:
         by_kernel: whether this process has the kernel's lock, so that no process of this machine has it.
     """
     if owner.is_of_here:
+        if owner.inode and path.exists() and path.stat().st_ino != owner.inode:
+            return False, "the folder is a copy of one that it holds"
         # A lock of this very process that the kernel does not know of was not removed when it was given back.
         is_there = started_at(owner.pid) == owner.started and not (by_kernel and owner.pid == os.getpid())
         return is_there, "" if is_there else "that process is gone"

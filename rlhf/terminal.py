@@ -7,6 +7,7 @@ cursor, rename the window, or make a line read as another one. Every command wri
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -43,6 +44,12 @@ class CleanConsole(Console):
         # A notebook is given text: rich would make a page of each line, or move a cursor that is not there.
         of_notebook = {"force_jupyter": False, "force_terminal": False} if "ipykernel" in sys.modules else {}
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **of_notebook, **options})
+
+    def on_broken_pipe(self) -> None:
+        """Go on without messages where nobody reads them any more; what a command was asked for ends it instead."""
+        if not self.stderr:
+            raise BrokenPipeError
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(s if s.control else Segment(clean(s.text), s.style) for s in buffer)

@@ -279,7 +279,7 @@ def test_a_message_is_json_for_scripts(echo: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(echo), "sed=1", "--json"])
     error = json.loads(result.stdout.splitlines()[-1])["error"]
     assert result.exit_code == 2
-    assert (error["type"], error["where"], error["do"]) == ("RecipeError", "sed", "did you mean 'seed'?")
+    assert (error["type"], error["where"], error["do"]) == ("UnknownKeyError", "sed", "did you mean 'seed'?")
 
 
 @pytest.mark.parametrize(

@@ -226,3 +226,8 @@ def test_a_damaged_checkpoint_is_not_exported(finished: Path, tmp_path: Path) ->
 def test_a_place_that_cannot_be_written(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "the model cannot be written" in refused(runs.newest(finished), "--out", tmp_path / "file" / "model")
+
+
+def test_a_model_has_nothing_to_redact(tmp_path: Path) -> None:
+    found = run("export", tmp_path, "--out", tmp_path / "out", "--redact", "foo")
+    assert found.exit_code == 2 and "--redact: a model has no text to redact" in found.stderr

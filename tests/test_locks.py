@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,6 +107,15 @@ def test_a_stopped_process_is_not_taken_for_dead(tmp_path: Path) -> None:
                 pass
         finally:
             process.send_signal(signal.SIGCONT)
+
+
+def test_a_copy_of_a_held_folder_is_held_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with holder(tmp_path / "run"):
+        copy = Path(shutil.copytree(tmp_path / "run", tmp_path / "copy"))
+        assert locks.owner_of(tmp_path / "run") is not None and locks.owner_of(copy) is None
+        with held(copy, "a test"):
+            pass
 
 
 def test_a_number_of_a_process_that_came_again_is_another_process(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,21 @@ def test_every_command_prints_by_that_module_alone() -> None:
                 if re.fullmatch(r"print|pprint|Console|typer\.s?echo|sys\.std(out|err)\.write", called):
                     found += [f"{path.name}:{node.lineno} {called}"] * (not is_json_or_clean)
     assert [line for line in found if line.partition(":")[0] != "terminal.py"] == []
+
+
+def test_messages_that_nobody_reads_any_more_end_nothing() -> None:
+    program = "from rlhf.terminal import CleanConsole\nimport sys\n"
+    program += "for i in range(20000): CleanConsole(stderr=True).print('step', i)\nprint('done', flush=True)\n"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None and process.stdout is not None
+        process.stderr.readline()
+        process.stderr.close()
+        assert process.stdout.read() == b"done\n" and process.wait() == 0
+
+
+def test_a_command_whose_output_nobody_reads_ends_well() -> None:
+    command = [sys.executable, "-m", "rlhf.cli", "recipes", "--kinds"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 0

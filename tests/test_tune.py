@@ -202,6 +202,20 @@ def test_a_search_that_goes_on_with_an_edited_file_says_so(tmp_path: Path, capsy
     assert "parts.py (rewards.right.kind) has changed since this search began" in said
 
 
+def test_a_search_with_other_choices_or_rounds_is_refused(tmp_path: Path) -> None:
+    tuning = tuning_of(tmp_path)
+    tuning.check([(), ("stages.1.group_size=2",)], 4)
+    tuning.check([(), ("stages.1.group_size=2",)], 4)
+    for choices, first in (([(), ("stages.1.group_size=2",), ("stages.1.group_size=4",)], 4), ([()], 4)):
+        with pytest.raises(RecipeError, match="another search was begun") as refused:
+            tuning.check(choices, first)
+        assert refused.value.got.startswith("choices ") and "first_steps" not in refused.value.got
+    with pytest.raises(RecipeError, match="another search was begun"):
+        tuning.check([(), ("stages.1.group_size=2",)], 2)
+    with pytest.raises(RecipeError, match="another search was begun"):
+        replace(tuning, seeds=tuning.seeds + 1).check([(), ("stages.1.group_size=2",)], 4)
+
+
 def test_a_folder_whose_record_has_old_names_of_keys_is_continued(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
     tuning.check([()], 4)

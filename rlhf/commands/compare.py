@@ -201,14 +201,11 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
 
 def _recipe_differences(first: Path, second: Path) -> dict[str, tuple[Any, Any]]:
     """Dotted keys that the recipes of two runs give different values, with both; none for an evaluation of its own."""
-    from rlhf.evaluation.folder import RECIPE
-    from rlhf.evaluation.run_data import RunData
+    from rlhf.evaluation.judging import recipe_of_run
     from rlhf.recipe.model import differing
 
-    if not all((folder / RECIPE).is_file() for folder in (first, second)):
-        return {}
-    mine, theirs = (RunData.read(folder).settings for folder in (first, second))
-    return {key: both for key, both in differing(mine, theirs).items() if key != "name"}
+    mine, theirs = recipe_of_run(first), recipe_of_run(second)
+    return {key: both for key, both in differing(mine, theirs).items() if key != "name"} if mine and theirs else {}
 
 
 def _value(value: Any) -> str:

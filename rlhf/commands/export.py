@@ -20,7 +20,7 @@ from rlhf.commands.output import (
     results,
 )
 from rlhf.digests import verify
-from rlhf.errors import CheckpointError, nearest
+from rlhf.errors import CheckpointError, UsageError, nearest
 from rlhf.evaluation.folder import run_around, where_to_look
 
 
@@ -62,6 +62,14 @@ def export(
     """
     refuse_existing(out)
     wanted = one_of(Format, form, "--format", "format")
+    if wanted is Format.model and redact:
+        raise UsageError(
+            "a model has no text to redact",
+            where="--redact",
+            got="--format model, the default",
+            expected="a --format of trajectories",
+            hint=f"--format {Format.parquet.value}, or leave --redact out",
+        )
     if wanted is not Format.model:
         _export_attempts(Path(checkpoint), out, wanted, redact or [], as_json=as_json)
         return

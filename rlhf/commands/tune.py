@@ -239,13 +239,22 @@ class Tuning:
                 expected=" ".join(asked) + ", as it is now" * bool(changed),
                 hint="--out FOLDER",
             )
+        search = {"choices": [list(choice) for choice in choices], "first_steps": first, "seeds": self.seeds}
+        if (before := there.get("search", search)) != search:
+            raise RecipeError(
+                "another search was begun in this folder",
+                where=str(self.out / _FILE),
+                got=", ".join(f"{name} {search[name]}" for name in search if search[name] != before[name])[:200],
+                expected=", ".join(f"{name} {before[name]}" for name in search if search[name] != before[name])[:200],
+                hint="--out FOLDER; a run of a round that is over cannot go on to other steps",
+            )
         code = code_digests(recipe)
         for name in changed_code(there.get("code", {}), code):
             caution(
                 f"{name} has changed since this search began: runs before and after are not comparable; put the file "
                 f"back, or search again with another --out"
             )
-        self._write({"asked": asked, "recipe": recipe, "code": code, "success": {}, **there})
+        self._write({"asked": asked, "recipe": recipe, "code": code, "search": search, "success": {}, **there})
 
     def best(self, choices: Sequence[Choice], steps: int, n: int) -> list[Choice]:
         """The `n` choices of the highest mean success on held-out tasks after this many steps; ties to earlier ones."""

@@ -71,6 +71,11 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
 
 
+def recipe_of_run(folder: Path) -> dict[str, Any]:
+    """Plain values of a run's recipe; none for a folder that has none. Raises DataError where it is damaged."""
+    return dict(_read(folder / RECIPE, yaml.safe_load))
+
+
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     """Values of a file; none where it is missing or empty. Raises DataError where it is damaged."""
     try:
