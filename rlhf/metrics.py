@@ -36,6 +36,8 @@ class Metric:
 
 _TABLE = """
 rollout/success                 | share      | success rate of the episodes, excluding infrastructure errors
+rollout/success_low             | share      | lower end of the 95% interval of rollout/success, clustered by task
+rollout/success_high            | share      | upper end of the 95% interval of rollout/success, clustered by task
 rollout/pass_at_k               | share      | pass@k, k the attempts per task: tasks solved by at least one attempt
 rollout/pass_all_k              | share      | pass^k: tasks solved by every attempt, which carry no learning signal
 rollout/score_agreement         | share      | pairs of a solved and an unsolved attempt that the score ranks correctly

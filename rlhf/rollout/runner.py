@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,18 @@ class RolloutBatch:
         values |= _of_groups(solved_G) | _agreement(solved_G, [[s.total for s in g.scores] for g in self.groups])
         values |= _of_prompts(turns) | _of_notes(turns, n) | _of_parts(self.groups)
         return values
+
+    def success_interval(self, estimate: Callable[[Sequence[bool], Sequence[str]], Any]) -> dict[str, float]:
+        """Metrics of the interval of `rollout/success`; none where no attempt came to an end.
+
+        Args:
+            estimate: interval of a share, of what was right and the tasks that these belong to.
+        """
+        attempts = [t for g in self.groups for t in g.trajectories]
+        if not attempts:
+            return {}
+        found = estimate([t.solved for t in attempts], [t.task_id for t in attempts])
+        return {"rollout/success_low": found.low, "rollout/success_high": found.high}
 
 
 def _of_groups(solved_G: Sequence[Sequence[bool]]) -> dict[str, float]:

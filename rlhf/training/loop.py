@@ -143,11 +143,11 @@ async def train_on(
     run.record(label, number + 1, "train", gathered.recorded, gathered.of_all(credits), figures)
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
-    metrics = {**gathered.metrics(), **credit_sums, **counters, **dropped, **step.values, **step.metrics}
+    metrics = {**gathered.metrics(run.estimate), **credit_sums, **counters, **dropped, **step.values, **step.metrics}
     metrics |= {"time/train_s": train_s, "time/step_s": train_s + gathered.collected.waited_s}
     run.log(number + 1, metrics)
     n_updates = {"n_updates": trainer_updates, "n_critic_updates": parts.n_critic_updates}
     n_episodes = run.state.n_episodes + gathered.collected.n_episodes
     run.advance(step=number + 1, n_episodes=n_episodes, **n_updates, **step.state)
     parts.is_ending_step = False
-    run.progress.advance(step_line(metrics, step.all_groups, run.estimate))
+    run.progress.advance(step_line(metrics))

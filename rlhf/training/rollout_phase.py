@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlhf.data import Credit, ScoredGroup
 from rlhf.errors import RlhfError, TrainingError, boundary
@@ -57,16 +57,24 @@ class TrainingGroups:
         of_kept = dict(zip(self.selection.kept, values, strict=True))
         return [of_kept.get(i) for i in range(len(self.collected.groups))]
 
-    def metrics(self) -> dict[str, float]:
-        """Means over trajectories, counts of drawn tasks, and the fates of groups."""
+    def metrics(self, estimate: Callable[[Sequence[bool], Sequence[str]], Any]) -> dict[str, float]:
+        """Means over trajectories, counts of drawn tasks, and the fates of groups.
+
+        Args:
+            estimate: interval of a share, of what was right and the tasks that these belong to.
+        """
         n, n_kept = len(self.collected.groups), len(self.selection.kept)
         factors = (1.0,) * n_kept if self.selection.factors is None else self.selection.factors
-        return self.collected.metrics() | {
-            "sampling/n_rounds": float(self.n_rounds),
-            "rollout/n_groups": float(n),
-            "sampling/n_dropped_groups": float(n - n_kept),
-            "sampling/advantage_scale_mean": sum(factors) / max(n_kept, 1),
-        }
+        return (
+            self.collected.metrics()
+            | self.collected.success_interval(estimate)
+            | {
+                "sampling/n_rounds": float(self.n_rounds),
+                "rollout/n_groups": float(n),
+                "sampling/n_dropped_groups": float(n - n_kept),
+                "sampling/advantage_scale_mean": sum(factors) / max(n_kept, 1),
+            }
+        )
 
 
 async def sample_groups(run: Run, parts: StageComponents, step: Step) -> TrainingGroups:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rlhf.data import ScoredGroup
 from rlhf.metrics import KLS, ROUNDING
 
 
-def step_line(
-    metrics: Mapping[str, Any], groups: Sequence[ScoredGroup], estimate: Callable[[Sequence[bool], Sequence[str]], Any]
-) -> str:
-    """Progress line: success with its 95% interval, return, loss, KL and speed, where computed.
-
-    Args:
-        metrics: of the step.
-        groups: of the step, all of them.
-        estimate: interval of a share, of what was right and the tasks that these belong to.
-    """
+def step_line(metrics: Mapping[str, Any]) -> str:
+    """Progress line of a step: success with its 95% interval, return, loss, KL and speed, where logged."""
     parts = []
     if "rollout/success" in metrics:
-        attempts = [t for group in groups for t in group.trajectories]
-        found = estimate([t.solved for t in attempts], [t.task_id for t in attempts])
-        parts.append(f"success {metrics['rollout/success']:.0%} ({found.low:.0%}-{found.high:.0%})")
+        low, high = metrics["rollout/success_low"], metrics["rollout/success_high"]
+        parts.append(f"success {metrics['rollout/success']:.0%} ({low:.0%}-{high:.0%})")
         parts.append(f"return {metrics['rollout/return_mean']:+.2f}")
     if "loss/total" in metrics:
         parts.append(f"loss {metrics['loss/total']:.3g}")

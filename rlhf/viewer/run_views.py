@@ -11,7 +11,6 @@ from rlhf.errors import DataError
 from rlhf.evaluation.run_data import RunData
 from rlhf.metrics import describe
 from rlhf.sinks import LogLine
-from rlhf.stats import share_interval
 from rlhf.viewer.run_folder import RunFolder
 
 #: Lines that a page is sent at most; of more, every so many-th.
@@ -20,17 +19,7 @@ MAX_LINES = 4000
 _RECENT = 10
 #: Losses of the kinds of stages.
 LOSSES = ("loss/total", "supervised/loss", "preference/loss", "reward_model/loss")
-#: Metrics that the success of a step comes from.
-_SUCCESS, _EPISODES, _FAILURES = "rollout/success", "rollout/n_episodes", "rollout/n_infra_errors"
-
-
-def success_interval(line: LogLine) -> tuple[float, float] | None:
-    """The 95% interval of the success of a step, each episode counted by itself."""
-    success, n = line.values.get(_SUCCESS), line.values.get(_EPISODES)
-    counted = (n or 0) - (line.values.get(_FAILURES) or 0)
-    if success is None or counted <= 0 or not 0 <= success <= 1:
-        return None
-    return share_interval(success * counted, counted)
+_SUCCESS = "rollout/success"
 
 
 def head(run: RunFolder, data: RunData) -> dict[str, Any]:
@@ -74,7 +63,7 @@ def head(run: RunFolder, data: RunData) -> dict[str, Any]:
 def _success(line: LogLine | None) -> dict[str, Any] | None:
     if line is None:
         return None
-    low, high = success_interval(line) or (None, None)
+    low, high = (line.values.get(f"{_SUCCESS}_{end}") for end in ("low", "high"))  # which older logs lack
     return {"value": line.values[_SUCCESS], "low": low, "high": high, "step": line.step}
 
 
@@ -149,11 +138,7 @@ def curves(data: RunData, names: Sequence[str], since: int = 0) -> dict[str, Any
     there = {name for line in lines for name in line.values}
     wanted = [name for name in names if name in there] if names else sorted(there)
     stages = list(dict.fromkeys(line.stage for line in lines))
-    bounds = [success_interval(line) for line in lines] if _SUCCESS in wanted else []
     values = {name: [_short(line.values.get(name)) for line in lines] for name in wanted}
-    if bounds:
-        values["low"] = [_short(b and b[0]) for b in bounds]
-        values["high"] = [_short(b and b[1]) for b in bounds]
     return {
         "n_lines": len(data.lines),
         "thinned": every,

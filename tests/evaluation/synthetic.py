@@ -26,8 +26,9 @@ from rlhf.data import (
     Turn,
     Verdict,
 )
-from rlhf.evaluation.statistics import share_interval
+from rlhf.evaluation.statistics import share_interval, success_estimate
 from rlhf.evaluation.store import TrajectoryWriter
+from rlhf.rollout.runner import RolloutBatch
 from rlhf.sinks import JsonlSink, Metrics
 
 SYSTEM = "You play a text game. Find the coin and take it. Answer with one action."
@@ -186,6 +187,7 @@ def step_metrics(groups: Sequence[ScoredGroup], rng: random.Random, step: int, n
     n_failures = sum(len(g.failures) for g in groups)
     return {
         "rollout/success": sum(t.solved for t in trajectories) / len(trajectories),
+        **RolloutBatch(tuple(groups), 1.0).success_interval(success_estimate),
         "rollout/return_mean": sum(map(sum, totals)) / len(trajectories),
         "rollout/n_episodes": len(trajectories),
         "rollout/n_turns_mean": len(turns) / len(trajectories),

@@ -59,7 +59,7 @@ def test_every_curve_is_in_it(run_folder: Path, page: Page) -> None:
     curves = page.answers["run/quickstart/metrics"]
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     names = {name for line in lines for name in line} - {"step", "stage", "time"}
-    assert set(curves["values"]) == names | {"low", "high"} and len(curves["step"]) == len(lines)
+    assert set(curves["values"]) == names and len(curves["step"]) == len(lines)
     assert curves["values"]["loss/entropy"][-2] == pytest.approx(lines[-2]["loss/entropy"], rel=1e-5)
 
 

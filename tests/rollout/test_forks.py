@@ -23,6 +23,7 @@ from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParam
 from rlhf.data.generation import calls_of, joined, piece_of
 from rlhf.evaluation.answers import spent_on
 from rlhf.evaluation.journal import AttemptJournal
+from rlhf.evaluation.statistics import success_estimate
 from rlhf.inference.scripted import Said, ScriptedEngine
 from rlhf.rollout.branching import Fork
 from rlhf.rollout.group import run_groups
@@ -98,6 +99,7 @@ def test_a_tree_that_branches_within_replies(n, rounds, choose, seed):
 def test_means_of_no_trajectory_are_left_out():
     metrics = RolloutBatch((), 0.0).metrics()
     assert metrics["rollout/n_episodes"] == metrics["rollout/n_generations"] == 0
+    assert RolloutBatch((), 0.0).success_interval(success_estimate) == {}
     assert not {"rollout/success", "rollout/return_mean", "rollout/return_std", "rollout/n_turns_mean"} & metrics.keys()
 
 

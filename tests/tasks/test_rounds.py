@@ -20,6 +20,7 @@ from agents.chat import ChatAgent
 from rewards.shaping.outcome import EnvironmentReward
 from rlhf.data import Credit, SamplingParams, Task
 from rlhf.errors import RecipeError, TrainingError
+from rlhf.evaluation.statistics import success_estimate
 from rlhf.evaluation.store import read_trajectories
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.recipe import load
@@ -106,8 +107,10 @@ def test_credit_is_aligned_with_every_group_drawn_and_scaled() -> None:
     assert first == replace(credits[0], tokens_GNT=(((0.5, -1.5),),))  # what a critic learns is not scaled
     assert second.tokens_GNT == (((4.0,),), ())
     assert gathered.of_all([first, second]) == [None, first, second]
-    metrics = gathered.metrics()
+    metrics = gathered.metrics(success_estimate)
     assert metrics["rollout/n_episodes"] == 6 and metrics["rollout/success"] == pytest.approx(4 / 6)
+    interval = success_estimate([True, True, False, True, True, False], [0, 0, 1, 1, 2, 2])
+    assert (metrics["rollout/success_low"], metrics["rollout/success_high"]) == (interval.low, interval.high)
     assert {k: v for k, v in metrics.items() if k.startswith("sampling/")} == {
         "sampling/n_rounds": 2.0,
         "sampling/n_dropped_groups": 1.0,

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from rich.console import Console
 
 from rlhf.commands.view import shown_beside
 from rlhf.errors import UsageError
-from rlhf.evaluation.statistics import success_estimate
 from rlhf.progress import RichProgress
 from rlhf.terminal import CleanConsole
 from rlhf.training.step_line import step_line
@@ -24,7 +22,6 @@ from rlhf.viewer import top
 from rlhf.viewer.run_folder import RunFolder
 from rlhf.viewer.serve import bound
 from tests.commands import run as invoke
-from tests.credit.credit_groups import outcome_group
 from tests.evaluation.synthetic import make_run
 
 
@@ -123,22 +120,17 @@ def test_top_shows_a_run_whose_figures_are_not_finite(tmp_path: Path) -> None:
 def test_a_step_in_one_line() -> None:
     values = {
         "rollout/success": 0.5,
-        "rollout/n_episodes": 22.0,
-        "rollout/n_infra_errors": 2.0,
+        "rollout/success_low": 0.28,
+        "rollout/success_high": 0.72,
         "rollout/return_mean": 0.4,
     }
     values |= {"rollout/tokens_per_s": 99.5, "loss/total": 0.0312, "loss/approx_kl": 0.00123, "loss/kl_ref": 0.5}
-    alone = [outcome_group([1.0], task=f"task {i}", solved_G=[i % 2 == 0]) for i in range(20)]
-    said = partial(step_line, groups=alone, estimate=success_estimate)
-    assert said(values) == "success 50% (28%-72%)  return +0.40  loss 0.0312  KL 0.5  100 tok/s"
-    # as 4.96 attempts: 80 that agree within 8 tasks, over the deff of 80/7, times (t_79 / t_7)²; alone (39%-61%)
-    together = [outcome_group([1.0] * 10, task=f"task {i}", solved_G=[i % 2 == 0] * 10) for i in range(8)]
-    assert step_line(values, together, success_estimate).startswith("success 50% (8%-92%) ")
+    assert step_line(values) == "success 50% (28%-72%)  return +0.40  loss 0.0312  KL 0.5  100 tok/s"
     only = {name: value for name, value in values.items() if name != "loss/kl_ref"}
-    assert "KL 0.0012" in said(only)
-    assert "KL" not in said({**only, "loss/approx_kl": 1e-14}), "rounding of a step's only update"
+    assert "KL 0.0012" in step_line(only)
+    assert "KL" not in step_line({**only, "loss/approx_kl": 1e-14}), "rounding of a step's only update"
     none = {name: x for name, x in values.items() if name not in ("rollout/success", "rollout/return_mean")}
-    assert step_line(none, [], success_estimate) == "loss 0.0312  KL 0.5  100 tok/s", "a step without trajectories"
+    assert step_line(none) == "loss 0.0312  KL 0.5  100 tok/s", "a step without trajectories"
 
 
 def test_lines_without_a_terminal_say_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

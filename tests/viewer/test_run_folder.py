@@ -120,15 +120,18 @@ def test_the_state_is_that_of_the_lock(tmp_path: Path) -> None:
 
 def test_head_says_where_a_run_is_and_how_long_it_takes(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("name: x\nstages: [{kind: policy_gradient, steps: 10}]\n")
-    values = {"rollout/success": 0.5, "rollout/n_episodes": 20.0, "time/rollout_s": 7.0, "time/train_s": 2.0}
+    values = {"rollout/success": 0.5, "time/rollout_s": 7.0, "time/train_s": 2.0}
+    values |= {"rollout/success_low": 0.1, "rollout/success_high": 0.9}
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(line(step, **values) for step in (1, 2, 3, 4)))
     run = RunFolder(tmp_path)
     with locks.held(tmp_path, "a test"):
         told = head(run, run.poll())
     assert (told["step"], told["n_steps"], told["pace_s"], told["left_s"]) == (4, 10, 1.0, 6.0)
     assert told["waits_for"] == "step 5, mostly rollouts"
-    assert told["success"]["low"] == pytest.approx(0.2796, abs=0.03)
-    assert told["success"]["low"] < 0.5 < told["success"]["high"]
+    assert told["success"] == {"value": 0.5, "low": 0.1, "high": 0.9, "step": 4}
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(line(5, **{"rollout/success": 0.25, "rollout/n_episodes": 20.0}))  # as older logs have it
+    assert head(run, run.poll())["success"] == {"value": 0.25, "low": None, "high": None, "step": 5}
 
 
 def test_curves_are_thinned_when_there_are_very_many_lines(tmp_path: Path) -> None:

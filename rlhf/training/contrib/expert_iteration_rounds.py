@@ -85,7 +85,7 @@ async def _imitated(
     trainer.close()
     rates = trainer.meter.rates(time.perf_counter() - start)
     await run.publish()
-    figures = collected.metrics() | rates
+    figures = collected.metrics() | collected.success_interval(run.estimate) | rates
     n_updates = before.n_updates + trainer.n_updates
     figures |= {
         **_over_round(updates),

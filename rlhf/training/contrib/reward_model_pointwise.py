@@ -36,7 +36,8 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
     total = stage.n_updates(len(seen))
     await run.release_engine_memory()
     run.progress.stage("reward model", total, 0)
-    figures = collected.metrics() | {"rollout/n_groups": float(len(groups))} if collected else {}
+    figures = {"rollout/n_groups": float(len(groups))} if collected else {}
+    figures |= collected.metrics() | collected.success_interval(run.estimate) if collected else {}
     figures |= figures_of(rows)
     run.reseed(0)
     model, merged = adapted(scoring_model(run.policy, stage.objective), stage.lora)

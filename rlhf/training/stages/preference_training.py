@@ -129,7 +129,8 @@ async def pairs_for(
         pairs = source.of(groups, f"{run.seed}/{run.state.stage}/pairs")
     _check_any(pairs, source, groups, where)
     pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", pairs)
-    figures = collected.metrics() | {"rollout/n_groups": float(len(groups))} if collected else {}
+    figures = {"rollout/n_groups": float(len(groups))} if collected else {}
+    figures |= collected.metrics() | collected.success_interval(run.estimate) if collected else {}
     figures |= {
         "preference/n_pairs": float(len(pairs)),
         "preference/n_tasks": float(len({pair.task_id for pair in pairs})),

@@ -31,7 +31,8 @@ const CHARTS = [
   { title: "Idle time", unit: "seconds per step", names: { "time/trainer_idle_s": "trainer", "time/rollout_idle_s": "rollouts" } },
 ];
 const CUT = ["rollout/n_turn_limit", "rollout/n_token_limit", "rollout/n_episodes"];
-const BASE = ["rollout/success", "rollout/n_infra_errors", "eval/success", "eval/success_low", "eval/success_high", ...CUT, ...TIMES, "time/step_s"];
+const SUCCESS = ["rollout/success", "rollout/success_low", "rollout/success_high"];
+const BASE = [...SUCCESS, "eval/success", "eval/success_low", "eval/success_high", ...CUT, ...TIMES, "time/step_s"];
 
 export async function showRun(main, at) {
   const found = await get(of(at.id), {}, at.signal);
@@ -200,7 +201,7 @@ function same(curves, stage) {
 function successLines(curves, stage) {
   const lines = [];
   curves.forEach((one, i) => {
-    const found = one.series(["rollout/success", "low", "high"], same(one, stage));
+    const found = one.series(SUCCESS, same(one, stage));
     if (found.xs.length) lines.push({ label: curves.length > 1 ? one.id : "training", xs: found.xs, values: found.values[0], band: [found.values[1], found.values[2]], colour: COLOURS[i] });
   });
   const first = curves[0].series(["rollout/success", "eval/success"], stage);

@@ -5,7 +5,7 @@ import { Curves } from "./curves.js";
 import { badge, duration, h, percent, put, table, within } from "./dom.js";
 import { isFrozen } from "./frozen.js";
 
-const EVERY = 2000, MOST = 6, NAMES = ["rollout/success", "rollout/n_episodes", "rollout/n_infra_errors", "eval/success"];
+const EVERY = 2000, MOST = 6, NAMES = ["rollout/success", "rollout/success_low", "rollout/success_high"];
 
 export async function showRuns(main, at) {
   const chosen = new Set((at.params.pick || "").split(",").filter(Boolean));
@@ -24,7 +24,7 @@ export async function showRuns(main, at) {
       if (!known || known.nLines !== one.n_lines) curves.set(one.id, await new Curves(one.id, NAMES).load(at.signal));
     }));
     chart.update(drawn.map((one, i) => {
-      const found = curves.get(one.id).series(["rollout/success", "low", "high"]);
+      const found = curves.get(one.id).series(NAMES);
       return { label: one.id, xs: found.xs, values: found.values[0], band: drawn.length <= 3 ? [found.values[1], found.values[2]] : null, colour: COLOURS[i] };
     }).filter((line) => line.xs.length));
     const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.pick : null;
