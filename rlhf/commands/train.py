@@ -321,7 +321,7 @@ def _say_problems(run: Path) -> None:
     from rlhf.evaluation.contrib.findings import findings
     from rlhf.evaluation.run_data import RunData
 
-    for found in findings(RunData.read(run)):
+    for found in findings(RunData.read(run), caution):
         if found.level == "problem":
             caution(f"{found.name}: {found.value}. {found.words}{found.hint and f' {found.hint.capitalize()}.'}")
 

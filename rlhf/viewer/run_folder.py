@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 import yaml
 
-from rlhf.errors import RlhfError
 from rlhf.evaluation.changes import CHANGES, parse_changes
-from rlhf.evaluation.contrib.findings import Finding, findings
+from rlhf.evaluation.contrib.findings import TRAINER_AND_ENGINE, Finding, findings
 from rlhf.evaluation.folder import PLAN, RECIPE, SUMMARY
 from rlhf.evaluation.run_data import RunData, has_interval
 from rlhf.finite import finite_json
@@ -154,14 +153,12 @@ class RunFolder:
             at, of, found = self._found
             now = (len(run.lines), self.log.epoch, tuple(run.results))
             if now != of and time.monotonic() - at >= _FINDINGS_S:
-                try:
-                    found = findings(run)
-                    self.problems.pop("findings", None)
-                except (RlhfError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
-                    self.problems["findings"] = str(error)
+                problems = list[str]()
+                found = findings(run, problems.append)
+                self.problems.pop("findings", None)
+                self.problems |= {"findings": "; ".join(problems)} if problems else {}
                 order = ("problem", "look", "fine")
-                # Whether trainer and engine agree leads, whatever it is; then what is wrong.
-                found = [*found[:1], *sorted(found[1:], key=lambda finding: order.index(finding.level))]
+                found = sorted(found, key=lambda one: (one.name != TRAINER_AND_ENGINE, order.index(one.level)))
                 self._found = (time.monotonic(), now, found)
             return found
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from rlhf.errors import DataError
@@ -13,9 +16,12 @@ from rlhf.metrics import describe
 from rlhf.sinks import LogLine
 from rlhf.viewer.run_folder import RunFolder
 
-#: Lines that a page is sent at most; of more, every so many-th.
-MAX_LINES = 4000
-#: Steps whose mean time says how long the rest will take.
+#: Lines that a page is sent unthinned. Of more, some steps with all their lines, the last lines, and those with a
+#: metric that at most `_RARE` lines have.
+MAX_LINES, _LAST, _RARE = 4000, 200, 200
+#: What multiples of are spread evenly between whole numbers, and in step with no period of a log.
+_GOLDEN = (math.sqrt(5) - 1) / 2
+#: Steps whose time says how long the rest will take.
 _RECENT = 10
 #: Losses of the kinds of stages.
 LOSSES = ("loss/total", "supervised/loss", "preference/loss", "reward_model/loss")
@@ -39,6 +45,7 @@ def head(run: RunFolder, data: RunData) -> dict[str, Any]:
         "stage": last.stage if last else "",
         "step": last.step if last else 0,
         "n_steps": total,
+        "is_last_stage": _is_last_stage(data, last),
         "n_lines": len(data.lines),
         "updated": last.time if last else None,
         "now": time.time(),
@@ -99,15 +106,21 @@ def _steps_of(data: RunData, last: LogLine | None) -> int | None:
     return int(epochs * -(-learnt // size)) if steps is None and learnt and epochs and size else steps
 
 
+def _is_last_stage(data: RunData, last: LogLine | None) -> bool:
+    number, stages = (last.stage if last else "").partition("-")[0], data.settings.get("stages")
+    return not number.isdecimal() or not isinstance(stages, list) or int(number) + 1 >= len(stages)
+
+
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _pace(lines: Sequence[LogLine], last: LogLine | None) -> float | None:
-    """Seconds from one step to the next, lately."""
-    recent = [line.time for line in lines[-3 * _RECENT :] if last and line.stage == last.stage]
-    steps = len({line.step for line in lines[-3 * _RECENT :] if last and line.stage == last.stage}) - 1
-    return (recent[-1] - recent[0]) / steps if steps > 0 and recent[-1] > recent[0] else None
+    """Seconds that a step took lately, with its share of evaluations; a pause of the run counts as a usual step."""
+    recent = [line for line in lines[-3 * _RECENT :] if last and line.stage == last.stage]
+    steps = [b.time - a.time for a, b in pairwise(recent) if b.step > a.step]
+    others = [b.time - a.time for a, b in pairwise(recent) if b.step <= a.step]
+    return (statistics.median(steps) + sum(others) / len(steps) or None) if steps else None
 
 
 def _waits_for(data: RunData, last: LogLine | None, left: int | None) -> str:
@@ -134,7 +147,7 @@ def curves(data: RunData, names: Sequence[str], since: int = 0) -> dict[str, Any
     """
     lines = data.lines[since:]
     every = -(-len(lines) // MAX_LINES) or 1
-    lines = [line for i, line in enumerate(lines) if i % every == 0 or "eval/success" in line.values]
+    lines = lines if every == 1 else _thinned(lines, every)
     there = {name for line in lines for name in line.values}
     wanted = [name for name in names if name in there] if names else sorted(there)
     stages = list(dict.fromkeys(line.stage for line in lines))
@@ -148,6 +161,17 @@ def curves(data: RunData, names: Sequence[str], since: int = 0) -> dict[str, Any
         "time": [line.time for line in lines],
         "values": values,
     }
+
+
+def _thinned(lines: Sequence[LogLine], every: int) -> list[LogLine]:
+    """About one step in `every` with all its lines, and whatever is rare or last."""
+    n_of = Counter(name for line in lines for name in line.values)
+    rare = {name for name, n in n_of.items() if n <= _RARE}
+    steps = dict.fromkeys((line.stage, line.step) for line in lines)
+    kept = {step for i, step in enumerate(steps) if i * _GOLDEN % 1 < 1 / every}
+    return [line for line in lines[:-_LAST] if (line.stage, line.step) in kept or not rare.isdisjoint(line.values)] + [
+        *lines[-_LAST:]
+    ]
 
 
 def meanings(data: RunData) -> dict[str, dict[str, str]]:

@@ -57,7 +57,11 @@ def shown(run: RunFolder) -> Group:
 def _bar(told: dict[str, Any]) -> list[Any]:
     if not told["n_steps"]:
         return [Text(f"step {told['step']}")]
-    left = f", {duration_text(told['left_s'])} left" if told["left_s"] else ""
+    left = (
+        f", {duration_text(told['left_s'])} left{'' if told['is_last_stage'] else ' of this stage'}"
+        if told["left_s"]
+        else ""
+    )
     words = Text(f" {told['step']} of {told['n_steps']} steps{left}")
     line = Table.grid()
     line.add_row(ProgressBar(total=told["n_steps"], completed=told["step"], width=32), words)

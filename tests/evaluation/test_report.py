@@ -202,7 +202,7 @@ def run_with(
     for step in range(1, n_steps + 1):
         sink.log(step, "train", {name.replace("__", "/"): value for name, value in values.items()})
     sink.close()
-    return {finding.name: finding for finding in findings(RunData.read(tmp_path))}
+    return {finding.name: finding for finding in findings(RunData.read(tmp_path), pytest.fail)}
 
 
 @pytest.mark.parametrize(("gap", "level"), [(1e-6, "fine"), (0.05, "look"), (0.5, "problem")])

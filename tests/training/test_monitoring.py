@@ -235,7 +235,7 @@ def test_a_reward_that_is_hacked_is_caught(tmp_path: Path) -> None:
     assert runs.curve(done.folder, "monitor_gap/exact") == pytest.approx(
         [a - b for a, b in zip(trained, exact, strict=True)]
     )
-    [finding] = [f for f in findings(RunData.read(done.folder)) if f.name == "Monitored reward exact"]
+    [finding] = [f for f in findings(RunData.read(done.folder), pytest.fail) if f.name == "Monitored reward exact"]
     assert finding.level == "problem" and "the reward mentioned went from" in finding.words
     assert "Monitored reward exact" in (done.folder / "report.html").read_text()
     records = list(read_trajectories(done.folder / "trajectories", phase="train"))

@@ -166,7 +166,7 @@ def test_a_learning_rate_changes_from_a_step_on_and_is_told_of(tmp_path: Path) -
     kept = load(run).stages[1]
     assert kept.optimizer.lr == 1e-3 and not kept.trainer.gradient_checkpointing, "that is asked anew at each resume"
     for data in (RunData.read(run), RunFolder(run).poll()):
-        [found] = [f for f in findings(data) if f.name == "Recipe changed in mid-run"]
+        [found] = [f for f in findings(data, pytest.fail) if f.name == "Recipe changed in mid-run"]
         assert said in found.words and found.level == "look"
     assert said in (run / "report.html").read_text()
     assert said in " ".join(command("show", run).stdout.split())

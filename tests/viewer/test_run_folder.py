@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rlhf import locks
 from rlhf.sinks import JsonlSink, LogLine
+from rlhf.viewer import top
 from rlhf.viewer.run_folder import RunFolder, RunLog
 from rlhf.viewer.run_views import curves, head
 from tests.evaluation.synthetic import make_run
@@ -135,16 +139,79 @@ def test_head_says_where_a_run_is_and_how_long_it_takes(tmp_path: Path) -> None:
 
 
 def test_curves_are_thinned_when_there_are_very_many_lines(tmp_path: Path) -> None:
-    n = 30_000
+    n = 28_000
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(line(i, loss=float(i)) for i in range(n)))
     run = RunFolder(tmp_path)
     begun = time.process_time()
     data = run.poll()
     assert time.process_time() - begun < 60
     found = curves(data, ["loss", "absent"])
-    assert (found["n_lines"], found["thinned"], list(found["values"])) == (n, 8, ["loss"])
-    assert len(found["step"]) == n / 8
+    assert (found["n_lines"], found["thinned"], list(found["values"])) == (n, 7, ["loss"])
+    assert found["step"][-200:] == list(range(n - 200, n))
+    before = found["step"][:-200]
+    assert len(before) == pytest.approx((n - 200) / 7, abs=3)
+    assert max(b - a for a, b in pairwise(before)) <= 13, "evenly"
     assert curves(data, [], since=n - 1)["step"] == [n - 1]
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 6, 10, 12, 100])
+def test_thinned_curves_keep_whole_steps_and_every_metric(tmp_path: Path, period: int) -> None:
+    n, logged = 12_000, list[bytes]()
+    for step in range(1, n + 1):
+        logged.append(line(step, **{"time/rollout_s": 0.6}))
+        if step % period == 0:
+            logged.append(line(step, **{"eval/success": 0.5}))
+        if step == 4321:
+            logged.append(line(step, **{"custom/once": 1.0}))
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(logged))
+    found = curves(RunFolder(tmp_path).poll(), [])
+    assert found["thinned"] > 2 and len(found["step"]) < 5000
+    columns = {name: [s for s, v in zip(found["step"], x, strict=True) if v] for name, x in found["values"].items()}
+    assert columns["custom/once"] == [4321]
+    # Some of every metric all along, and with the evaluation of a step (but a rare one) the step itself.
+    evaluations, steps = columns["eval/success"], set(columns["time/rollout_s"])
+    share = 1 if n / period <= 200 else found["thinned"]
+    assert len(evaluations) == pytest.approx(n / period / share, rel=0.2)
+    assert period == 100 or steps.issuperset(evaluations)
+    assert columns["time/rollout_s"][-40:] == list(range(n - 39, n + 1)), "what the timeline draws has no gap"
+
+
+def test_the_time_left_counts_evaluations_and_no_pause(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("stages: [{kind: policy_gradient, steps: 30}, {kind: supervised}]\n")
+    logged, now = list[bytes](), 0.0
+    for step in range(1, 21):
+        now += 30 + (8 * 3600 if step == 16 else 0)  # stopped overnight
+        logged.append(json.dumps({"step": step, "stage": "0-policy_gradient", "time": now}).encode() + b"\n")
+        if step % 5 == 0:
+            now += 100
+            values = {"step": step, "stage": "0-policy_gradient", "time": now, "eval/success": 0.5}
+            logged.append(json.dumps(values).encode() + b"\n")
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(logged))
+    run = RunFolder(tmp_path)
+    with locks.held(tmp_path, "a test"):
+        told = head(run, run.poll())
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(top.shown(run))
+    assert told["pace_s"] == pytest.approx(50, abs=3) and told["left_s"] == told["pace_s"] * 10
+    assert not told["is_last_stage"] and "left of this stage" in console.export_text()
+
+
+def test_a_check_that_cannot_be_made_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"rollout/n_generations": 8.0, "rollout/n_truncated_generations": 8.0, "collapse/echo_trap": 1.0}
+    values |= {"loss/sampler_logprob_diff_mean": 1e-6}
+    unscored = {"monitor/quality": float("nan"), "monitor_failures/quality": 8.0}
+    (tmp_path / "metrics.jsonl").write_bytes(line(1, **values, **unscored))
+    run = RunFolder(tmp_path)
+    names = ["Trainer and engine", "Cut generations", "Echo trap", "Values that are not finite"]
+    assert [one.name for one in run.findings(run.poll())] == names and not run.problems
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(line(2, **{"monitor/quality": 0.5}))  # without its gap to the score
+    monkeypatch.setattr("rlhf.viewer.run_folder._FINDINGS_S", 0.0)
+    assert [one.name for one in run.findings(run.poll())] == names
+    assert run.problems["findings"].startswith("the check watched could not be made")
+    (tmp_path / "metrics.jsonl").write_bytes(line(3, **{"collapse/echo_trap": 1.0, "rollout/n_generations": 8.0}))
+    assert [one.name for one in run.findings(run.poll())] == ["Echo trap", "Cut generations"], "the worst first"
+    assert not run.problems
 
 
 def test_how_long_imitation_takes_follows_from_its_demonstrations(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from rlhf.errors import RlhfError
 from rlhf.evaluation.paired import Paired, compare
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import read_successes
 from rlhf.evaluation.wording import number_text, percent_text
 
 Level = Literal["fine", "look", "problem"]
+#: Name of the finding that leads, whatever it says.
+TRAINER_AND_ENGINE = "Trainer and engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +36,24 @@ class Finding:
     hint: str = ""
 
 
-def findings(run: RunData) -> list[Finding]:
-    """Look for quiet failures; what the run did not log is not reported on."""
+def findings(run: RunData, problem: Callable[[str], object]) -> list[Finding]:
+    """Look for quiet failures; what the run did not log is not reported on.
+
+    Args:
+        run: that is looked at.
+        problem: takes the name of a check that could not be made, and why; the others are made all the same.
+    """
     checks = (
         *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _watched, _limits, _updates, _finite),
         *(_refreshed, _refreshed_judge, _changed, _chance),
     )
-    return [finding for check in checks for finding in check(run)]
+    found = list[Finding]()
+    for check in checks:
+        try:
+            found += check(run)
+        except (RlhfError, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+            problem(f"the check {check.__name__.strip('_')} could not be made: {error}")
+    return found
 
 
 def _gap(run: RunData) -> Iterator[Finding]:
@@ -51,7 +65,7 @@ def _gap(run: RunData) -> Iterator[Finding]:
     hint = "see whether temperature, precision and chat template agree between engine and trainer"
     peak = f", at most {number_text(max(peaks))} on one token" if peaks else ""
     yield Finding(
-        "Trainer and engine",
+        TRAINER_AND_ENGINE,
         f"{number_text(worst)} nats",
         level,
         f"Mean difference of the log-probs that trainer and engine give to the same tokens, in the worst step{peak}.",
@@ -149,6 +163,8 @@ def _collapse(run: RunData) -> Iterator[Finding]:
 def _watched(run: RunData) -> Iterator[Finding]:
     for name in run.names("monitor/"):
         watched, gaps = run.values(f"monitor/{name}"), run.values(f"monitor_gap/{name}")
+        if not watched:  # it could score no attempt
+            continue
         curves = run.curves(f"monitor_alarm/{name}")
         alarms = [(c.stage, step) for c in curves for step, v in zip(c.steps, c.values, strict=True) if v]
         n = _quarter(watched)

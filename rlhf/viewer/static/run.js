@@ -144,7 +144,7 @@ function drawHead(box, head, learned) {
       head.success || head.loss === null ? tile("Success in training", head.success ? percent(head.success.value) : "–", head.success ? within(head.success.low, head.success.high) : "no rollouts yet") : tile("Loss", number(head.loss), "of the last step"),
       tile("On unseen tasks", last ? [first !== last ? h("span", { class: "from" }, `${percent(first.success)} → `) : null, percent(last.success)] : "–", last ? `${last.name}, ${within(last.low, last.high)}` : "not evaluated"),
       tile("Throughput", number(head.tokens_per_s || head.trained_per_s || null), head.tokens_per_s || !head.trained_per_s ? "sampled tokens per second" : "trained tokens per second"),
-      tile(head.state === "running" ? "Time left" : "Time per step", head.state === "running" ? left || "–" : head.pace_s ? duration(head.pace_s) : "–", head.state === "running" ? (head.pace_s ? `${duration(head.pace_s)} per step` : "known after two steps") : "mean of the last steps")),
+      tile(head.state !== "running" ? "Time per step" : head.is_last_stage ? "Time left" : "Left of this stage", head.state === "running" ? left || "–" : head.pace_s ? duration(head.pace_s) : "–", head.state === "running" ? (head.pace_s ? `${duration(head.pace_s)} per step` : "known after two steps") : "of the last steps")),
     learned ? h("p", { class: "learned" }, "Learned: ", h("b", null, `${points(learned.difference)} points`), ` on the same ${learned.n} tasks, 95% interval ${points(learned.low)} to ${points(learned.high)}; ${learned.n_better} better, ${learned.n_worse} worse; ${test(learned)}.`) : null,
     head.waits_for ? h("p", { class: "waits" }, h("span", { class: "pulse", "aria-hidden": "true" }), "Waiting for ", head.waits_for, ticking(head)) : null);
 }
@@ -167,8 +167,9 @@ function tile(title, figure, words) {
 }
 
 function drawCautions(box, found) {
-  // The first finding, whether trainer and engine agree, is shown whatever it says.
-  const bad = found.filter((one, i) => i === 0 || one.level !== "fine"), good = found.filter((one, i) => i > 0 && one.level === "fine");
+  // Whether trainer and engine agree is shown whatever it says.
+  const isShown = (one) => one.level !== "fine" || one.name === "Trainer and engine";
+  const bad = found.filter(isShown), good = found.filter((one) => !isShown(one));
   const one = (f) => h("li", { class: f.level }, h("div", { class: "row" }, h("b", null, f.name), h("span", { class: "badge" }, f.level === "problem" ? "problem" : f.level === "look" ? "check" : "ok"), h("span", { class: "value" }, f.value)), h("p", null, f.words, f.hint ? h("span", { class: "hint" }, ` ${f.hint[0].toUpperCase()}${f.hint.slice(1)}.`) : null));
   put(box, bad.length ? h("ul", { class: "card findings" }, bad.map(one)) : null,
     good.length ? h("details", { class: "card fold" }, h("summary", null, `${good.length} ${good.length === 1 ? "check" : "checks"} passed`), h("ul", { class: "findings" }, good.map(one))) : null);

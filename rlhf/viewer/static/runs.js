@@ -55,7 +55,7 @@ function row(one, drawn, toggle) {
     h("td", { "data-title": "Step" }, one.n_steps ? h("span", null, `${one.step} of ${one.n_steps}`, progress(one)) : one.stage ? `${one.step}` : "–"),
     h("td", { class: "n", "data-title": "Success in training", title: one.success ? within(one.success.low, one.success.high) : "" }, one.success ? percent(one.success.value) : "–"),
     h("td", { class: "n", "data-title": "On unseen tasks", title: last ? within(last.low, last.high) : "" }, shown),
-    h("td", { class: "n", "data-title": "Time left" }, one.left_s === null ? "–" : duration(one.left_s)),
+    h("td", { class: "n", "data-title": "Time left" }, one.left_s === null ? "–" : duration(one.left_s) + (one.is_last_stage ? "" : " of this stage")),
     h("td", { class: "soft", "data-title": "Environment" }, [one.environment, one.seed === null ? null : `seed ${one.seed}`].filter(Boolean).join(" · ")));
 }
 
