@@ -12,7 +12,7 @@ from rich.console import Console
 from rlhf.data import Action, Failure, Finish, Generation, Outcome, Prompt, Score, Trajectory, Turn, Verdict
 from rlhf.evaluation.answers import SamplingCost
 from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
-from rlhf.viewer.terminal import TrajectoryTable, failure_table, show_trajectory
+from rlhf.viewer.terminal import TrajectoryTable, failure_table, flip_table, show_trajectory
 
 EVIL = "[red]no[/red] [/] :smile: \x1b[31m"
 
@@ -120,3 +120,10 @@ def test_ids_of_tasks_are_whole_in_a_narrow_terminal(width: int) -> None:
     assert set(ids) <= set(rows) and rows.count("30") == 2
     titles = [lines(shown(lambda c, r=record: show_trajectory(r, c), width))[0] for record in records]
     assert all(title.startswith(f"{name} train, train, step 4") for title, name in zip(titles, ids, strict=True))
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a run with a name that is long"), ("before", "after")])
+def test_a_figure_of_an_evaluation_is_one_line_whatever_its_name(names: tuple[str, str]) -> None:
+    task = "textworld_express-1.0.5/cookingworld/numIngredients=3,numLocations=4/dev/12345"
+    found = shown(lambda c: c.print(flip_table([(task, "16 of 16", "0 of 16")], names, 40), crop=False), 40)
+    assert f"{task} 16 of 16 0 of 16" in lines(found)

@@ -91,11 +91,12 @@ def top(
 
     Exits when the run ends, or on Ctrl-C.
     """
+    from rlhf.evaluation.folder import is_evaluation
     from rlhf.viewer.run_folder import RunFolder, is_run
     from rlhf.viewer.run_views import head
     from rlhf.viewer.top import watch
 
-    if not is_run(run):
+    if not is_run(run) or is_evaluation(run):
         raise no_run(run, "rlhf top")
     found = RunFolder(run)
     if as_json:

@@ -34,6 +34,9 @@ from rlhf.evaluation.rows import (
     encode_failure,
 )
 
+#: Columns that attempts are chosen by.
+_FILTERED = ["is_failure", "task_id", "attempt", "outcome"]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class StoredStep:
@@ -177,21 +180,23 @@ def read_trajectories(
         DataError: a file cannot be read.
     """
     left = limit
+    wanted = pc.field("is_failure") == False  # noqa: E712  an expression
+    if task_id is not None:
+        wanted &= pc.field("task_id") == task_id
+    if task_ids is not None:
+        wanted &= pc.field("task_id").isin(list(task_ids))
+    if attempt is not None:
+        wanted &= pc.field("attempt") == attempt
+    if outcomes is not None:
+        wanted &= pc.field("outcome").isin([str(outcome) for outcome in outcomes])
     for stored in list_steps(folder):
         if left == 0:
             return
         if stage in (None, stored.stage) and phase in (None, stored.phase) and (steps is None or stored.step in steps):
-            table = _read_file(stored.path)
-            keep = pc.invert(table["is_failure"])
-            if task_id is not None:
-                keep = pc.and_(keep, pc.equal(table["task_id"], task_id))
-            if task_ids is not None:
-                keep = pc.and_(keep, pc.is_in(table["task_id"], pa.array(list(task_ids), pa.string())))
-            if attempt is not None:
-                keep = pc.and_(keep, pc.equal(table["attempt"], attempt))
-            if outcomes is not None:
-                keep = pc.and_(keep, pc.is_in(table["outcome"], pa.array([str(o) for o in outcomes], pa.string())))
-            rows = table.filter(keep).slice(0, left).to_pylist()
+            # Texts and tokens, nearly all of a file, are read only where an attempt matches.
+            if not _read_file(stored.path, _FILTERED).filter(wanted).num_rows:
+                continue
+            rows = _read_file(stored.path).filter(wanted).slice(0, left).to_pylist()
             yield from map(decode, rows)
             left = None if left is None else left - len(rows)
 
@@ -231,10 +236,9 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 def _read_file(path: Path, columns: list[str] | None = None) -> Any:
     Manifest(path.parent).require(path)
-    table = _checked(pq.read_table, path, columns=columns, partitioning=None)
-    if not FORMAT.items() <= dict(table.schema.metadata or {}).items():
+    if not FORMAT.items() <= dict(_checked(pq.read_schema, path).metadata or {}).items():
         raise DataError("a trajectory file of another format", where=str(path), expected="format 1")
-    return table
+    return _checked(pq.read_table, path, columns=columns, partitioning=None)
 
 
 def _checked(read: Callable[..., Any], path: Path, **options: Any) -> Any:

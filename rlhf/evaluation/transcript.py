@@ -10,9 +10,6 @@ from typing import Any
 
 from rlhf.digests import verify_model
 
-#: Tokens before one that decide how it is decoded, far more than any tokenizer looks back.
-_CONTEXT = 64
-
 
 def load_tokenizer(run_folder: Path) -> Any | None:
     """Newest readable `tokenizer.json` below a run folder, or None."""
@@ -43,16 +40,17 @@ def pieces(tokenizer: Any | None, token_ids: Sequence[int]) -> list[str]:
 
     A token that ends inside a character adds none: it is shown by its name in the vocabulary, else by its id.
     """
+    from tokenizers.decoders import DecodeStream
+
     if tokenizer is None:
         return [f"[{i}]" for i in token_ids]
     shown: list[str] = []
-    first, before = 0, ""  # decoding begins here, so that a long text takes no square of its length
-    for k in range(1, len(token_ids) + 1):
-        text = tokenizer.decode(list(token_ids[first:k]), skip_special_tokens=False)
-        added = text[len(before) :] if text.startswith(before) and not text.endswith("�") else ""
-        before = before + added
-        shown.append(added or tokenizer.id_to_token(token_ids[k - 1]) or f"[{token_ids[k - 1]}]")
-        if added and k - first >= 2 * _CONTEXT:
-            first = k - _CONTEXT
-            before = tokenizer.decode(list(token_ids[first:k]), skip_special_tokens=False)
+    stream = DecodeStream(skip_special_tokens=False)
+    for i in token_ids:
+        try:
+            added = stream.step(tokenizer, i)
+        except Exception:  # the tokenizers library raises plain Exception where bytes before this token are no text
+            stream = DecodeStream(skip_special_tokens=False)
+            added = stream.step(tokenizer, i)
+        shown.append(added or tokenizer.id_to_token(i) or f"[{i}]")
     return shown

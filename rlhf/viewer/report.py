@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import itertools
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -81,28 +82,28 @@ def frozen(answers: Answers, limit: int) -> tuple[dict[str, Any], str]:
     """
     runs, told = answers.library.runs(), dict[str, Any]()
     files: dict[str, dict[str, str]] = {}
-    n_kept, n_files, left = 0, 0, limit
+    n_kept, n_files, n_out, left = 0, 0, 0, float(limit)
     for i, run in enumerate(runs):
         files[run.id] = {}
+        share = limit * (len(runs) - 1 - i) / len(runs)  # of the runs after this one
         for stored in by_interest(run.attempts.steps()):
             n_files += 1
-            if left <= 0:
+            if left <= share:
                 continue
-            packed = _packed(answers, run, stored)
+            packed, n = _packed(answers, run, stored, left - share)
             left -= len(packed)
             files[run.id][f"{stored.stage}:{stored.phase}:{stored.step}"] = base64.b64encode(packed).decode()
-            n_kept += 1
-            if left < limit * (len(runs) - 1 - i) / len(runs):  # the runs after this one have their share
-                n_files += len(run.attempts.steps()) - len(files[run.id])
-                break
+            n_kept, n_out = n_kept + 1, n_out + n
         told |= _of_run(answers, run, files[run.id])
     told["runs"] = {"runs": [told[f"run/{run.id}"] for run in runs]}
     told["leaderboard"] = answers.leaderboard()
     told |= _pairs(answers, runs, {board["rows"][0]["run"] for board in told["leaderboard"]["boards"]})
     kept = (
         "All attempts are in it."
-        if n_kept == n_files
-        else f"It holds the attempts of {n_kept} of {n_files} steps and evaluations; rlhf view FOLDER shows all."
+        if n_kept == n_files and not n_out
+        else f"It holds the attempts of {n_kept} of {n_files} steps and evaluations"
+        + (f", without {n_out:,} of these attempts" if n_out else "")
+        + "; rlhf view FOLDER shows all."
     )
     return {"answers": told, "files": files}, kept
 
@@ -129,21 +130,41 @@ def _ever_finer(n: int) -> Iterator[int]:
         parts *= 2
 
 
-def _packed(answers: Answers, run: ShownRun, stored: StoredStep) -> bytes:
-    """All attempts of a step; the same bytes for the same step."""
+def _packed(answers: Answers, run: ShownRun, stored: StoredStep, room: float) -> tuple[bytes, int]:
+    """The groups of a step and its attempts until `room` bytes are full, the same bytes for the same step.
+
+    Also returns how many attempts are left out.
+    """
+    untimed = _untimed if is_evaluation(run.folder) else lambda values: values
+    packed = io.BytesIO()
     try:
         rows, settings = run.attempts.rows(stored), run.poll().settings
-        attempts = [
-            answers.attempt(run, settings, stored, record, row, run.id)
-            for row, record in enumerate(run.attempts.records(stored))
-        ]
-        values = {"groups": answers.redaction.values(groups(rows)), "n_attempts": len(rows), "attempts": attempts}
-        if is_evaluation(run.folder):
-            values = _untimed(values)
+        values = {"groups": answers.redaction.values(groups(rows)), "n_attempts": len(rows)}
+        n = 0
+        with _gzipped(packed) as file:
+            file.write(_json(untimed(values))[:-1] + b',"attempts":[')
+            for row, record in enumerate(run.attempts.records(stored)):
+                if packed.tell() >= room:
+                    break
+                attempt = answers.attempt(run, settings, stored, record, row, run.id)
+                file.write(b"," * bool(row) + _json(untimed(attempt)))
+                n += 1
+            file.write(b"]}")
+        return packed.getvalue(), len(rows) - n
     except DataError as error:
-        values = {"problem": answers.redaction.text(str(error))}
+        packed = io.BytesIO()
+        with _gzipped(packed) as file:
+            file.write(_json({"problem": answers.redaction.text(str(error))}))
+        return packed.getvalue(), 0
+
+
+def _gzipped(file: io.BytesIO) -> gzip.GzipFile:
+    return gzip.GzipFile("", "wb", 6, file, mtime=0)
+
+
+def _json(values: Any) -> bytes:
     text = json.dumps(values, allow_nan=False, default=str, separators=(",", ":"), ensure_ascii=False)
-    return gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _untimed(value: Any) -> Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ENDLESS = 100_000
 #: Cells that a message has at least.
 _MESSAGE = 20
-#: Cells that an evaluation has at least, unless its name has fewer.
+#: Cells that an evaluation has at least, unless its name and its figures have fewer.
 _VALUE = 12
 _OUTCOME_STYLES = {Outcome.SOLVED: "bold green", Outcome.FAILED: "yellow", Outcome.TURN_LIMIT: "yellow"}
 #: Token ids to the text that each of them adds.
@@ -104,10 +104,13 @@ def flip_table(flips: Iterable[tuple[str, str, str]], names: tuple[str, str], wi
         names: of the evaluations.
         width: in cells.
     """
+    rows = list(flips)
     table = Table("task", box=None, pad_edge=False)
-    for name in names:
-        table.add_column(_plain(name), justify="right", overflow="fold", min_width=min(_plain(name).cell_len, _VALUE))
-    for row in flips:
+    for i, name in enumerate(names, 1):
+        longest = max((_plain(row[i]).cell_len for row in rows), default=0)
+        least = max(min(_plain(name).cell_len, _VALUE), longest)
+        table.add_column(_plain(name), justify="right", overflow="fold", min_width=least)
+    for row in rows:
         table.add_row(*map(_plain, row))
     return _kept_whole(table, 1, width)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import StoredStep, TrajectoryWriter, list_steps, read_trajectories
 from rlhf.sinks import JsonlSink, Metrics
+from rlhf.viewer.answers import Answers
+from rlhf.viewer.library import Library
 from rlhf.viewer.redaction import Redaction
-from rlhf.viewer.report import by_interest, write_report
+from rlhf.viewer.report import by_interest, frozen, write_report
 from rlhf.viewer.run_folder import RunFolder
 from tests.evaluation.pages import Page
 from tests.evaluation.synthetic import make_run
@@ -90,6 +94,26 @@ def test_all_attempts_are_in_it_up_to_a_size(run_folder: Path, page: Page, monke
     assert f"It holds the attempts of {len(short.attempts)} of 8 steps" in short.words
     [kept] = [one["steps"] for one in short.answers["run/quickstart/steps"]["stored"] if one["stage"] == "after"]
     assert kept == [6]
+
+
+def test_a_step_that_does_not_fit_holds_its_groups_and_its_first_attempts(tmp_path: Path) -> None:
+    answers = Answers(Library([make_run(tmp_path / "quickstart", n_steps=1, n_eval=250)]), Redaction())
+
+    def packed(limit: int) -> tuple[dict[str, bytes], str]:
+        found, kept = frozen(answers, limit)
+        return {place: base64.b64decode(x) for place, x in found["files"]["quickstart"].items()}, kept
+
+    (whole, _), (found, kept) = packed(10**9), packed(10_000)
+    assert 10_000 < sum(map(len, found.values())) < 30_000 < min(len(whole[place]) for place in found)
+    n_out = 0
+    for place, one in found.items():
+        held, all_of_it = json.loads(gzip.decompress(one)), json.loads(gzip.decompress(whole[place]))
+        n = len(held["attempts"])
+        n_out += held["n_attempts"] - n
+        assert held["groups"] == all_of_it["groups"] and len(all_of_it["attempts"]) == held["n_attempts"]
+        assert held["attempts"] == all_of_it["attempts"][:n]
+    words = f"It holds the attempts of {len(found)} of 3 steps and evaluations, without {n_out} of these attempts"
+    assert n_out > 0 and kept.startswith(words)
 
 
 @pytest.mark.parametrize(("n", "order"), [(1, [0]), (2, [1, 0]), (9, [8, 0, 4, 6, 2, 7, 5, 3, 1])])

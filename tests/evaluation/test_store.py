@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +28,7 @@ from rlhf.data import (
     Verdict,
 )
 from rlhf.errors import CheckpointError, DataError
+from rlhf.evaluation import store
 from rlhf.evaluation.rows import FailureRecord, TrajectoryRecord
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_failures, read_successes, read_trajectories
 from tests.evaluation.synthetic import make_group, make_tokenizer
@@ -168,6 +171,28 @@ def test_filters(tmp_path: Path, record: TrajectoryRecord) -> None:
     assert steps(outcomes=[Outcome.REWARD_ERROR]) == []
     assert steps(limit=0) == []
     assert list(read_trajectories(tmp_path / "nowhere")) == []
+
+
+def test_files_without_a_match_are_not_read_whole(
+    tmp_path: Path, record: TrajectoryRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = TrajectoryWriter(tmp_path)
+    for step in (1, 2, 3):
+        trajectory = replace(record.trajectory, task_id=f"coin/{step}", attempt=step)
+        writer.write(
+            "train", step, "train", [replace(record, step=step, task_id=f"coin/{step}", trajectory=trajectory)]
+        )
+    whole, read = list[str](), store.pq.read_table
+
+    def seen(path: Path, columns: list[str] | None = None, **options: Any) -> Any:
+        whole.extend([path.stem] * (columns is None))
+        return read(path, columns=columns, **options)
+
+    monkeypatch.setattr(store.pq, "read_table", seen)
+    for asked in ({"task_id": "coin/2"}, {"task_ids": {"coin/2", "coin/9"}}, {"attempt": 2}):
+        assert [found.step for found in read_trajectories(tmp_path, **asked)] == [2]
+    assert whole == ["train-train-000002"] * 3
+    assert not list(read_trajectories(tmp_path, outcomes=[Outcome.REWARD_ERROR])) and len(whole) == 3
 
 
 def test_successes_leave_failures_of_parts_out(tmp_path: Path) -> None:

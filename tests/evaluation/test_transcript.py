@@ -8,6 +8,9 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
+from tokenizers.models import BPE
 
 from rlhf.evaluation.transcript import load_tokenizer, pieces
 from tests.evaluation.synthetic import make_tokenizer
@@ -28,6 +31,21 @@ def test_a_token_that_ends_inside_a_character_shows_its_name() -> None:
     shown = pieces(TOKENIZER, ids("a🙂b"))
     assert (shown[0], shown[-2:]) == ("a", ["🙂", "b"])
     assert len(shown) == 6 and all(shown)  # the emoji is four bytes, a token each
+
+
+@given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() + 2), max_size=30))
+def test_any_tokens_are_shown(token_ids: list[int]) -> None:
+    shown = pieces(TOKENIZER, token_ids)
+    assert len(shown) == len(token_ids) and all(shown)
+
+
+def test_bytes_that_are_no_text_are_shown_where_the_vocabulary_has_bytes() -> None:
+    names = [*(f"<0x{i:02X}>" for i in range(256)), "▁go", "▁north"]
+    tokenizer = Tokenizer(BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True))
+    tokenizer.decoder = Sequence([Replace("▁", " "), ByteFallback(), Fuse(), Strip(" ", 1, 0)])
+    assert pieces(tokenizer, [256, 257, *"é".encode(), 257]) == ["go", " north", "<0xC3>", "é", " north"]
+    shown = pieces(tokenizer, [256, 0xC3, 0x2F, 0xFF, 257, 257])  # begins a character that does not go on
+    assert shown[0] == "go" and shown[-1] == " north" and len(shown) == 6 and all(shown)
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:

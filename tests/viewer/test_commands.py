@@ -85,6 +85,10 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         found = invoke(name, str(tmp_path / "nothing"))
         assert found.exit_code == 2
         assert "there is no run" in found.output
+    (tmp_path / "evaluation.yaml").write_text("{}")
+    for options in ([], ["--json"]):
+        found = invoke("top", str(tmp_path), *options)
+        assert found.exit_code == 2 and "there is no run" in found.output, "an evaluation trains nothing"
     assert "no pattern" in invoke("view", str(tmp_path), "--redact", "(").output
 
 

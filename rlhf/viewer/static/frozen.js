@@ -53,7 +53,7 @@ async function groups(id, params) {
 
 async function trajectory(id, params) {
   const found = await step(id, placeOf(params)), row = Number(params.get("row")), shown = found.attempts[row];
-  if (!shown) throw new Error("There is no such attempt.");
+  if (!shown) throw new Error("This attempt is not in this file. The run's own files hold it: rlhf view FOLDER.");
   const siblings = found.groups.flatMap((group) => group.attempts).filter((one) => one.task_id === shown.task_id);
   return { ...shown, siblings, stage: params.get("stage"), phase: params.get("phase"), step: Number(params.get("step")), row };
 }
@@ -63,7 +63,7 @@ async function search(id, params) {
   const places = held.answers[`run/${id}/steps`].stored.flatMap((one) => one.steps.map((n) => ({ stage: one.stage, phase: one.phase, step: n })));
   let asked = filter(params);
   if (params.get("like")) {
-    const like = params.get("like").split(":"), same = (await step(id, like.slice(0, 3).join(":"))).attempts[Number(like[3])].task_id;
+    const like = params.get("like").split(":"), same = (await step(id, like.slice(0, 3).join(":"))).groups.flatMap((group) => group.attempts).find((one) => one.row === Number(like[3])).task_id;
     asked = (row) => (row.task_id === same ? "" : null);
   }
   const cursor = Number(params.get("cursor") ?? -1), left = (cursor < 0 ? places.length : cursor) - 1, at = places[left], hits = [], problems = [];
@@ -86,7 +86,7 @@ function filter(params) {
     if (task && !row.task_id.toLowerCase().includes(task)) return null;
     if (least && !(row.score !== null && row.score >= Number(least))) return null;
     if (most && !(row.score !== null && row.score <= Number(most))) return null;
-    return text ? around(attempt, text) : "";
+    return !text ? "" : attempt ? around(attempt, text) : null;
   };
 }
 
