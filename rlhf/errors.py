@@ -3,7 +3,7 @@
 RlhfError
 ├── UsageError           a command line cannot be read: an option or argument is missing, unknown or of another type
 ├── RecipeError          a recipe cannot be run as written: fix the YAML
-│   └── UnknownKeyError  it has keys that are none
+│   └── UnknownKeyError  it has unknown keys
 ├── MissingPackageError  an optional package or program is absent: install it
 ├── ModelError           a model folder cannot be read or does not fit: check the path
 ├── DataError            a record breaks its own contract (lengths, ranges, NaN): a bug in a plugged-in part
@@ -78,7 +78,7 @@ class RecipeError(RlhfError):
 
 
 class UnknownKeyError(RecipeError):
-    """A recipe has a key that is none."""
+    """A recipe has an unknown key."""
 
 
 class MissingPackageError(RlhfError):

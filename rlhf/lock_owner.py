@@ -110,7 +110,7 @@ def life(owner: Owner, path: Path, *, by_kernel: bool) -> tuple[bool, str]:
     """
     if owner.is_of_here:
         if owner.inode and path.exists() and path.stat().st_ino != owner.inode:
-            return False, "the folder is a copy of one that it holds"
+            return False, "this folder is a copy; the process holds the original"
         # A lock of this very process that the kernel does not know of was not removed when it was given back.
         is_there = started_at(owner.pid) == owner.started and not (by_kernel and owner.pid == os.getpid())
         return is_there, "" if is_there else "that process is gone"

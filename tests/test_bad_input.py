@@ -37,11 +37,18 @@ MISTAKES = {
         ("GiGPO has no key 'gama'", "gamma, normalize", "did you mean 'gamma'?"),
     ),
     "unknown keys in several places": Mistake(
-        ("sead=1", "limits.max_turn=3", "stages.1.optimizer.rate=1", "stages.1.advantage={kind: gigpo, gama: 0.9}"),
+        (
+            "sead=1",
+            "limits.max_turn=3",
+            "rewards={v1.0: {kind: outcome, wieght: 2}}",
+            "stages.1.optimizer.rate=1",
+            "stages.1.advantage={kind: gigpo, gama: 0.9}",
+        ),
         "sead",
         (
             "a recipe has no key 'sead'",
             "also:     limits.max_turn: Limits has no key 'max_turn'; did you mean 'max_turns'?",
+            "also:     rewards.v1.0.wieght: Outcome has no key 'wieght'",
             "also:     stages[1].optimizer.rate: AdamW has no key 'rate'",
             "also:     stages[1].advantage.gama: GiGPO has no key 'gama'; did you mean 'gamma'?",
         ),

@@ -238,10 +238,9 @@ def test_what_the_recipes_of_two_runs_differ_in_is_told(tmp_path: Path) -> None:
     assert "recipes: seed 0 and 1; stages.0.steps 4 and 6; stages.0.optimizer.lr 0.0003 and 0.001" in found.output
     [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
     assert row["recipe_differences"]["stages.0.steps"] == [4, 6]
-    assert (
-        "recipes:"
-        not in run("compare", runs[0], judged_run(tmp_path / "same", "right", seed=0, stages=stages[:1])).output
-    )
+    for name, keys in (("same", {}), ("older", {"key_of_before": 3})):
+        other = judged_run(tmp_path / name, "right", seed=0, stages=[stages[0] | keys])
+        assert "recipes:" not in run("compare", runs[0], other).output
 
 
 def test_runs_that_do_not_say_what_decided_are_compared_as_far_as_they_say(tmp_path: Path) -> None:

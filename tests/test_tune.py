@@ -209,7 +209,7 @@ def test_a_search_with_other_choices_or_rounds_is_refused(tmp_path: Path) -> Non
     for choices, first in (([(), ("stages.1.group_size=2",), ("stages.1.group_size=4",)], 4), ([()], 4)):
         with pytest.raises(RecipeError, match="another search was begun") as refused:
             tuning.check(choices, first)
-        assert refused.value.got.startswith("choices ") and "first_steps" not in refused.value.got
+        assert refused.value.got.startswith("choices ") and "first round" not in refused.value.got
     with pytest.raises(RecipeError, match="another search was begun"):
         tuning.check([(), ("stages.1.group_size=2",)], 2)
     with pytest.raises(RecipeError, match="another search was begun"):

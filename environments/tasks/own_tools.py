@@ -77,7 +77,13 @@ class Toolbox:
         if self.cls is None:
             return AttemptTools(self.tools)
         held = self.cls()
-        said = held.reset(task) if hasattr(held, "reset") else None
+        try:
+            said = held.reset(task) if hasattr(held, "reset") else None
+        except BaseException:
+            if hasattr(held, "close") and not inspect.iscoroutinefunction(held.close):  # there is no episode to do it
+                with suppress(Exception):
+                    held.close()
+            raise
         tools = {k: replace(tool, function=tool.function.__get__(held, self.cls)) for k, tool in self.tools.items()}
         return AttemptTools(tools, held, "" if said is None else str(said))
 

@@ -178,7 +178,7 @@ class Grade(MayShowReference):
 
     @property
     def marks_solved(self) -> bool:
-        """True if a 1 is a yes; ten of ten points are no threshold that anybody chose."""
+        """True if a 1 is a yes; points imply no threshold."""
         return self.scale == "yes_no"
 
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:

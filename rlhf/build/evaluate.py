@@ -307,7 +307,7 @@ def begin(
                 where=f"--out {folder}",
                 got="; ".join(f"{key} {before.get(key)}, now {now.get(key)}" for key in differing[:_MOST_NAMED])
                 + (f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""),
-                expected="a new folder, or the command that started this one, at most with more --attempts",
+                expected="a new folder, or the command that started this one, or the same with more --attempts",
                 hint="give another --out",
             )
         return

@@ -115,7 +115,7 @@ def _on(what: What, target: str, fields: list[str], on: Path) -> tuple[list[Repo
         )
     part = _built("reward", target, fields)
     refuse_absent(on)
-    if on.is_file() and on.parent.name != "trajectories":
+    if on.is_file() and not (on.suffix == ".parquet" and on.parent.name == "trajectories"):
         if not holds_labels(on):
             return [_walk("reward", part), on_answers(part, target, on)], [], ""
         return on_labels(part, target, on)

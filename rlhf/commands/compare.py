@@ -205,7 +205,21 @@ def _recipe_differences(first: Path, second: Path) -> dict[str, tuple[Any, Any]]
     from rlhf.recipe.model import differing
 
     mine, theirs = recipe_of_run(first), recipe_of_run(second)
-    return {key: both for key, both in differing(mine, theirs).items() if key != "name"} if mine and theirs else {}
+    if not mine or not theirs:
+        return {}
+    # A plain key that one of them lacks was renamed, or added, between the two runs.
+    return {
+        key: (one, other)
+        for key, (one, other) in differing(mine, theirs).items()
+        if key != "name" and (isinstance(one or other, dict) or _has(mine, key) == _has(theirs, key))
+    }
+
+
+def _has(values: Any, key: str) -> bool:
+    *above, last = key.split(".")
+    for part in above:
+        values = values[int(part)] if isinstance(values, list) else values[part]
+    return last in values
 
 
 def _value(value: Any) -> str:

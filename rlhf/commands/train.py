@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from asyncio import CancelledError
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,7 @@ from rlhf.commands.output import (
     quiet_libraries,
     results,
 )
-from rlhf.errors import RecipeError, UsageError
+from rlhf.errors import RecipeError, RlhfError, UsageError
 from rlhf.estimate.memory_preflight import refuse_too_large
 from rlhf.evaluation.folder import no_run
 from rlhf.given_parts import how_to_resume
@@ -102,11 +102,12 @@ def train(
     result = _run(loaded, out, resume, profile, view and _is_main())
     if not _is_main():
         return
-    _say_problems(Path(result["run"]))
     if as_json:
+        _say_problems(Path(result["run"]))
         print_json(result)
     else:
         _print_result(result)
+        _say_problems(Path(result["run"]))
 
 
 def _refuse_processes_beside_ray(recipe: Recipe, nproc: int) -> None:
@@ -321,9 +322,10 @@ def _say_problems(run: Path) -> None:
     from rlhf.evaluation.contrib.findings import findings
     from rlhf.evaluation.run_data import RunData
 
-    for found in findings(RunData.read(run), caution):
-        if found.level == "problem":
-            caution(f"{found.name}: {found.value}. {found.words}{found.hint and f' {found.hint.capitalize()}.'}")
+    with suppress(RlhfError):  # a file that somebody has changed: the report says it
+        for found in findings(RunData.read(run), caution):
+            if found.level == "problem":
+                caution(f"{found.name}: {found.value}. {found.words}{found.hint and f' {found.hint.capitalize()}.'}")
 
 
 def _print_result(result: dict[str, Any]) -> None:

@@ -239,14 +239,18 @@ class Tuning:
                 expected=" ".join(asked) + ", as it is now" * bool(changed),
                 hint="--out FOLDER",
             )
-        search = {"choices": [list(choice) for choice in choices], "first_steps": first, "seeds": self.seeds}
+        search = {
+            "choices": [list(choice) for choice in choices],
+            "steps of the first round": first,
+            "seeds": self.seeds,
+        }
         if (before := there.get("search", search)) != search:
             raise RecipeError(
                 "another search was begun in this folder",
                 where=str(self.out / _FILE),
                 got=", ".join(f"{name} {search[name]}" for name in search if search[name] != before[name])[:200],
                 expected=", ".join(f"{name} {before[name]}" for name in search if search[name] != before[name])[:200],
-                hint="--out FOLDER; a run of a round that is over cannot go on to other steps",
+                hint="--out FOLDER: finished rounds cannot be continued with another schedule",
             )
         code = code_digests(recipe)
         for name in changed_code(there.get("code", {}), code):

@@ -70,5 +70,7 @@ def _text(value: Any) -> str:
 
 def _order(text: str) -> tuple[Any, ...]:
     """Sort key: `Level 2` before `Level 10`, and `(none)` behind all."""
+    if re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", text):
+        return False, [("", float(text))]
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
     return text == NONE, [(part, 0.0) if i % 2 == 0 else ("", float(part)) for i, part in enumerate(parts)]

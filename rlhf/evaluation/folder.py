@@ -30,7 +30,8 @@ def list_earlier(folder: Path) -> list[Path]:
 
     They are there until the attempts are among those of the evaluation.
     """
-    return sorted(folder.glob(f"{EARLIER}*"), key=lambda path: int(path.name.removeprefix(EARLIER)))
+    numbered = (path for path in folder.glob(f"{EARLIER}*") if path.name.removeprefix(EARLIER).isdecimal())
+    return sorted(numbered, key=lambda path: int(path.name.removeprefix(EARLIER)))
 
 
 def set_aside(folder: Path) -> None:

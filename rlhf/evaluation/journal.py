@@ -1,4 +1,4 @@
-"""Journal of the attempts of a block of tasks that is not whole yet, and attempts of when there were fewer at each."""
+"""Journal of the attempts of an unfinished block of tasks, and attempts kept when an evaluation is given more."""
 
 from __future__ import annotations
 

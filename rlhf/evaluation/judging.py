@@ -142,7 +142,9 @@ def judged_by(part: Mapping[str, Any], solved_by: str | None, code: Mapping[str,
     limits, rewards, code = part.get("limits", {}), part.get("rewards", {}), code or {}
     # Other keys of an environment may name the program of an agent.
     of_world = {
-        key: digest for key, digest in _code_below(code, "environment.").items() if key.split(".")[-1] == "kind"
+        key: digest
+        for key, digest in _code_below(code, "environment.").items()
+        if key.split(".")[-1] in ("kind", "tools")  # a class of tools may judge the attempt
     }
     solved_by = next((name for name, reward in rewards.items() if "success_threshold" in reward), solved_by)
     found = {

@@ -22,7 +22,7 @@ _names = itertools.count(1)
 
 #: The session of the attempt that the present task plays; the environment sets it, the agent answers its requests.
 SESSION: ContextVar[Session] = ContextVar("SESSION")
-#: Answers one request with the policy, once the second argument says that somebody waits, and says what was sampled.
+#: Answers one request with the policy, once the second argument returns: a client still waits. Says what was sampled.
 Answer = Callable[[ChatRequest, Callable[[], Awaitable[object]]], Awaitable[tuple[ChatReply, Generation, str]]]
 
 

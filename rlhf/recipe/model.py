@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +124,7 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
         base: folder of the recipe.
 
     Raises:
-        RecipeError: the first thing that is wrong; of unknown keys it names all.
+        RecipeError: the first thing that is wrong; of unknown keys with others that can be told apart from it.
     """
     try:
         return _recipe_of(values, name=name, base=base)
@@ -136,19 +135,36 @@ def recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
 
 def _further(error: UnknownKeyError, values: Mapping[str, Any], *, name: str, base: Path) -> Iterator[str]:
     """Yield a line for each unknown key but the first: one after the other is taken out of a copy."""
-    left = deepcopy(dict(values))
+    left: Any = None
     for _ in range(_MOST_TOLD):
-        *above, key = re.findall(r"[^.\[\]]+", error.where)
         try:
-            held = reduce(lambda part, k: part[int(k) if isinstance(part, list) else k], above, left)
-            del held[key]
+            left = left or deepcopy(dict(values))
+            _take_out(left, error.where)
             _recipe_of(left, name=name, base=base)
             return
         except UnknownKeyError as other:
             error = other
             yield f"{error.where}: {error.what}; {error.hint}"
-        except (RlhfError, LookupError, TypeError, ValueError):  # nothing that can be told apart from what went before
+        except (
+            RlhfError,
+            LookupError,
+            TypeError,
+            ValueError,
+            StopIteration,
+        ):  # nothing that can be told apart from what went before
             return
+
+
+def _take_out(values: Any, path: str) -> None:
+    """Delete the key at a YAML path, `stages[1].optimizer.rate`; names within it may hold dots. Raises LookupError."""
+    if isinstance(values, list):
+        number, _, rest = path.removeprefix("[").partition("]")
+        return _take_out(values[int(number)], rest.removeprefix("."))
+    if path in values:
+        del values[path]
+        return None
+    above = next(key for key in values if path.startswith((f"{key}.", f"{key}[")))
+    return _take_out(values[above], path.removeprefix(above).removeprefix("."))
 
 
 def _recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:

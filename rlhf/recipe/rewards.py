@@ -111,7 +111,7 @@ def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "reward
         raise RecipeError(
             "the only reward does not say when an attempt is solved",
             where=join(path, scored[0]),
-            got="values on a scale of their own, on which 1 has no meaning",
+            got="scores without a natural threshold, such as the points of a judge or the output of a reward model",
             expected="success_threshold: the value from which an attempt counts as solved",
             hint=f"write {join(path, scored[0])}.success_threshold, such as the mean score before training, or add a "
             "reward that compares with the reference, with weight: 0 so that it is not trained on",

@@ -9,12 +9,18 @@ import pytest
 from rlhf.data import Outcome, Task
 from rlhf.errors import RecipeError
 from rlhf.evaluation.attempts import Attempt
-from rlhf.evaluation.columns import groups_by
+from rlhf.evaluation.columns import _order, groups_by
 from rlhf.evaluation.summary import summarize
 
 
 def rows(*columns: dict[str, Any]) -> list[Task]:
     return [Task(f"d/{i}", info={"prompt": "?", "row": i, "columns": one}) for i, one in enumerate(columns)]
+
+
+def test_numbers_are_in_order() -> None:
+    assert sorted(["3", "-5", "1e-3", "0.5", "-10", "nan", "(none)", "+4"], key=_order) == [
+        "-10", "-5", "1e-3", "0.5", "3", "+4", "nan", "(none)"
+    ]  # fmt: skip
 
 
 def test_groups_are_in_order_and_tasks_without_a_value_are_last() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _TABLES = (".json", ".csv", ".tsv", ".parquet")
 #: Replies are scored so many prompts at a time; a language model may take long.
 _AT_ONCE, _TIMEOUT_S = 8, 600.0
+_CONSTANT = "undefined: values or labels do not vary"
 _COLUMNS = {"prompt", "completion", "label", "chosen", "rejected"}
 
 
@@ -165,23 +166,26 @@ def _found(kept: Sequence[_Reply], pairs: bool) -> Iterator[Finding]:
     is_cut = not pairs and agreement.is_binary(labels) and all(0 <= x <= 1 for x in values)
     if is_cut and kept:
         agreed = agreement.accuracy(values, labels, prompts)
-        cut = f"{_share(agreed)} of {counted(len(kept), 'row')}; right from a value of {agreement.CUT} on"
+        cut = f"{_share(agreed)} of {counted(len(kept), 'row')}; threshold {agreement.CUT}"
         yield Finding(True, "labels: accuracy", cut)
         kappa = agreement.kappa(agreed, values, labels)
-        yield Finding(True, "labels: Cohen's kappa", _number(kappa) if kappa else "none, as all are alike")
+        yield Finding(True, "labels: Cohen's kappa", _number(kappa) if kappa else _CONSTANT)
         yield Finding(True, "labels: confusion", _confusion(values, labels))
         chances += [(kappa, 0.0)] if kappa else []
     ordered, n_ties = agreement.order(values, labels, [one.group for one in kept], prompts)
     if ordered.n:
         ties = f", {counted(n_ties, 'tie')} counted half" * bool(n_ties)
         told = f"{_share(ordered)} of {counted(ordered.n, 'pair')}{ties}"
-        yield Finding(True, "labels: the better of two replies to a prompt is worth more", told)
+        yield Finding(True, "labels: pairwise accuracy", told)
         chances.append((ordered, 0.5))
     if not pairs and not (is_cut and agreement.is_binary(values)):
         rank = agreement.correlation(values, labels, prompts)
-        yield Finding(True, "labels: rank correlation", _number(rank) if rank else "none, as all are alike")
+        yield Finding(True, "labels: rank correlation", _number(rank) if rank else _CONSTANT)
         chances += [(rank, 0.0)] if rank else []
-    if kept and all(estimate.low <= chance for estimate, chance in chances):
+    if any(estimate.high < chance for estimate, chance in chances):
+        told = "it prefers what the labels call worse: is the label, or the scale, the other way round?"
+        yield Finding(True, "labels: agreement", told, is_caution=True)
+    elif kept and all(estimate.low <= chance for estimate, chance in chances):
         told = "chance would agree as well, within the intervals: label more replies, or take another reward"
         if len(set(labels)) == 1:
             told = "all labels are the same: label good replies and bad ones"

@@ -56,8 +56,8 @@ class Supervised(StageOverrides):
     trainer: TrainerKind = Field(default_factory=Torch)
     """Training backend; torch is for a single process."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
-    """Updates between checkpoints for resume; 0 writes none, and the stage restarts. Rounds of
-    `rejection_sampling` have their own."""
+    """Updates between checkpoints for resume; with 0 one is written where the run is stopped, and after a kill the
+    stage restarts. Rounds of `rejection_sampling` have their own."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1)] = 16384
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
