@@ -68,6 +68,11 @@ def test_the_script_types_what_is_quoted_and_chooses_what_is_named() -> None:
     assert scripted(View("Focus into the textbox.", words[1:2])) == ["click 1"]
 
 
+def test_a_share_of_the_pay_of_a_page_is_no_solution() -> None:
+    assert [View("", (), True, reward).solved for reward in (-1.0, 0.0, 0.6, 1.0)] == [False, False, False, True]
+    assert not View("", (), False, 1.0).solved
+
+
 def test_tasks_are_named_and_split_by_seed() -> None:
     with pytest.raises(ValidationError, match="did you mean 'click-button'"):
         MiniWoB(task="click-buton")
@@ -117,6 +122,19 @@ def test_the_script_solves_and_seeds_are_pages(name: str) -> None:
     assert all(world.plan(task, ()) for task in tasks)
     assert len({play(world, task, [])[0].reply for task in tasks}) == 5
     assert play(world, tasks[0], [])[0] == play(world, tasks[0], [])[0]
+
+
+@browsed
+def test_some_right_boxes_are_paid_and_do_not_solve() -> None:
+    world, paid = MiniWoB(task="click-checkboxes"), 0
+    for task in world.tasks("test")[:10]:
+        opening = play(world, task, [])[0]
+        submit = [action for action in opening.admissible_actions if action.startswith("click ")][-1]
+        result = play(world, task, [submit])[-1]
+        assert result.terminated and result.success is (result.reward == 1)
+        paid += 0 < result.reward < 1
+        assert world.plan(task, [submit]) == ([] if result.success else None)
+    assert paid
 
 
 @browsed

@@ -101,7 +101,7 @@ class MiniWoB(Seeded):
                 for text in scripted(view)[: self.max_steps - len(taken)]:
                     found.append(text)
                     view = done(browser, view, text) or view
-        return found if view.over and view.reward > 0 else None
+        return found if view.solved else None
 
     @property
     def _prefix(self) -> str:
@@ -125,8 +125,8 @@ def done(browser: Browser, view: View, text: str) -> View | None:
 class MiniWoBEpisode(Attempt):
     """Attempt at a page: `click N`, and `type N TEXT`, which empties a field first, or chooses from a list.
 
-    Solved is what the package pays for, less or more: a reward above 0 before it decays in time. The page itself would
-    end an episode after seconds; here steps are counted.
+    Solved is what the package pays 1 for, before that decays in time; pages of boxes pay less for some right boxes.
+    The page itself would end an episode after seconds; here steps are counted.
     """
 
     def __init__(self, browser: Browser, view: View, max_steps: int) -> None:
@@ -144,7 +144,7 @@ class MiniWoBEpisode(Attempt):
         self._view, self.done = after, after.over
         if not after.over:
             return after.text, True
-        self.score, self.solved = after.reward, after.reward > 0
+        self.score, self.solved = after.reward, after.solved
         return "Solved." if self.solved else "That was not it.", True
 
     def state(self) -> str:

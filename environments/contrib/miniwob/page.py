@@ -75,6 +75,11 @@ class View:
     reward: float = 0.0
 
     @property
+    def solved(self) -> bool:
+        """True if all is paid that the page pays, and not a share of it."""
+        return self.over and self.reward >= 1
+
+    @property
     def actable(self) -> tuple[Element, ...]:
         """Elements in the order of their numbers, from 1."""
         return tuple(e for e in self.elements if e.ref > 0)
