@@ -51,8 +51,7 @@ def test_what_is_listed_is_possible_in_every_game() -> None:
     for game, family in GAMES.items():
         if family.actions is not None:
             results = play_at_random(TextArena(game=game, max_steps=8), TASK, 1, n=8)
-            # TextArena takes a mine that is hit for an invalid move.
-            assert all(r.valid for r in results) or "mine" in "".join(r.reply for r in results), game
+            assert all(r.valid for r in results), game
 
 
 def test_chance_is_the_episodes_own_and_the_shared_generator_is_left_alone() -> None:
@@ -133,9 +132,40 @@ def test_moves_are_cut_at_the_limit_and_guessing_is_answered() -> None:
     secret = settings.start(task)._play._game.game_number
     low, high = (f"{n}" for n in (secret - 1 or 2, secret + 1 if secret < 20 else 19))
     results = play(settings, task, [low, high])
-    assert results[-1].truncated and not results[-1].terminated and results[-1].reward == 0
+    assert results[-1].truncated and not results[-1].terminated and results[-1].success is False
+    assert results[-1].reward == 1 - 1 / 19  # one off, of 19 at most
     done = play(settings, task, [str(secret)])
     assert done[-1].success and done[-1].reward == 1 and "correct" in done[-1].reply
+
+
+def test_a_cut_puzzle_pays_its_share_of_the_way_as_one_given_up_does() -> None:
+    settings = TextArena(game="2048-v0-super-easy", max_steps=12)
+    moves: list[str] = []
+    while len(moves) < 12:
+        moves.append(play(settings, TASK, moves)[-1].admissible_actions[0])
+    cut, given_up = play(settings, TASK, moves), play(settings, TASK, [*moves[:10], "hm", "hm"])
+    assert cut[-1].truncated and given_up[-1].terminated
+    assert 0 < given_up[-1].reward <= cut[-1].reward < 1 and not cut[-1].success
+    assert play(TextArena(game="2048-v0-super-easy", max_steps=1, reward="success"), TASK, moves[:1])[-1].reward == 0
+
+
+def test_a_mine_is_a_move_that_was_understood() -> None:
+    settings = TextArena(game="Minesweeper-v0-small")
+    episode = settings.start(TASK)
+    first = asyncio.run(episode.step("[0 0]"))
+    grid = episode._play._game.grid
+    r, c = next((r, c) for r, row in enumerate(grid) for c, cell in enumerate(row) if cell == -1)
+    results = play(settings, TASK, ["[0 0]", f"I reveal [{r} {c}]", f"[{r} {c}]"])
+    assert [x.valid for x in results[1:]] == [first.valid, True, True] and "mine" in results[-1].reply
+    assert results[-1].terminated and not results[-1].success
+    assert not play(settings, TASK, ["[0 0]", "[0 0]"])[-1].valid
+
+
+def test_an_invalid_guess_of_a_cup_loses_with_nothing() -> None:
+    for said in ("hello", "[9]"):
+        results = play(TextArena(game="ThreeCardMonte-v0"), TASK, [said, said])
+        assert [r.valid for r in results[1:]] == [False, False]
+        assert (results[-1].terminated, results[-1].reward, results[-1].success) == (True, 0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +190,17 @@ def test_a_game_without_a_list_of_moves_cannot_demonstrate() -> None:
     settings = TextArena(game="Mastermind-v0")
     assert not settings.properties.oracle and not settings.demonstrates
     assert settings.start(TASK).opening.admissible_actions == ()
+
+
+def test_a_game_that_moves_at_random_never_solve_cannot_demonstrate() -> None:
+    for game in ("2048-v0", "Blackjack-v0", "LightsOut-v0", "Minesweeper-v0-hard", "PigDice-v0-long"):
+        settings = TextArena(game=game)
+        assert not settings.properties.oracle and not settings.demonstrates
+        assert not settings.family.draws or settings.plan(TASK, ()) is None
+    easy = TextArena(game="Blackjack-v0", success_threshold=0.4)
+    assert easy.properties.oracle and easy.plan(TASK, ())
+    assert TextArena(game="2048-v0-mega-easy").demonstrates and TextArena(game="Minesweeper-v0-small").demonstrates
+    assert all(set(family.beyond) <= set(family.levels) for family in GAMES.values())
 
 
 @pytest.mark.extended

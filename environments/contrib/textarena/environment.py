@@ -21,6 +21,7 @@ offered here says in its own words.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
@@ -38,6 +39,7 @@ from rlhf.settings import STRICT
 
 #: Seats of a game for two, in the order in which the package numbers them.
 SEATS = ("player 0", "player 1")
+_BRACKETS = re.compile(r"\[[^\]]*\]")
 _MOST_DRAWS, _TRIES, _ENOUGH, _LONGEST = 100, 32, 4, 200
 
 
@@ -67,8 +69,8 @@ class TextArena(Drawn):
     success_threshold: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The package's reward from which an episode counts as solved; with both seats played, that of the first."""
     reward: Literal["score", "success"] = "score"
-    """At the end: the package's reward of who moved last, -1, 0 or 1 in games for two and between 0 and 1 in others;
-    or 1 for a solved episode."""
+    """At the end: the package's reward of who moved last, or 1 for a solved episode. It is -1, 0 or 1 in games for two;
+    in others it is at most 1, a share of the way where the game is not solved, and below 0 where that is lost."""
 
     name: ClassVar[str] = "textarena"
 
@@ -98,10 +100,10 @@ class TextArena(Drawn):
 
     @property
     def properties(self) -> Properties:
-        """Properties of the environment; games without a known action list have no oracle."""
+        """Properties of the environment; see `demonstrates` for those that have no oracle."""
         return replace(
             super().properties,
-            oracle=self.family.actions is not None,
+            oracle=self.demonstrates,
             package=f"textarena {version()}",
             isolated=False,
             seats=SEATS if self.opponent == "self" else (),
@@ -110,8 +112,9 @@ class TextArena(Drawn):
 
     @property
     def demonstrates(self) -> bool:
-        """True if there is an oracle."""
-        return self.family.actions is not None
+        """True if there is an oracle: actions are listed, and moves at random can reach what counts as solved."""
+        is_beyond = self.success_threshold == 1 and self.game.partition("-v0")[2] in self.family.beyond
+        return self.family.actions is not None and not is_beyond
 
     def draw(self, rng: random.Random) -> Start:
         """Draw seeds and a seat, with which the game can begin. Raises EnvError, MissingPackageError."""
@@ -222,9 +225,16 @@ class _Play:
         return self.done and self.earned(self._own or 0) >= self._settings.success_threshold
 
     def earned(self, seat: int) -> float:
-        """The package's reward of a seat; 0 before the end."""
-        rewards = self._game.state.rewards if self.done else None
-        return float((rewards or {}).get(seat, 0.0))
+        """The package's reward of a seat; 0 before the end.
+
+        A puzzle that is cut pays what it would at the package's own limit of turns, its share of the way.
+        """
+        if not self.done:
+            share = getattr(self._game, "_get_percentage_completion", None)
+            return float(share()) if self.over and share is not None else 0.0
+        reward = (self._game.state.rewards or {}).get(seat, 0.0)
+        # ThreeCardMonte gives the reward of an invalid move, 0, and the reason in each other's place.
+        return 0.0 if isinstance(reward, str) else float(reward)
 
     def actions(self) -> tuple[str, ...]:
         """All possible moves, sorted; nothing where they are not listed."""
@@ -277,7 +287,10 @@ class _Play:
             name = self._settings.game
             raise EnvError("TextArena failed on this move", where=name, got=f"{said!r}: {error!r}") from error
         self.done = bool(done)
-        return not (state.error_count or state.game_info[mover].get("invalid_move"))
+        # Minesweeper takes a mine that is hit for an invalid move, and leaves the cell covered.
+        listed = _BRACKETS.search(said)
+        is_listed = listed is not None and listed[0] in self.actions()
+        return is_listed or not (state.error_count or state.game_info[mover].get("invalid_move"))
 
     def _others(self) -> None:
         """Play the opponent's moves until it is the played seat's turn, or the game is over."""

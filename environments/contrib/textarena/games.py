@@ -33,12 +33,14 @@ class Family:
         levels: endings of their names in the package, after `-v0`.
         actions: what can be done in a state of the game; None where that would be too long a list.
         draws: whether the seed draws how the game begins and nothing later, so that the beginning is the task.
+        beyond: levels that moves at random never solve, so that there is no oracle.
     """
 
     n_players: int
     levels: tuple[str, ...] = ("",)
     actions: Callable[[Any], Iterable[str]] | None = None
     draws: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 def _unguessed(game: Any) -> Iterable[str]:
@@ -120,23 +122,30 @@ def _hands(game: Any) -> Iterable[str]:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "2048": Family(1, ("-ultra-easy", "-mega-easy", "-super-easy", "-very-easy", "-easy", ""), _slides),
-    "Blackjack": Family(1, ("", "-long"), lambda game: ("[hit]", "[stand]")),
+    "2048": Family(
+        1, ("-ultra-easy", "-mega-easy", "-super-easy", "-very-easy", "-easy", ""), _slides, beyond=("-easy", "")
+    ),
+    "Blackjack": Family(1, ("", "-long"), lambda game: ("[hit]", "[stand]"), beyond=("", "-long")),
     "FrozenLake": Family(1, ("", "-random", "-hardcore"), _steps, draws=True),
     "GuessTheNumber": Family(1, ("", "-hardcore"), _unguessed, draws=True),
-    "LightsOut": Family(1, ("",), _cells, draws=True),
+    "LightsOut": Family(1, ("",), _cells, draws=True, beyond=("",)),
     "Mastermind": Family(1, ("", "-hard", "-extreme"), None, draws=True),
-    "Minesweeper": Family(1, ("-small", "", "-medium", "-hard"), _covered),
+    "Minesweeper": Family(1, ("-small", "", "-medium", "-hard"), _covered, beyond=("-medium", "-hard")),
     "PegJump": Family(1, ("",), _jumps),
     "Secretary": Family(1, ("", "-long"), lambda game: ("[accept]", "[continue]"), draws=True),
     "ThreeCardMonte": Family(1, ("",), lambda game: (f"[{i}]" for i in range(game.num_cups))),
-    "TowerOfHanoi": Family(1, ("", "-medium", "-hard", "-hardcore", "-extreme"), _disks),
+    "TowerOfHanoi": Family(
+        1,
+        ("", "-medium", "-hard", "-hardcore", "-extreme"),
+        _disks,
+        beyond=("-medium", "-hard", "-hardcore", "-extreme"),
+    ),
     "Chopsticks": Family(2, ("", "-medium", "-long"), _hands),
     "ConnectFour": Family(2, ("", "-large"), _columns),
     "KuhnPoker": Family(2, ("", "-short", "-medium", "-long", "-extreme"), _bets),
     "Nim": Family(2, ("", "-medium", "-large"), _heaps),
     "Othello": Family(2, ("-tiny", "-small", "", "-big", "-huge", "-hard"), _stones),
-    "PigDice": Family(2, ("", "-short", "-long"), lambda game: ("[hold]", "[roll]")),
+    "PigDice": Family(2, ("", "-short", "-long"), lambda game: ("[hold]", "[roll]"), beyond=("-long",)),
     "TicTacToe": Family(2, ("",), lambda game: (f"[{cell}]" for cell in _free(game))),
     "WildTicTacToe": Family(2, ("",), lambda game: (f"[{mark} {cell}]" for mark in "OX" for cell in _free(game))),
 }
