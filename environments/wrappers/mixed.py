@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from environments.base import Capabilities, Environment, StepResult
+from environments.base import Capabilities, Environment, StepResult, after_end
 from environments.core.composite_properties import CompositeEnvironment, largest
 from environments.core.picked_tasks import listed, picked
 from environments.transcript import awaited
@@ -101,6 +101,11 @@ class Mixed(CompositeEnvironment):
             return episode
         return _cut_later(episode, limit) if inspect.isawaitable(episode) else _Cut(episode, limit)
 
+    def plan(self, task: Task, taken: Sequence[str]) -> Sequence[str] | None:
+        """Give actions that solve `task` after `taken`; None where none are known, or the part's limit cuts them."""
+        path, limit = super().plan(task, taken), self.parts[task.info[PART]].max_steps
+        return None if path is not None and limit is not None and len(taken) + len(path) > limit else path
+
     def own(self, task: Task) -> tuple[Environment, Task]:
         """Return the environment of a task, and the task as that one made it. Raises EnvError for a task of another."""
         name = str(task.info.get(PART))
@@ -134,7 +139,9 @@ class _Cut:
         self.opening: StepResult = episode.opening
 
     async def step(self, action: str) -> StepResult:
-        """Do one action; the last that is allowed cuts the episode unless it ends it."""
+        """Do one action; the last that is allowed cuts the episode unless it ends it. Raises EnvError after it."""
+        if self._left == 0:
+            raise after_end("Mixed step", action)
         result: StepResult = await awaited(self._episode.step(action))
         self._left -= 1
         if self._left > 0 or result.terminated or result.truncated:

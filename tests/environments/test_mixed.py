@@ -72,6 +72,25 @@ def test_a_part_has_a_limit_of_its_own() -> None:
     first, second = asyncio.run(play())
     assert not first.truncated and second.truncated and second.success is False
 
+    async def goes_on() -> None:
+        episode = made.start(task)
+        for _ in range(3):
+            await episode.step("look")
+
+    with pytest.raises(EnvError, match="the episode is over"):
+        asyncio.run(goes_on())
+
+
+def test_a_plan_ends_within_the_limit_of_the_part() -> None:
+    free = mixed()
+    task = next(t for t in free.tasks("train") if t.info["part"] == "rooms")
+    path = free.plan(task, ())
+    assert path is not None and len(path) > 2
+    for limit in (len(path) - 1, len(path)):
+        made = mixed(max_steps=limit)
+        assert made.plan(task, ()) == (path if limit == len(path) else None)
+        assert made.plan(task, path[:1]) == (path[1:] if limit == len(path) else None)
+
 
 def test_a_part_with_a_limit_may_step_without_await() -> None:
     class Plain(Keyhole):
