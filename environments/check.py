@@ -96,6 +96,7 @@ class _EnvironmentCheck:
         played = [record for task in tasks if (record := await self.play(task)) is not None]
         for record in played:
             self.openings_and_keys(record)
+        self.same_actions(played)
         if not played:
             return
         for action in played[0].results[0].admissible_actions[:10]:
@@ -292,6 +293,18 @@ class _EnvironmentCheck:
             )
 
     # --- promises about transcripts ----------------------------------------------------------------------------
+
+    def same_actions(self, played: Sequence[Transcript]) -> None:
+        """Compare what is possible in states of one task that have the same key."""
+        found: dict[tuple[str, str], tuple[str, ...]] = {}
+        for record in played:
+            for result in record.results:
+                if result.state_key is None or result.terminated or result.truncated:
+                    continue
+                here, key = result.admissible_actions, (record.task.id, result.state_key)
+                there = found.setdefault(key, here)
+                got = f"{record.task.id}: {shorten(result.state_key)} has {shorten(there)}, then {shorten(here)}"
+                self.walk.note(here == there, "state_key: equal states have equal actions", got)
 
     def openings_and_keys(self, record: Transcript) -> None:
         opening = record.results[0]

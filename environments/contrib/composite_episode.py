@@ -24,13 +24,16 @@ _NUMBERED = re.compile(
 )
 
 
-def chained(tasks: Iterable[Task], k: int, n: int | None) -> list[Task]:
+def chained(tasks: Iterable[Task], k: int, n: int | None, *, is_together: bool) -> list[Task]:
     """Chains of k tasks each, in order; left-over tasks are dropped.
+
+    One after another, tasks that say which tools they have make a chain that has the tools of all.
 
     Args:
         tasks: of one split.
         k: of a chain.
         n: chains at most; None is as many as there are tasks for.
+        is_together: whether all tasks of a chain are begun at once, so that a call cannot tell which it is for.
 
     Raises:
         EnvError: there are fewer than k tasks.
@@ -46,9 +49,22 @@ def chained(tasks: Iterable[Task], k: int, n: int | None) -> list[Task]:
             hint="lower k",
         )
     return [
-        Task(id=f"objectives/{k}/{chain[0].id}", seed=chain[0].seed, info={TASKS: [_written(task) for task in chain]})
+        Task(
+            id=f"objectives/{k}/{chain[0].id}",
+            seed=chain[0].seed,
+            info={TASKS: [_written(task) for task in chain], **({} if is_together else _offered(chain))},
+        )
         for chain in chains
     ]
+
+
+def _offered(chain: Sequence[Task]) -> dict[str, Any]:
+    """What an agent with tools reads of a chain: tools of any of its tasks, and whether a plain reply is an answer."""
+    tools: list[Any] = []
+    for task in chain:
+        tools += [tool for tool in task.info.get("tools", ()) if tool not in tools]
+    is_answer = all(task.info.get("plain_answer") for task in chain)
+    return ({"tools": tools} if tools else {}) | ({"plain_answer": True} if is_answer else {})
 
 
 def _written(task: Task) -> dict[str, Any]:
@@ -84,7 +100,8 @@ class Chain:
 
     Each objective is an episode of the environment; its rewards are divided by their number. Success is success in all
     of them. An action that names no objective that is going on costs a step and reaches no environment. The key of a
-    state is made of the keys of the episodes begun, and None where one of these is.
+    state is made of the keys of the episodes begun and of which are over, and None where one of the keys is. The seat
+    that acts next is that of the objective that is going on.
     """
 
     def __init__(self, environment: Environment, task: Task, *, is_together: bool, max_steps: int | None) -> None:
@@ -167,6 +184,14 @@ class Chain:
             )
         self.episodes.append(episode)
         self.last.append(episode.opening)
+        if self._is_together and episode.opening.seat:
+            raise EnvError(
+                "a game that is played for several seats cannot be one of several objectives at once",
+                where="environment.environment",
+                got=type(self._environment).__name__,
+                expected="one seat",
+                hint="use mode: in_turn",
+            )
         return "\n".join([*(message.content for message in task.messages), episode.opening.reply])
 
     def _next(self) -> str:
@@ -177,23 +202,26 @@ class Chain:
         return [i for i, result in enumerate(self.last) if not (result.terminated or result.truncated)]
 
     def _result(self, said: str, *, reward: float = 0.0, valid: bool = True) -> StepResult:
+        going_on = self._going_on()
         keys = [result.state_key for result in self.last]
+        told = [f"{key}" if i in going_on else f"{key} over" for i, key in enumerate(keys)]
         actions = {
             f"{i + 1} {action}" if self._is_together else action
-            for i in self._going_on()
+            for i in going_on
             for action in self.last[i].admissible_actions
         }
-        is_whole = len(self.last) == len(self._tasks) and not self._going_on()
+        is_whole = len(self.last) == len(self._tasks) and not going_on
         solved = is_whole and all(result.success is True for result in self.last)
         return StepResult(
             said,
             reward=reward,
             terminated=is_whole,
             truncated=self.over and not is_whole,
-            state_key=None if None in keys else " | ".join(str(key) for key in keys),
+            state_key=None if None in keys else " | ".join(told),
             success=solved if self.over else None,
             valid=valid,
             admissible_actions=() if self.over else tuple(sorted(actions)),
+            seat=self.last[-1].seat,
         )
 
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -86,7 +86,7 @@ class Objectives(Seeded):
     mode: Literal["in_turn", "together"] = "in_turn"
     """`in_turn` tells an objective once the one before is over. `together` tells all at the start: look-ups are
     answered all at the end, `answer Rome; cook; dog`, and actions in another environment begin with the number of
-    theirs."""
+    theirs, which calls of the agent `tools` cannot."""
     hops: Annotated[int, Field(ge=1, le=3)] = 1
     """Look-ups that an objective takes; only without `environment`."""
     n_people: Annotated[int, Field(ge=2, le=40)] = 8
@@ -131,6 +131,17 @@ class Objectives(Seeded):
         return Capabilities(self.environment).keeps_limits
 
     @property
+    def agent_defaults(self) -> Mapping[str, Any]:
+        """Recipe keys that the environment suggests for a chat agent."""
+        return Capabilities(self.environment).agent_defaults
+
+    @property
+    def limits_defaults(self) -> Mapping[str, Any]:
+        """Recipe keys that the environment suggests for limits, with the turns of k objectives."""
+        own = Capabilities(self.environment).limits_defaults
+        return {**own, "max_turns": self.k * own["max_turns"]} if "max_turns" in own else own
+
+    @property
     def max_episodes(self) -> int | None:
         """Maximal number of episodes alive at a time; side by side, each is k of the environment's."""
         most = Capabilities(self.environment).max_episodes
@@ -150,7 +161,7 @@ class Objectives(Seeded):
         """
         if self.environment is not None:
             n = {"train": self.n_train, "dev": self.n_dev, "test": self.n_test}.get(split)
-            return chained(self.environment.tasks(split), self.k, n)
+            return chained(self.environment.tasks(split), self.k, n, is_together=self.mode == "together")
         prefix = f"objectives-2/{self.k}x{self.hops}-{self.mode}/{split}"
         return [
             Task(id=f"{prefix}/{seed}", seed=seed, reference=self._facts(seed).reference) for seed in self.seeds(split)

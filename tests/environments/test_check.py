@@ -337,6 +337,26 @@ class AlwaysHere(Walker):
         return replace(super().told(valid), state_key="here")
 
 
+def test_a_state_key_that_leaves_out_what_is_possible_is_caught() -> None:
+    report = check(Corridor(OneWay))
+    assert [finding.promise for finding in report.broken] == ["state_key: equal states have equal actions"], str(report)
+    assert "has ('left', 'right'), then ('right',)" in report.broken[0].detail
+
+
+class OneWay(Walker):
+    """It may turn left once."""
+
+    n_left = 0
+
+    async def step(self, action: str) -> StepResult:
+        if action == "left":
+            self.n_left += 1
+        return await super().step("right" if self.n_left > 1 else action)
+
+    def told(self, valid: bool = True) -> StepResult:
+        return replace(super().told(valid), admissible_actions=("right",) if self.n_left else ("left", "right"))
+
+
 def test_leaked_file_descriptors_are_counted() -> None:
     try:
         report = check(Corridor(LeaksFiles))

@@ -374,6 +374,55 @@ def test_what_an_environment_says_of_itself_holds_for_its_chains() -> None:
     assert Objectives().inline and Objectives().demonstrates and Objectives(environment=HOUSES).demonstrates
 
 
+class Suggesting(Roomy):
+    """The same, with suggestions and two tools, one in each second task."""
+
+    agent_defaults, limits_defaults = {"format": "text"}, {"max_turns": 3, "max_tokens": 9}
+
+    def tasks(self, split: str) -> list[Task]:
+        return [
+            Task(f"s/{i}", seed=i, info={"tools": [{"name": "ab"[i % 2]}], "plain_answer": i < 2}) for i in range(4)
+        ]
+
+
+def test_suggestions_and_tools_of_an_environment_reach_the_agent_of_its_chains() -> None:
+    world, alone = Objectives(environment=Suggesting(), k=2), Objectives()
+    assert world.agent_defaults == {"format": "text"} and world.limits_defaults == {"max_turns": 6, "max_tokens": 9}
+    assert alone.agent_defaults == alone.limits_defaults == {}
+    one, other = world.tasks("train")
+    assert one.info["tools"] == other.info["tools"] == [{"name": "a"}, {"name": "b"}]
+    assert one.info["plain_answer"] is True and "plain_answer" not in other.info
+    together = replace(world, mode="together").tasks("train")[0]
+    assert set(together.info) == {"objectives"}  # a call could not tell for which
+    assert set(Objectives(environment=HOUSES, k=2).tasks("train")[0].info) == {"objectives"}
+
+
+class Seated(Plain):
+    """The same for two seats: the first is asked, the second answers."""
+
+    def start(self, task: Task) -> PlainEpisode:
+        episode = PlainEpisode()
+        episode.opening = StepResult("Say yes.", seat="first")
+        return episode
+
+
+def test_the_seat_is_that_of_the_objective_in_turn() -> None:
+    world = Objectives(environment=Seated(), k=2)
+    results = play(world, world.tasks("dev")[0], ["yes", "yes"])
+    assert [result.seat for result in results] == ["first", "first", ""]
+    PlainEpisode.n_closed = 0
+    with pytest.raises(EnvError, match="several seats"):
+        replace(world, mode="together").start(world.tasks("dev")[0])
+    assert PlainEpisode.n_closed == 1
+
+
+def test_a_key_tells_which_objectives_are_over() -> None:
+    short = Keyhole(rows=2, columns=2, max_steps=2, n_train=40)
+    opening, once, twice = walk(Objectives(environment=short, k=2, mode="together"), [["1 dance", "1 dance"]])
+    assert opening.state_key == once.state_key and once.admissible_actions == opening.admissible_actions
+    assert twice.state_key != once.state_key and twice.admissible_actions != once.admissible_actions
+
+
 def test_keys_of_look_ups_mean_nothing_beside_an_environment() -> None:
     with pytest.raises(ValueError, match="hops is for look-ups"):
         Objectives(environment=HOUSES, hops=2)
