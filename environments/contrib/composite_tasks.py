@@ -275,7 +275,8 @@ class LookUps(Attempt):
             return []
         if self._is_together:
             parts = text.split(";") if begins or ";" in text else []
-            return ["".join(named(part, own)[:2]) for part, own in zip(parts, values, strict=False)]
+            said = ["".join(named(part, own)[:2]) for part, own in zip(parts, values, strict=False)]
+            return said if begins or all(said) else []
         found = named(text, values[self._n_answered])
         return found if len(found) == 1 and (begins or plain(text) == plain(found[0])) else [""] if begins else []
 

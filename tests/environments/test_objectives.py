@@ -75,7 +75,7 @@ def test_look_ups_together_are_answered_at_the_end() -> None:
         ("answer cook; cat", 1, True), ("Answer: the cook; a cat.", 1, True), ("cook;cat", 1, True),
         ("answer cook; dog", 0.5, True), ("answer cook", 0.5, True), ("answer ; cat", 0.5, True),
         ("answer cook; cat; dog", 1, True), ("answer cat; cook", 0, True), ("answer cook nurse; cat", 0.5, True),
-        ("answer", 0, True), ("cook and cat", 0, False), ("", 0, False),
+        ("answer", 0, True), ("cook and cat", 0, False), ("", 0, False), ("cook; then the pet", 0, False),
     ],
 )  # fmt: skip
 def test_answers_together_count_by_their_place(action: str, score: float, valid: bool) -> None:
@@ -256,6 +256,13 @@ def test_a_sign_belongs_to_the_action_and_a_dash_to_the_number(action: str, own:
 def test_steps_without_a_number_end_the_episode_too() -> None:
     last = walk(Objectives(environment=HOUSES, k=2, mode="together"), [["dance"] * 20])[-1]
     assert (last.truncated, last.terminated, last.success) == (True, False, False)
+
+
+def test_a_semicolon_between_look_ups_answers_nothing() -> None:
+    for said in ("look up Mia; look up Ben", "Look up Mia; after that I answer."):
+        episode, (_, result) = look(said, together=True)
+        assert not result.terminated and not episode.done, said
+    assert result.reply.startswith("Mia: city Rome")
 
 
 @given(mode=st.sampled_from(["in_turn", "together"]), cut=st.integers(0, 20), seed=st.integers(0, 10))
