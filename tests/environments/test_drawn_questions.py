@@ -377,10 +377,24 @@ def test_verdicts_are_asked_for_as_the_judge_asks(tmp_path: Path) -> None:
         other = {"A": "B", "B": "A", "Yes": "No", "No": "Yes"}[str(task.reference)]
         assert not play(world, task, [f"VERDICT {task.info['mark']}: {other}"])[-1].success
         assert not play(world, task, ["VERDICT: A"])[-1].valid
+    tie = play(world, pairs[0], [f"VERDICT {pairs[0].info['mark']}: TIE"])[-1]
+    assert tie.valid and not tie.success and tie.reply == "Wrong."
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "a", "chosen": "b"}\n')
     with pytest.raises(EnvError, match="neither a pair nor a label"):
         Verdicts(path=bad).tasks("train")
+
+
+def test_labels_are_read_from_tables_too(tmp_path: Path) -> None:
+    path, labels = tmp_path / "labels.csv", ("true", "False", "1", "0")
+    rows = [f"p{i},r,it is short,{label}" for i, label in enumerate(labels)]
+    path.write_text("\n".join(["prompt,response,principle,label", *rows]))
+    world = Verdicts(path=path)
+    found = {t.id.rpartition("/")[2]: t.reference for split in ("train", "dev", "test") for t in world.tasks(split)}
+    assert [found[number] for number in sorted(found, key=int)] == ["Yes", "No", "Yes", "No"]
+    path.write_text("prompt,response,principle,label\np,r,it is short,perhaps")
+    with pytest.raises(EnvError, match="true, false, 1 or 0"):
+        world.tasks("train")
 
 
 # --- a colleague -----------------------------------------------------------------------------------------------------

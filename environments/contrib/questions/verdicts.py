@@ -29,6 +29,8 @@ from rlhf.settings import STRICT
 
 _SPLITS = ("train", "dev", "test")
 _PAIR, _LABEL = ("prompt", "chosen", "rejected"), ("prompt", "response", "principle", "label")
+#: Labels, also as CSV writes them.
+_HOLDS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -75,7 +77,7 @@ class Verdicts:
 
 
 class VerdictEpisode:
-    """One verdict. What holds none is wrong, and not understood."""
+    """One verdict. A tie is wrong, as is what holds no verdict, which is not understood."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._is_over = task, False
@@ -97,7 +99,7 @@ class VerdictEpisode:
             word = text.strip(" \t\n\"'*.").casefold()
             return word.capitalize() if word in ("yes", "no") else None
         try:
-            return marked(text, self._task.info["mark"], "A|B")
+            return marked(text, self._task.info["mark"], "A|B|TIE")
         except Unreadable:
             return None
 
@@ -121,15 +123,16 @@ def _of_row(settings: Verdicts, row: Mapping[str, Any], name: str, number: int) 
             question = compared(settings.question, *(records[key] for key in order))
             yield _asked(f"{name}/{right}", question, right, question.mark)
         return
-    if all(key in row for key in _LABEL) and isinstance(row["label"], bool | int):
+    label = _HOLDS.get(str(row.get("label")).strip().casefold())
+    if all(key in row for key in _LABEL) and label is not None:
         record = f"user: {row['prompt']}\nAction 1: {row['response']}"
-        yield _asked(name, of_principle(str(row["principle"]), record), "Yes" if row["label"] else "No", "")
+        yield _asked(name, of_principle(str(row["principle"]), record), "Yes" if label else "No", "")
         return
     raise EnvError(
         "this line is neither a pair nor a label",
         where=f"environment.path, line {number}",
         got=", ".join(map(str, row)),
-        expected=f"texts {', '.join(_PAIR)}; or {', '.join(_LABEL)}, the last true or false",
+        expected=f"texts {', '.join(_PAIR)}; or {', '.join(_LABEL)}, the last true, false, 1 or 0",
     )
 
 
