@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from functools import lru_cache
 from typing import Annotated
@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 from environments.core.normalise import plain_words
 from environments.core.procedural import Attempt, digest, draw_for
 from environments.core.seed_splits import Seeded
+from rlhf.checking import CheckContext
 from rlhf.data import Task
 from rlhf.settings import STRICT
 
@@ -158,6 +159,16 @@ class Keyhole(Seeded):
     to be explored and remembered."""
     max_steps: Annotated[int, Field(ge=1)] = 16
     """Maximum steps per episode; longer ones are truncated."""
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Warn of houses that nobody leaves within `max_steps`."""
+        lengths = [len(self.start(task).way_out()) for task in self.tasks("train")[:100]]
+        n = sum(length > self.max_steps for length in lengths)
+        if n:
+            yield (
+                f"{context.path}.max_steps is {self.max_steps}, and {n} of the first {len(lengths)} houses take more, "
+                f"up to {max(lengths)}: nobody can solve them"
+            )
 
     def tasks(self, split: str) -> Sequence[Task]:
         """List the tasks of `train`, `dev` or `test`: one per seed.

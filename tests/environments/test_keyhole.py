@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,10 @@ from environments.check import check_environment
 from environments.games.key_door import WAYS, Cell, House, Keyhole, KeyholeEpisode, direction, draw, read_action
 from rlhf.data import Task
 from rlhf.errors import EnvError
+from rlhf.recipe import load
+from rlhf.recipe.checks import cautions
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Attic, Bedroom
 #:          |
@@ -301,3 +306,19 @@ def test_what_the_page_says_of_random_play_and_the_oracle() -> None:
 def test_all_promises_are_kept(environment: Keyhole) -> None:
     report = check_environment(environment)
     assert report.ok, str(report)
+
+
+def test_a_step_limit_that_no_plan_keeps_is_cautioned() -> None:
+    def said(**keys: int) -> list[str]:
+        world = ", ".join(["kind: keyhole", *(f"{key}: {value}" for key, value in keys.items())])
+        found = cautions(load(ROOT / "recipes/keyhole/keyhole-grpo.yaml", [f"environment={{{world}}}"]))
+        return [text for text in found if "houses" in text]
+
+    world = Keyhole(rows=5, columns=5, loops=0)
+    lengths = [len(world.start(task).way_out()) for task in world.tasks("train")[:100]]
+    n = sum(length > 16 for length in lengths)
+    assert n and said(rows=5, columns=5, loops=0) == [
+        f"environment.max_steps is 16, and {n} of the first 100 houses take more, up to {max(lengths)}: "
+        "nobody can solve them"
+    ]
+    assert said() == said(rows=5, columns=5, loops=0, max_steps=max(lengths)) == []
