@@ -7,8 +7,11 @@ import os
 import pickle
 import random
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -16,6 +19,7 @@ from environments.base import Environment
 from environments.check import check_environment
 from environments.contrib.miniwob.environment import SCRIPTED, TASKS, MiniWoB, scripted
 from environments.contrib.miniwob.page import POOL, Element, View, found
+from rlhf.child_process import Child, python_environment
 from rlhf.errors import MissingPackageError
 from tests.environments.worlds import play
 
@@ -145,6 +149,29 @@ def test_random_actions_seldom_solve() -> None:
         opening = play(world, task, [])[0]
         solved += bool(play(world, task, [rng.choice(opening.admissible_actions)])[-1].success)
     assert solved < 8
+
+
+BROWSES = """
+import time
+from environments.contrib.miniwob.environment import MiniWoB
+world = MiniWoB()
+episode = world.start(world.tasks("train")[0])
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@browsed
+def test_a_browser_ends_with_a_process_that_is_killed() -> None:
+    holder = Child([sys.executable, "-c", BROWSES], env=python_environment())
+    try:
+        assert holder.line(time.monotonic() + 60) == b"begun"
+        started = psutil.Process(holder.popen.pid).children(recursive=True)
+        assert any("chromium" in process.name() or "chrome" in process.name() for process in started)
+        holder.popen.kill()  # this process alone
+        assert not psutil.wait_procs(started, timeout=30)[1]
+    finally:
+        holder.kill()
 
 
 @browsed

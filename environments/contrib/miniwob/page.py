@@ -11,8 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from environments.contrib.instance_pool import InstancePool
 from environments.packages import import_from
+from rlhf.child_process import Child
 from rlhf.errors import MissingPackageError
 
 EXTRA = "miniwob"
@@ -118,6 +121,10 @@ class Browser:
         self._instance = instance(0, task, headless=True)
         self._instance.record_screenshots = False
         self._instance.create_driver()
+        driver = self._instance.driver.service.process.pid
+        pids = [driver, *(child.pid for child in psutil.Process(driver).children())]
+        # Its input ends with this process, however that does; Chromium alone would outlive it.
+        self._guard = Child(["sh", "-c", f"read end; kill -9 {' '.join(map(str, pids))}"])
 
     def begin(self, seed: int) -> View:
         """Start the episode of a seed. Numbers below 10,000,000 draw from what the package has for training."""
@@ -154,6 +161,7 @@ class Browser:
 
     def close(self) -> None:
         """End the browser, one that has crashed too."""
+        self._guard.kill()
         with suppress(Exception):  # Selenium's own, and those of a broken connection
             self._instance.driver.quit()
 
