@@ -304,7 +304,7 @@ def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
 
 
 def _with_names_of_python(source: str) -> tuple[str, Mapping[str, str]]:
-    """The source with another name for each called one that Python has not, and these by the others."""
+    """Source with valid Python identifiers in place of called names that are none, and the original of each."""
     mark = "_" * (1 + max(map(len, re.findall("_+", source)), default=0))
     names: dict[str, str] = {}
 

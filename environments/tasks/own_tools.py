@@ -62,7 +62,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Tools that a file has for all attempts.
+    """Tools of a file, shared by all attempts.
 
     Attributes:
         tools: functions, or the methods of `cls`, by their names.
@@ -73,7 +73,7 @@ class Toolbox:
     cls: type | None = None
 
     def begun(self, task: Task) -> AttemptTools:
-        """Tools of one attempt at a task: of a class those of a new object, which is told the task by its `reset`."""
+        """Make the tools of one attempt; a class is instantiated for it, and its `reset` given the task."""
         if self.cls is None:
             return AttemptTools(self.tools)
         held = self.cls()
@@ -148,7 +148,7 @@ async def result_of(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, bool
 
 
 def _plain(value: object) -> Any:
-    """Dataclasses, models, dates and the like as JSON has them; a text of anything else."""
+    """JSON form of a dataclass, pydantic model, date or the like; `str` of anything else."""
     return to_jsonable_python(value, fallback=str, bytes_mode="base64")
 
 
@@ -321,14 +321,14 @@ def _underlined_arguments(sections: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Schemas without titles of fields, which repeat their names."""
+    """Schema without the titles of fields, which repeat their names."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with each type where it is used, as chat templates show it; as it was where a type holds itself."""
+    """Schema with `$ref` resolved in place, as chat templates show it; unchanged where a type contains itself."""
     types = schema.get("$defs", {})
 
     def within(node: Any, around: tuple[str, ...] = ()) -> Any:

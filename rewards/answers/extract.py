@@ -141,7 +141,7 @@ def last_number(text: str) -> str | None:
 
 
 def _first_of_last(tail: str, places: Sequence[tuple[int, int]]) -> int:
-    """Index of the number with which the last quantity begins, which may be of several units."""
+    """Index of the first number of the last quantity, which may have several units: `5 hours 30 minutes`."""
     first = len(places) - 1
     while first > 0 and _is_unit(tail[places[first - 1][1] : places[first][0]]):
         first -= 1
@@ -149,7 +149,7 @@ def _first_of_last(tail: str, places: Sequence[tuple[int, int]]) -> int:
 
 
 def _quantity(tail: str, begin: int, end: int) -> str | None:
-    """Text of a quantity of several units with the unit of its last number; None where they do not fit together."""
+    """Text of a quantity of several units, with that of its last number; None where the units do not go together."""
     unit = re.match(r"\s*[a-zA-Z]*", tail[end:])
     whole = tail[begin:end] + (unit[0] if unit else "")
     return whole if math_numbers.read(whole) else None

@@ -34,7 +34,7 @@ def text(value: Any, call: str, name: str, example: str) -> str:
 
 
 def names(value: Any, call: str, name: str, example: str) -> tuple[str, ...]:
-    """Names that were given as one text or as a list."""
+    """Names given as one text or as a list of texts."""
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(one, str) and one for one in listed):
         raise _refused(value, call, name, "a name, or a list of names", repr(example))

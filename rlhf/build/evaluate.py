@@ -265,7 +265,7 @@ def begin(
     *,
     is_kept: bool = True,
 ) -> None:
-    """Write what is evaluated, or see that the folder holds it, at most with fewer attempts at each task.
+    """Write the plan of an evaluation, or check that the folder has the same one, perhaps with fewer attempts per task.
 
     Args:
         folder: of the evaluation.

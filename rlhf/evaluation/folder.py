@@ -26,7 +26,7 @@ def is_evaluation(folder: Path) -> bool:
 
 
 def list_earlier(folder: Path) -> list[Path]:
-    """Folders in that of an evaluation with what was played when it had fewer attempts at each task, by their numbers.
+    """Folders of attempts set aside when an evaluation was given more attempts per task, by number.
 
     They are there until the attempts are among those of the evaluation.
     """
@@ -35,7 +35,7 @@ def list_earlier(folder: Path) -> list[Path]:
 
 
 def set_aside(folder: Path) -> None:
-    """Move what an evaluation has played into the next of `list_earlier`; it has no summary from then on.
+    """Set the attempts of an evaluation aside, in the next of `list_earlier`; it has no summary from then on.
 
     What is set aside is held, whatever number of attempts is asked for next: a kill at any moment changes no result.
 

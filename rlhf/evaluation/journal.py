@@ -46,7 +46,7 @@ class AttemptJournal:
 
 
 def earlier_attempts(folder: Path, tasks: Collection[str], *, chosen: bool) -> Iterator[Trajectory]:
-    """Yield the attempts at `tasks`, by id, from before an evaluation was given more attempts at each.
+    """Yield the attempts at `tasks`, by id, that were set aside when an evaluation was given more attempts per task.
 
     Args:
         folder: of the evaluation.

@@ -166,7 +166,7 @@ def _code_below(code: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _files(code: Mapping[str, str]) -> dict[str, str]:
-    """The digests as one value, wherever the keys are that name the files; nothing where there are none."""
+    """Digests as one value, whatever keys name the files; empty where there are none."""
     return {"code": ", ".join(sorted(code.values()))} if code else {}
 
 

@@ -34,7 +34,7 @@ class _Call:
     task: asyncio.Task[None] | None = None
     n_waiting: int = 0
     is_awaited: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while somebody waits."""
+    """Event that is set while a client waits."""
     is_taken: bool = False
     """True once somebody who waited has the reply."""
 

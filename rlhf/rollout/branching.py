@@ -56,7 +56,7 @@ class Branch:
 
     @property
     def digest(self) -> str:
-        """Digest of what an attempt from here depends on; two with the same number and digest are the same attempt."""
+        """Digest of the turns and tokens that a branch leaves from; equal number and digest mean the same attempt."""
         head = () if self.head is None else (*self.head.calls, self.head.pieces)
         said = [(turn.action.text, turn.reply, [g.token_ids for g in turn.generations]) for turn in self.turns]
         calls = [[g.token_ids for g in call] for call in head]
@@ -64,7 +64,7 @@ class Branch:
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def rejoined(self, attempt: Trajectory) -> Trajectory:
-        """Return an attempt from here that was read from a file with the shared turns and pieces as they are here.
+        """Return a stored attempt of this branch that shares the turns and pieces of the present objects.
 
         What attempts share is the same objects in all of them, by which it is known and counted once.
         """

@@ -124,7 +124,7 @@ async def _judge(reward: Any, target: str, replies: Sequence[_Reply]) -> list[_R
 
 
 def _renderer(reward: Any) -> Any:
-    """What writes token ids as the tokenizer of the reward's model does; None where no model of tokens is asked."""
+    """Renderer with the tokenizer of the reward's model; None for a reward without one."""
     from rewards.combinators.parts import with_parts
     from rewards.models.model_folder import ModelReward, load
     from rlhf.build.pair_data import check_parts
@@ -213,7 +213,7 @@ def _confusion(values: Sequence[float], labels: Sequence[float]) -> str:
 
 
 def _worst(kept: Sequence[_Reply]) -> list[_Reply]:
-    """Replies whose value and label lie far apart, farthest first: as numbers from 0 to 1, else as ranks."""
+    """Replies sorted by disagreement of value and label, worst first: by numbers from 0 to 1, else by ranks."""
     import numpy as np
 
     from rlhf.evaluation.contrib.agreement import CUT, is_binary
@@ -228,7 +228,7 @@ def _worst(kept: Sequence[_Reply]) -> list[_Reply]:
 
 
 def _worst_pairs(kept: Sequence[_Reply]) -> list[_Reply]:
-    """One entry for each pair that is a tie or the wrong way round, worth the difference; the worst first."""
+    """Entry for each pair that is tied or misordered, with the difference as its value; the worst first."""
     sides: dict[int, dict[float, _Reply]] = defaultdict(dict)
     for one in kept:
         sides[one.group][one.label] = one

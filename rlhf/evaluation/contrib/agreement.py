@@ -46,7 +46,7 @@ def kappa(agreed: Estimate, values: Sequence[float], labels: Sequence[float]) ->
 def order(
     values: Sequence[float], labels: Sequence[float], groups: Sequence[Hashable], prompts: Sequence[Hashable]
 ) -> tuple[Estimate, int]:
-    """Estimate how often the reply of a group with the higher label is worth more; a tie counts half.
+    """Estimate pairwise accuracy: how often the reply with the higher label of two scores higher; a tie counts half.
 
     Args:
         values: `[N]` of the reward.
