@@ -340,19 +340,20 @@ def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple
         ways = (indices,)
     elif isinstance(reference, float):  # an index, in a table with empty cells
         ways = (labels or (), texts, [f"{i}.0" for i in range(len(texts))])
-    else:
-        ways = (labels or (), texts, letters, indices, lower)
+    else:  # a text of digits is the text of a choice rather than an index, which is a number
+        is_text = said in (str(text).strip() for text in texts)
+        ways = (labels or (), texts, letters, lower, () if is_text else indices)
     fits = [letters[found.index(said)] for names in ways if said in (found := [str(name).strip() for name in names])]
     is_clear = not isinstance(reference, str) or said in map(str, labels or ())
     if fits and (is_clear or len(set(fits)) == 1):
         return told, fits[0]
     if fits:
         raise EnvError(
-            "the reference may be read as the text of one choice, and as the letter or the index of another",
+            "the reference may be read as the text of one choice, and as the letter of another",
             where=where,
             got=f"{said}: {' or '.join(dict.fromkeys(fits))} of {str(texts)[:80]}",
             expected="one that is the same choice, however it is read",
-            hint="write the index as a number, give choices as {text: [...], label: [...]}, or take the row out",
+            hint="give the index from 0 as a number, choices as {text: [...], label: [...]}, or take the row out",
         )
     expected = f"{letters[0]} to {letters[-1]}, an index from 0, or the text of one"
     raise EnvError("the reference is none of the choices", where=where, got=said[:80], expected=expected)
