@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -140,18 +141,16 @@ def _further(error: UnknownKeyError, values: Mapping[str, Any], *, name: str, ba
         try:
             left = left or deepcopy(dict(values))
             _take_out(left, error.where)
-            _recipe_of(left, name=name, base=base)
+            # A misspelt key is told before torch is loaded, so that what comes after waits for the next time.
+            if "torch" in sys.modules:
+                _recipe_of(left, name=name, base=base)
+            else:
+                _light_parts(left, base)
             return
         except UnknownKeyError as other:
             error = other
             yield f"{error.where}: {error.what}; {error.hint}"
-        except (
-            RlhfError,
-            LookupError,
-            TypeError,
-            ValueError,
-            StopIteration,
-        ):  # nothing that can be told apart from what went before
+        except (RlhfError, LookupError, TypeError, ValueError):  # cannot be told apart from what went before
             return
 
 
@@ -163,11 +162,12 @@ def _take_out(values: Any, path: str) -> None:
     if path in values:
         del values[path]
         return None
-    above = next(key for key in values if path.startswith((f"{key}.", f"{key}[")))
-    return _take_out(values[above], path.removeprefix(above).removeprefix("."))
+    above = [key for key in values if path.startswith((f"{key}.", f"{key}["))]
+    return _take_out(values[above[0]], path.removeprefix(above[0]).removeprefix("."))
 
 
-def _recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
+def _light_parts(values: Mapping[str, Any], base: Path) -> tuple[Environment, Agent]:
+    """Check the keys of a recipe and make the parts that need no torch."""
     for key in values:
         if key not in KEYS:
             hint = nested_key_hint(key) or alias_hint(key) or nearest(key, KEYS) or "remove the key"
@@ -179,9 +179,14 @@ def _recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
             raise RecipeError(
                 "a recipe needs this key", where=key, got="nothing", expected=f"{key}: ...", hint="see `rlhf recipes`"
             )
-    # Light parts come first: a package that is missing there is told before torch is loaded for the others.
     environment = build_environment(values["environment"], "environment", base=base)
     agent = build_part("agent", with_defaults("agent", environment, values.get("agent", {})), "agent", base=base)
+    return environment, agent
+
+
+def _recipe_of(values: Mapping[str, Any], *, name: str, base: Path) -> Recipe:
+    # Light parts come first: a package that is missing there is told before torch is loaded for the others.
+    environment, agent = _light_parts(values, base)
     limits = with_defaults("limits", environment, values.get("limits", {}))
 
     from rlhf.asynchrony.cluster import Cluster
