@@ -59,7 +59,7 @@ def chained(tasks: Iterable[Task], k: int, n: int | None, *, is_together: bool) 
 
 
 def _offered(chain: Sequence[Task]) -> dict[str, Any]:
-    """What an agent with tools reads of a chain: tools of any of its tasks, and whether a plain reply is an answer."""
+    """Entries of `Task.info` for the agent `tools`: the tools of all tasks, and `plain_answer` where each has it."""
     tools: list[Any] = []
     for task in chain:
         tools += [tool for tool in task.info.get("tools", ()) if tool not in tools]

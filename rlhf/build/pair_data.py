@@ -45,17 +45,17 @@ def check_sources(recipe: Recipe, say: Callable[[str], None] = lambda text: None
                 raise _no_attempts(folder.expanduser(), f"{path}.pairs.{key}")
 
 
-def _refuse_one_sided(found: Sequence[pair_files.WrittenReply], path: Path, where: str) -> None:
+def _refuse_one_sided(found: Sequence[pair_files.LabelledReply], path: Path, where: str) -> None:
     """Raise RecipeError where all replies are good, or all are bad."""
-    if len({reply.is_good for reply in found}) == 2:
+    if len({reply.label for reply in found}) == 2:
         return
-    what = "good" if found[0].is_good else "bad"
+    what = "good" if found[0].label else "bad"
     raise RecipeError(
         f"all replies of this file are {what}",
         where=where,
-        got=f"{path}: {len(found)} with label: {str(found[0].is_good).lower()}",
+        got=f"{path}: {len(found)} with label: {str(bool(found[0].label)).lower()}",
         expected="replies of both labels",
-        hint="imitate good ones with {kind: supervised, data: ...}" if found[0].is_good else "add good ones",
+        hint="imitate good ones with {kind: supervised, data: ...}" if found[0].label else "add good ones",
     )
 
 

@@ -180,6 +180,7 @@ def read_trajectories(
         DataError: a file cannot be read.
     """
     left = limit
+    is_filtered = any(given is not None for given in (task_id, task_ids, attempt, outcomes))
     wanted = pc.field("is_failure") == False  # noqa: E712  an expression
     if task_id is not None:
         wanted &= pc.field("task_id") == task_id
@@ -193,10 +194,11 @@ def read_trajectories(
         if left == 0:
             return
         if stage in (None, stored.stage) and phase in (None, stored.phase) and (steps is None or stored.step in steps):
+            _verify(stored.path)
             # Texts and tokens, nearly all of a file, are read only where an attempt matches.
-            if not _read_file(stored.path, _FILTERED).filter(wanted).num_rows:
+            if is_filtered and not _table(stored.path, _FILTERED).filter(wanted).num_rows:
                 continue
-            rows = _read_file(stored.path).filter(wanted).slice(0, left).to_pylist()
+            rows = _table(stored.path).filter(wanted).slice(0, left).to_pylist()
             yield from map(decode, rows)
             left = None if left is None else left - len(rows)
 
@@ -234,10 +236,18 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         yield {name: row.get(name) for name in columns}
 
 
-def _read_file(path: Path, columns: list[str] | None = None) -> Any:
+def _read_file(path: Path, columns: list[str]) -> Any:
+    _verify(path)
+    return _table(path, columns)
+
+
+def _verify(path: Path) -> None:
     Manifest(path.parent).require(path)
     if not FORMAT.items() <= dict(_checked(pq.read_schema, path).metadata or {}).items():
         raise DataError("a trajectory file of another format", where=str(path), expected="format 1")
+
+
+def _table(path: Path, columns: list[str] | None = None) -> Any:
     return _checked(pq.read_table, path, columns=columns, partitioning=None)
 
 

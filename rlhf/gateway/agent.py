@@ -41,7 +41,6 @@ class SamplingPolicy(Protocol):
 
     def keep(self, generations: Sequence[Generation]) -> None:
         """Forget what else was sampled in this turn."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -40,24 +40,14 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenReply:
-    """A reply of a file that is good or bad, by its line."""
-
-    line: int
-    prompt: tuple[Message, ...]
-    text: str
-    is_good: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LabelledReply:
-    """A reply of a file with a person's judgement of it.
+    """A reply of a file with its label.
 
     Attributes:
         line: its row.
         prompt: the messages before it.
         text: the reply.
-        label: 0 or 1, or points on any scale.
+        label: 1 for a good reply and 0 for a bad one, or points on any scale.
         reference: of the task, for rewards that compare with one; None where the row has none.
     """
 
@@ -65,7 +55,7 @@ class LabelledReply:
     prompt: tuple[Message, ...]
     text: str
     label: float
-    reference: str | None
+    reference: str | None = None
 
 
 def read(path: Path, where: str) -> list[Written]:
@@ -81,7 +71,7 @@ def read(path: Path, where: str) -> list[Written]:
     return [line.pair(row) for line, row in _rows(path, where)]
 
 
-def read_rated(path: Path, where: str) -> list[WrittenReply]:
+def read_rated(path: Path, where: str) -> list[LabelledReply]:
     """Rows with prompt, completion and label, true or false; of pairs both sides. As `read` otherwise."""
     return [reply for line, row in _rows(path, where) for reply in line.rated(row)]
 
@@ -123,12 +113,12 @@ def _rows(path: Path, where: str) -> list[tuple[_PairLine, dict[str, Any]]]:
 class _PairLine(Line):
     """Row of a file of pairs, or of rated replies."""
 
-    def rated(self, values: dict[str, Any]) -> list[WrittenReply]:
+    def rated(self, values: dict[str, Any]) -> list[LabelledReply]:
         """Read a row with one reply, or both sides of a pair; other columns are ignored."""
         if "completion" not in values and "label" not in values:
             pair = self.pair(values)
             sides = ((pair.chosen, True), (pair.rejected, False))
-            return [WrittenReply(self.number, pair.prompt, text, is_good) for text, is_good in sides]
+            return [LabelledReply(self.number, pair.prompt, text, is_good) for text, is_good in sides]
         values = {name: _decoded(value) for name, value in values.items()}
         self.check_names(values, _RATED)
         label = values["label"]
@@ -136,7 +126,7 @@ class _PairLine(Line):
             label = label.strip().lower() == "true"
         if not isinstance(label, bool):
             raise self.wrong("label says neither good nor bad", repr(values["label"])[:80], "true or false")
-        return [WrittenReply(self.number, self.prompt(values), self.said(values, "completion"), label)]
+        return [LabelledReply(self.number, self.prompt(values), self.said(values, "completion"), label)]
 
     def labelled(self, values: dict[str, Any]) -> LabelledReply:
         """Read a row with one reply and its label; other columns are ignored."""
@@ -257,7 +247,7 @@ def rendered(found: Sequence[Written], renderer: Renderer, max_context: int, pat
 
 
 def rendered_replies(
-    found: Sequence[WrittenReply], renderer: Renderer, max_context: int, path: Path, where: str
+    found: Sequence[LabelledReply], renderer: Renderer, max_context: int, path: Path, where: str
 ) -> list[Rated]:
     """Give written replies the tokens with which the policy would have said them. Raises as `rendered`."""
     rated = []
@@ -270,7 +260,7 @@ def rendered_replies(
                 f"{len(side.token_ids)} tokens",
                 f"at most {max_context}",
             )
-        rated.append(Rated(f"{path.name}/{hash_of(prompt)}", side, written.is_good))
+        rated.append(Rated(f"{path.name}/{hash_of(prompt)}", side, bool(written.label)))
     return rated
 
 
