@@ -134,7 +134,7 @@ def test_replies_are_read_from_tables_messages_and_pairs(tmp_path: Path) -> None
         (Path(write(tmp_path, rows)), [("red", True), ("red", True), ("blue", False)]),
     ):
         found = pair_files.read_rated(path, "x")
-        assert [(r.text, r.is_good) for r in found] == expected
+        assert [(r.text, r.label) for r in found] == expected
         assert {r.prompt[0].content for r in found} == {"Say red."}
 
 
