@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ def together(work: Callable[[int, Path], Any], folder: Path, n: int = 2, *, time
 def _begin(rank: int, n: int, port: int, folder: Path, work: Callable[[int, Path], Any], limit: float) -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TOKENIZERS_PARALLELISM": "false"}
+    faulthandler.enable()  # a crash in native code says where
     torch.set_num_threads(1)
     join(limit)
     torch.save(work(rank, folder), folder / f"{rank}.pt")
