@@ -77,6 +77,15 @@ def test_the_number_format_stays() -> None:
     assert after["w"].dtype == torch.bfloat16 and torch.allclose(after["w"].float(), torch.tensor(2.0))
 
 
+def test_a_change_below_half_a_spacing_is_not_rounded_away() -> None:
+    # Between 1 and 2 bfloat16 numbers are 1/128 apart: a change of a quarter of that moves a quarter of the weights.
+    start, change = {"w": torch.ones(64, 64, dtype=torch.bfloat16)}, torch.full((64, 64), 1 / 512)
+    after = moved(start, {"w": change})["w"]
+    assert after.dtype == torch.bfloat16 and set(after.flatten().tolist()) == {1.0, 1 + 1 / 128}
+    assert float((after.double() - 1).mean()) == pytest.approx(1 / 512, rel=0.1)
+    assert torch.equal(moved({"w": start["w"].float()}, {"w": change}, torch.bfloat16)["w"], after)
+
+
 def test_weights_of_another_model_are_refused() -> None:
     with pytest.raises(ModelError, match="different models") as error:
         directions({"w": torch.ones(2, 2)}, {"w": torch.ones(2, 3)})
@@ -211,6 +220,21 @@ def test_early_checkpoints_point_to_a_better_policy(trained: Path, tmp_path: Pat
     assert all(torch.equal(w, new[name]) for name, w in weights(tmp_path / "given", trained).items())
     before = success(trained / "checkpoints" / "0-policy_gradient-000000", trained)
     assert success(tmp_path / "new", trained) > before + 0.05
+
+
+def test_an_adapter_in_16_bits_is_not_drowned_by_the_rounding_of_its_sum_with_the_base(
+    weak: Path, tmp_path: Path
+) -> None:
+    policy = {"kind": "pretrained", "path": str(runs.newest(weak) / "policy"), "dtype": "bfloat16", "lora": LORA}
+    stage = STAGE | {"steps": 2, "evaluate_every": 0, "optimizer": {"lr": 1.0e-5}}
+    done = runs.run(runs.write(tmp_path / "16", [stage], policy=policy), tmp_path / "run").folder
+    found = record(run(done, "--out", tmp_path / "new", "--json"))
+    assert found["rank_one_share"] == pytest.approx(1, abs=1e-5), "of rank 1 in each weight"
+    made = policy_of(load(str(done / "recipe.yaml")), runs.newest(done))
+    layers = [m for m in made.model.modules() if hasattr(m, "lora_magnitude_vector")]
+    norms = [float(layer.get_delta_weight("default").double().norm()) for layer in layers]
+    assert found["norm"] == pytest.approx(sum(x * x for x in norms) ** 0.5, rel=1e-2)
+    assert all(w.dtype == torch.bfloat16 for w in weights(tmp_path / "new", done).values())
 
 
 def test_of_a_run_all_checkpoints_are_taken(trained: Path, weak: Path, tmp_path: Path) -> None:

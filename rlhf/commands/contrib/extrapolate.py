@@ -167,13 +167,15 @@ def _write(
     out: Path,
 ) -> tuple[Mapping[str, Direction], Path]:
     """Write the new model; returns the directions of the last checkpoint, and the folder."""
+    from rlhf.training.backends.sharded import cast_parameters
     from rlhf.training.contrib import weight_extrapolation as maths
 
     begin = start or checkpoints[-1].with_name(checkpoints[-1].name.rpartition("-")[0] + "-000000")
     policy = _policy(begin, checkpoints[-1])
-    model = maths.merged(policy)
+    dtype = policy.model.dtype
+    model = maths.merged(policy, exact=True)
     before = maths.weights_of(model)
-    found = [maths.directions(before, maths.weights_of(maths.merged(_policy(c, c)))) for c in checkpoints]
+    found = [maths.directions(before, maths.weights_of(maths.merged(_policy(c, c), exact=True))) for c in checkpoints]
     if not any(direction.norm for direction in found[-1].values()):
         raise CheckpointError(
             "no direction to extrapolate: no weight has changed",
@@ -186,7 +188,8 @@ def _write(
         changes = {name: maths.rank_one(d, alpha) for name, d in found[-1].items()}
     else:
         changes = {n: maths.at_success([f[n] for f in found], successes, target, alpha) for n in before}
-    maths.put(model, maths.moved(before, changes))
+    cast_parameters(model, dtype)
+    maths.put(model, maths.moved(before, changes, dtype))
     with whole("the model", out) as partial:
         model.save_pretrained(partial)
         policy.tokenizer.save_pretrained(partial)

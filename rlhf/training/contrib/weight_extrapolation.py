@@ -26,6 +26,8 @@ from typing import Any
 import torch
 
 from rlhf.errors import DataError, ModelError
+from rlhf.training.backends.master_weights import rounded_at_random
+from rlhf.training.backends.sharded import cast_parameters
 from rlhf.training.policy.lora import unadapted
 from rlhf.training.policy.model import Policy
 
@@ -132,14 +134,31 @@ def at_success(
     return alpha * torch.outer(y.mean(0) + (target - s.mean()) * slope, last)
 
 
-def moved(start: Weights, changes: Weights) -> dict[str, torch.Tensor]:
-    """Return `start` plus `changes`, in the number format of `start`."""
-    return {name: (w.double() + changes[name].reshape(w.shape)).to(w.dtype) for name, w in start.items()}
+def moved(start: Weights, changes: Weights, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """Return `start` plus `changes`, in a number format, by default that of `start`.
+
+    To bfloat16 sums are rounded stochastically, always the same way: most of a change is less than half a spacing.
+    """
+    sums = {name: w.double() + changes[name].reshape(w.shape) for name, w in start.items()}
+    return {name: _rounded(x, dtype or start[name].dtype) for name, x in sums.items()}
 
 
-def merged(policy: Policy) -> Any:
-    """The plain model of a policy: an adapter is merged into its base."""
-    return unadapted(policy.model) if policy.is_lora else policy.model
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return rounded_at_random(x.float(), x.numel()) if dtype == torch.bfloat16 else x.to(dtype)
+
+
+def merged(policy: Policy, *, exact: bool = False) -> Any:
+    """The plain model of a policy: an adapter is merged into its base.
+
+    Args:
+        policy: its adapter is merged in place.
+        exact: whether the sums stay float32; in 16 bits their rounding can be larger than the adapter's change.
+    """
+    if not policy.is_lora:
+        return policy.model
+    if exact and getattr(policy.model, "quantization_method", None) is None:
+        cast_parameters(policy.model, torch.float32)
+    return unadapted(policy.model)
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
