@@ -135,3 +135,28 @@ def test_roles_are_not_chosen_beside_a_critic(echo: Path) -> None:
         load(echo, [GAE, "stages.1.critic={}", "stages.1.train_roles=[plan]"])
     assert error.value.where == "stages[1].train_roles" and "'plan'" in error.value.got
     assert load(echo, ["stages.1.train_roles=[plan]"]).stages[1].train_roles == ("plan",)
+
+
+_ZERO = "advantage: {kind: gae}, trainer: {kind: deepspeed}"
+
+
+@pytest.mark.parametrize(
+    ("stage", "got"),
+    [
+        ("{kind: preference}", "preference in stages[0]"),
+        ("{kind: reward_model}", "reward_model in stages[0]"),
+        (f"{{kind: policy_gradient, critic: {{}}, {_ZERO}}}", "stages[0].critic, whose transformer is trained"),
+    ],
+)
+def test_float16_is_refused_where_the_loss_is_not_scaled(echo: Path, stage: str, got: str) -> None:
+    policy = "policy={kind: pretrained, path: a/b, dtype: %s}"
+    load(echo, [policy % "bfloat16", f"stages=[{stage}]"])
+    with pytest.raises(RecipeError) as error:
+        load(echo, [policy % "float16", f"stages=[{stage}]"])
+    assert error.value.where == "policy.dtype" and error.value.got == f"float16, with {got}"
+
+
+@pytest.mark.parametrize("critic", ["{backbone: policy}", "{gradient: head}"])
+def test_a_value_head_in_float32_takes_a_transformer_in_float16(echo: Path, critic: str) -> None:
+    stage = f"{{kind: policy_gradient, critic: {critic}, {_ZERO}}}"
+    load(echo, ["policy={kind: pretrained, path: a/b, dtype: float16}", f"stages=[{stage}]"])

@@ -135,6 +135,18 @@ def format_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
         )
 
 
+def unscaled(what: str, context: CheckContext) -> Iterator[Problem]:
+    """Yield the problem of `what`, which trains a model in the policy's number format without a scaled loss."""
+    if _PolicyCapabilities(context.recipe.policy).dtype == "float16":
+        yield Problem(
+            "small gradients vanish in float16 without a scaled loss",
+            where="policy.dtype",
+            got=f"float16, with {what}",
+            expected="bfloat16 or float32",
+            do="set policy.dtype: bfloat16",
+        )
+
+
 def row_problems(trainer: Any, context: CheckContext, n: int) -> Iterator[Problem]:
     """Yield what keeps `n` processes from sharing rows."""
     each = trainer.sequence_parallel

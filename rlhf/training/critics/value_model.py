@@ -18,6 +18,7 @@ from rlhf.checking import CheckContext, Problem, no_model
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.backends.sharding import unscaled
 from rlhf.training.policy.lora import causal_of, no_base
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.policy.model_files import check_tokens, load_folder
@@ -98,6 +99,12 @@ class ValueHeadSettings(CriticModelSettings):
             raise ValueError("lora has no effect with gradient: head; remove it")
         if not self.trains_backbone and self.head_lr is not None:
             raise ValueError("head_lr has no effect where the head alone is trained; set optimizer.lr")
+
+    def check(self, context: CheckContext) -> Iterator[Problem]:
+        """Refuse, too, to train a transformer of its own in float16."""
+        yield from super().check(context)
+        if self.backbone == "own" and self.trains_backbone:
+            yield from unscaled(f"{context.path}, whose transformer is trained", context)
 
     @property
     def copies_policy(self) -> bool:

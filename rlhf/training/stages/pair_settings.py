@@ -15,6 +15,7 @@ from rlhf.rollout.group_structure import unmakeable, unreplayable
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch
+from rlhf.training.backends.sharding import unscaled
 from rlhf.training.demonstration_requirements import unplanned, unwritten
 from rlhf.training.stages.overrides import StageOverrides
 from rlhf.training.stages.pairs import Pairs
@@ -49,7 +50,8 @@ class PairStage(StageOverrides):
             raise ValueError("pairs_per_microbatch must divide batch_size")
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
-        """Refuse two sources of pairs, keys without effect, and sharded weights."""
+        """Refuse two sources of pairs, keys without effect, float16 and sharded weights."""
+        yield from unscaled(f"{context.kind_of('stage', self)} in {context.path}", context)
         yield from self._sources(context.path, context.at("pairs"))
         recipe, source = context.recipe, self.pairs
         if source.level == "trajectory":
