@@ -13,11 +13,29 @@ from rlhf.recipe.checks import cautions
 SUMMED = "stages.1.reduction={kind: seq_mean_token_sum}"
 CENTRED = "stages.1.advantage={kind: dr_grpo}"
 MANY = "stages.1.epochs=2"
+UNWEIGHTED = "rewards.right.weight=0"
+KEPT = "stages.1.filters.drop_zero_advantage=false"
 PER_TRAJECTORY = "stages.1.reduction={kind: seq_mean_token_mean}"
 
 
 def said(path: Path, *overrides: str) -> list[str]:
     return cautions(load(path, overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [UNWEIGHTED, KEPT, "stages.1.loss={kind: kdrl, teacher: a/b}"],
+        [UNWEIGHTED, KEPT, "stages.1.loss={kind: min_entropy}"],
+        [UNWEIGHTED, "stages.1.self_certainty={weight: 1}"],
+        ["stages.1.rewards={right: 0}", "stages.1.self_certainty={weight: 1}"],
+        ["stages.1.rewards={right: 1}", "stages.1.loss={kind: kdrl, teacher: a/b}"],
+    ],
+)
+def test_what_learns_from_something_else_than_the_score_needs_no_weighted_reward(
+    echo: Path, overrides: list[str]
+) -> None:
+    load(echo, overrides)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +62,18 @@ def said(path: Path, *overrides: str) -> list[str]:
             ["stages.1.loss={kind: kdrl, teacher: a/b, teach: silent_groups}"],
             "stages[1].filters.drop_zero_advantage",
             "false with loss.teach: silent_groups",
+        ),
+        ([UNWEIGHTED], "rewards", "at least one reward with a weight"),
+        ([UNWEIGHTED, "stages.1.loss={kind: kdrl, teacher: a/b, teach: wrong}"], "rewards", "has weight 0"),
+        (
+            [UNWEIGHTED, "stages.1.loss={kind: kdrl, teacher: a/b}"],
+            "stages[1].filters.drop_zero_advantage",
+            "false where no reward has a weight",
+        ),
+        (
+            ["stages.1.rewards={right: 0}", "stages.1.loss={kind: min_entropy}"],
+            "stages[1].filters.drop_zero_advantage",
+            "every group has equal scores",
         ),
         (["stages.1.loss={kind: ppo_clip, clip_high: 0.2}"], "stages[1].loss.clip_high", "every ratio is 1"),
         (["stages.1.loss={kind: reinforce, max_weight: 2}"], "stages[1].loss.max_weight", "every ratio is 1"),

@@ -176,8 +176,9 @@ class PolicyLoss(Protocol):
     that its tokens belong to, `group` if it wants all of their groups that are in the minibatch, `tokens` if it wants
     `whole` to hold all their tokens. Rows with off-policy tokens are for losses whose attribute `takes_off_policy` is
     True. One whose attribute `needs_fresh_samples` is True is right for the first update of a step alone, one whose
-    attribute `needs_unscaled_advantages` is True takes no selection that multiplies advantages, and `reductions` names
-    those with which it equals its published formula; recipes that do otherwise are cautioned.
+    attribute `needs_unscaled_advantages` is True takes no selection that multiplies advantages, one whose attribute
+    `needs_score` is False learns where no reward has a weight, and `reductions` names those with which it equals its
+    published formula; recipes that do otherwise are cautioned.
     """
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
@@ -199,6 +200,8 @@ class LossNeeds(CapabilityView):
     """It is right for the first update of a step alone."""
     needs_unscaled_advantages = Capability[object](False)
     """It reads more off an advantage than its sign and its share in the update."""
+    needs_score = Capability[object](True)
+    """It learns nothing where every attempt scores 0; False where something else than the score teaches."""
     reductions = Capability[Sequence[str]](())
     """Reductions with which it equals its published formula; empty for any."""
     max_weight = Capability[object](())

@@ -73,7 +73,8 @@ def _seats(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
 
 def _rewards(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
     needing = [place.context.path for place in found if place.section == "stage" and place.part.needs_rewards]
-    if (needing and not view.rewards) or (view.learning and not view.has_weight):
+    is_silent = not view.has_weight and any(stage.needs_weight for _, stage in view.learning)
+    if (needing and not view.rewards) or is_silent:
         yield Problem(
             "the recipe has no reward for training" if not view.rewards else "every reward has weight 0",
             where="rewards",
@@ -263,7 +264,7 @@ def _weights(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
                 do = nearest(name, known) or "name a reward of the recipe that is not monitored"
                 yield Problem("there is no such reward", f"{where}.{name}", name, ", ".join(known) or "no rewards", do)
         counting = {name for name, weight in own.items() if weight and name in known}
-        is_learning = any(stage is one for _, one in view.learning)
+        is_learning = any(stage is one and one.needs_weight for _, one in view.learning)
         if is_learning and stage.weights is not None and not counting and not stage.own_rewards:
             yield Problem(
                 "every reward has weight 0",

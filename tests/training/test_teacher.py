@@ -169,22 +169,29 @@ def school(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"student": student, "teacher": runs.newest(runs.run(path, second / "run").folder) / "policy"}
 
 
-def lessons(school: dict[str, Path], folder: Path, **changes: Any) -> Path:
+#: A reward that gives every attempt 0.
+NONE = {"kind": "outcome", "success": 0.0}
+
+
+def lessons(
+    school: dict[str, Path], folder: Path, teach: str = "silent_groups", reward: Any = NONE, **changes: Any
+) -> Path:
     """A stage in which no reward says anything: every attempt has 0."""
     loss = {"kind": "kdrl", "teacher": str(school["teacher"]), "teacher_coef": 1.0, "teacher_coef_end": 0.5}
     stage = {"kind": "policy_gradient", "steps": 15, "tasks_per_step": 8, "group_size": 4, "epochs": 2,
              "filters": {"drop_zero_advantage": False}, "optimizer": {"lr": 3.0e-3},
-             "loss": loss | {"teach": "silent_groups"}}  # fmt: skip
+             "loss": loss | {"teach": teach}}  # fmt: skip
     return runs.write(
         folder, [stage | changes], policy={"kind": "pretrained", "path": str(school["student"])},
-        rewards={"none": {"kind": "outcome", "success": 0.0}},
+        rewards={"none": reward},
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("teach", "reward"), [("silent_groups", NONE), ("all", {"kind": "outcome", "weight": 0})])
 def test_a_student_learns_from_its_teacher_where_no_reward_tells_anything(
-    school: dict[str, Path], tmp_path: Path
+    school: dict[str, Path], tmp_path: Path, teach: str, reward: Any
 ) -> None:
-    done = runs.run(lessons(school, tmp_path), tmp_path / "run")
+    done = runs.run(lessons(school, tmp_path, teach, reward), tmp_path / "run")
     assert done.result["success_before"] < 0.5 and done.result["success_after"] > 0.8
     gaps = runs.curve(done.folder, "loss/kl_teacher")
     assert gaps[-1] < 0.2 * gaps[0]

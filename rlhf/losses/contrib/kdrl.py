@@ -31,6 +31,7 @@ class KDRL(PPOClip):
 
     An attempt is right if its score is above `correct_above`. In a silent group all attempts score the same;
     those without a right one teach nothing else (set `filters.drop_zero_advantage` to false, which leaves them out).
+    Where no reward has a weight, what is left with `teach: all` is on-policy distillation, and β the scale of the loss.
 
     Source: KDRL, arXiv 2506.02208; no code is public: what is masked, and that the schedule lasts as long as the stage,
     are this project's.
@@ -49,6 +50,11 @@ class KDRL(PPOClip):
     """Attempts to distil: all, the wrong ones, or those of groups without a correct attempt."""
     correct_above: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """An attempt with a higher score is correct."""
+
+    @property
+    def needs_score(self) -> bool:
+        """True unless all attempts are taught, whatever they score."""
+        return self.teach != "all"
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a folder without a model, and a teacher of groups that are left out."""

@@ -26,6 +26,7 @@ class MinEntropy(Regularized):
     #: True, as it needs `LossInputs.entropy`.
     needs_entropy: ClassVar[bool] = True
 
+    needs_score: ClassVar[bool] = False
     in_equal_groups: ClassVar[str] = "looks at no advantage"
     needs_fresh_samples: ClassVar[bool] = True
 

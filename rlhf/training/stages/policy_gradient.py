@@ -143,6 +143,11 @@ class PolicyGradient(StageOverrides):
     weights and optimizer states."""
 
     @property
+    def needs_weight(self) -> bool:
+        """True if it learns nothing unless a reward has a weight."""
+        return self.self_certainty is None and bool(LossNeeds(self.loss).needs_score)
+
+    @property
     def n_evaluations(self) -> int:
         """Evaluations between the steps; there is none after the last step."""
         return (self.steps - 1) // self.evaluate_every if self.evaluate_every else 0
@@ -160,6 +165,7 @@ class PolicyGradient(StageOverrides):
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse sizes, critics, samplers and keys that do not go with each other."""
         yield from self._of_sizes(context)
+        yield from self._of_silence(context)
         if context.recipe.shares_policy and self.correction != type(self)().correction:
             why = "the engine shares the trainer's weights: what it reports is what the trainer computes"
             yield no_effect(context.at("correction"), context.kind_of("correction", self.correction), why)
@@ -188,6 +194,19 @@ class PolicyGradient(StageOverrides):
                 got=str(self.minibatches),
                 expected=f"at most tasks_per_step x group_size = {n_episodes}",
                 do="a trajectory is never cut in two",
+            )
+
+    def _of_silence(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield a problem where no attempt scores anything, and such groups are left out."""
+        weights = [w.weight for w in self.own_rewards.values()] + list((self.weights or {}).values())
+        is_scored = any(weights) or (self.rewards is None and context.recipe.has_weight)
+        if not (is_scored or self.needs_weight or self.self_certainty) and self.filters.drop_zero_advantage:
+            yield Problem(
+                "no reward has a weight, so every group has equal scores, and these are left out",
+                where=context.at("filters.drop_zero_advantage"),
+                got="true",
+                expected="false where no reward has a weight",
+                do="set it to false, or give a reward a weight",
             )
 
     def _of_critic(self, context: CheckContext) -> Iterator[Problem]:
