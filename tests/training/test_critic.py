@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.batching.pack import collate, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
@@ -54,6 +55,18 @@ def critic_of(made: Policy, settings: Critic | None = None, *, awake: bool = Tru
 @pytest.fixture(scope="module", params=AGENTS)
 def groups(request: pytest.FixtureRequest) -> list[ScoredGroup]:
     return ended_and_cut(request.param)
+
+
+def test_a_row_that_fills_the_context_has_values_where_positions_are_learnt() -> None:
+    shape = {"n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    words = policy().tokenizer
+    config = AutoConfig.for_model("gpt2", vocab_size=len(words), bos_token_id=None, eos_token_id=None, **shape)
+    critic = critic_of(Policy.of(AutoModelForCausalLM.from_config(config), words, None), Critic(backbone="policy"))
+    said = [generation([20 + i for i in range(10)], [30 + i for i in range(n)]) for n in (5, 6)]  # of 15 and 16 tokens
+    shorter, full = (critic.predict([group(trajectory(one, outcome=Outcome.TOKEN_LIMIT))]).values[0] for one in said)
+    assert full.tokens_GNT[0][0][:5] == pytest.approx(shorter.tokens_GNT[0][0], abs=1e-6)
+    assert full.tokens_GNT[0][0][5] == pytest.approx(shorter.cut_G[0], abs=1e-6), "of the state after 15 tokens"
+    assert full.cut_G[0] != 0
 
 
 def by_definition(critic: CriticTrainer, ids: Sequence[int]) -> torch.Tensor:

@@ -233,4 +233,7 @@ class ValueModel(BackboneModel):
 
     def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
         """Values `[1, N, 1]`, as `logits`, at places `logits_to_keep` `[N]` of the packed rows."""
+        # A row that fills the context has one token more here, which no value sees (`value_rows`): a model that learnt
+        # its positions has none for it.
+        inputs["position_ids"] = inputs["position_ids"].clamp(max=self.config.max_position_embeddings - 1)
         return SimpleNamespace(logits=self.head(self.states(logits_to_keep, **inputs))[None])
