@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import random
 from pathlib import Path
@@ -14,10 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rlhf.build.train import train
 from rlhf.errors import CheckpointError, RecipeError
 from rlhf.recipe import load
+from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import every
+from rlhf.training.context import RunContext
 from rlhf.training.contrib.reference_reset import ReferenceReset, ResetClock
+from rlhf.training.hooks.base import StageHook, Step
+from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.policy.model import Lora
 from tests import test_resume as resume
 from tests.tiers import tiered
@@ -214,6 +220,19 @@ def test_the_reference_is_renewed_when_patience_ends(tmp_path: Path, lora: dict[
             assert line["loss/kl_ref"] == pytest.approx(0, abs=1e-4)
     names = {p.name for p in every(done.folder / "checkpoints")}
     assert names >= {f"1-policy_gradient-{step:06d}" for step in (0, *expected)}, "references stay"
+
+
+def test_a_stage_without_a_reference_does_not_hold_that_of_the_stage_before(tmp_path: Path) -> None:
+    held: list[bool] = []
+
+    class Look(StageHook):
+        def before_step(self, run: RunContext, step: Step) -> None:
+            held.append(run.policy.reference is not None)
+
+    plain = {**STAGE, "steps": 1, "evaluate_every": 0, "loss": {"kind": "ppo_clip"}}
+    path = runs.write(tmp_path, [plain | {"loss": LOSS}, plain])
+    train(load(path), tmp_path / "run", console=CleanConsole(file=io.StringIO()), callbacks=Callbacks.of(Look()))
+    assert held == [True, False]
 
 
 def test_the_reference_is_renewed_when_the_policy_has_gone_far(tmp_path: Path) -> None:

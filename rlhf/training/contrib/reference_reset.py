@@ -165,6 +165,10 @@ class Reference(StageHook):
         """See `take_reference`."""
         take_reference(run)
 
+    def on_stage_end(self, run: RunContext) -> None:
+        """Free the reference, which takes as much memory as the policy."""
+        run.policy.reference = None
+
 
 def take_reference(run: RunContext) -> None:
     """Load the reference model of the run's present state."""
