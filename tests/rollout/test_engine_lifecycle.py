@@ -48,25 +48,26 @@ def test_a_cancelled_session_goes_on_from_what_it_had():
 
 
 def test_release_ends_what_runs_and_what_waits():
-    engine = make_engine()
+    engine = make_engine(max_sessions=3)
 
     async def release():
+        other = asyncio.create_task(engine.generate(prompt_of(20), SamplingParams(max_tokens=20), session="b"))
         calls = [
             asyncio.create_task(engine.generate(prompt_of(20), SamplingParams(max_tokens=200), session="a"))
-            for _ in range(2)
+            for _ in range(3)
         ]
-        other = asyncio.create_task(engine.generate(prompt_of(20), SamplingParams(max_tokens=20), session="b"))
         await steps(8)
         await engine.release("a")
         await engine.release("a")
         await engine.release("never heard of")
         return *(await asyncio.gather(*calls)), await other
 
-    running, waiting, other = asyncio.run(release())
-    assert (running.finish, waiting.finish, other.finish) == (Finish.ABORT, Finish.ABORT, Finish.LENGTH)
-    assert 0 < len(running.token_ids) < 20
+    *calls, other = asyncio.run(release())
+    assert [g.finish for g in (*calls, other)] == [Finish.ABORT] * 3 + [Finish.LENGTH]
+    running, beside, waiting = calls
+    assert 0 < len(running.token_ids) < 20 and 0 < len(beside.token_ids) < 20
     assert waiting.token_ids == ()
-    assert max(gap(tiny_model(), g) for g in (running, other)) < 2e-5
+    assert max(gap(tiny_model(), g) for g in (running, beside, other)) < 2e-5
 
 
 def change(model, seed=5):

@@ -296,17 +296,23 @@ def test_a_session_that_stays_away_does_not_hold_its_slot_for_ever():
     assert gap(tiny_model(), long) < 2e-5
 
 
-def test_calls_of_one_session_run_one_after_the_other():
-    engine = make_engine()
+def test_calls_of_one_session_run_at_the_same_time_and_the_first_keeps_its_cache():
+    engine = make_engine(max_sessions=3)
 
     async def at_once():
-        return await asyncio.gather(
-            *(engine.generate(prompt_of(20, seed), SamplingParams(max_tokens=8), session="a") for seed in range(3))
-        )
+        prompts = [prompt_of(40, seed) for seed in range(3)]
+        found = [asyncio.create_task(engine.generate(p, SamplingParams(max_tokens=8), session="a")) for p in prompts]
+        generations = await asyncio.gather(*found)
+        n_forward = engine.stats.n_forward
+        goes_on = Prompt((*generations[0].full_ids, 1, 2))
+        last = await engine.generate(goes_on, SamplingParams(max_tokens=1), session="a")
+        free = [await engine.generate(prompt_of(40, 9 + i), SamplingParams(max_tokens=1), session="b") for i in (0, 1)]
+        return n_forward, [*generations, last, *free]
 
-    generations = asyncio.run(at_once())
+    n_forward, generations = asyncio.run(at_once())
+    assert n_forward == 8
     assert max(gap(tiny_model(), g) for g in generations) < 2e-5
-    assert engine.stats.n_forward == 24
+    assert engine.stats.n_cached_tokens == 47 and engine.stats.n_evictions == 0
 
 
 def test_the_context_ends_a_generation():

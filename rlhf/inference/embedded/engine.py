@@ -103,7 +103,7 @@ class TransformersEngine:
         return self._cache.n_bytes
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
-        """Sample once. Calls of one session run one after the other; calls without one keep no cache.
+        """Sample once. Of calls of one session at a time, the first one's cache is kept; of calls without one, none.
 
         The result depends on prompt, parameters and weights, and not on what else runs. A generation during which
         `load` was called goes on with the new weights; its `version_spans` say which tokens are whose.
@@ -139,11 +139,10 @@ class TransformersEngine:
             self._release(own_session(session, adapter))
 
     def _release(self, session: str) -> None:
-        slot = self._table.slot_of(session)
-        running = [] if slot is None else [self._table.requests[slot]]
-        for request in [r for r in running if r] + [r for r in self._waiting if session and r.session == session]:
+        for request in [r for r in self._outstanding() if session and r.session == session]:
             ids, logprobs = self._withdraw(request)
             self._answer(request, ids, logprobs, Finish.ABORT)
+        slot = self._table.idle_slot(session)
         if slot is not None:
             self._table.forget(slot)
 

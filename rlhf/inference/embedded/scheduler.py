@@ -129,6 +129,8 @@ def _without_single_tokens(counts: Ints, pending: Ints) -> Ints:
 class SlotTable:
     """Sessions in slots. A slot is free, idle (its session may come back) or busy (a request runs in it).
 
+    A session keeps one slot; what it runs beside that has a slot for as long as it runs.
+
     Args:
         n_slots: most sessions.
         max_context: most tokens of a session.
@@ -162,20 +164,22 @@ class SlotTable:
         self._wants_text = np.zeros(n_slots, np.bool_)
         self._adapter = np.zeros(n_slots, np.int64)
 
-    def slot_of(self, session: str) -> int | None:
-        """Slot of a session; None if it has none, as for calls without a session."""
-        return self._slot_of.get(session) if session else None
+    def idle_slot(self, session: str) -> int | None:
+        """Slot that a session keeps and runs nothing in; None if there is none, as for calls without a session."""
+        slot = self._slot_of.get(session)
+        return None if slot is None or self.busy[slot] else slot
 
     def admit(self, waiting: Sequence[Request]) -> Iterator[tuple[Request, Copy | None]]:
         """Assign slots to requests in order of arrival, current owners first; yields each admitted one.
 
-        A request stays out while its session runs another, while every slot is busy or held, or while a prefix that it
-        shares is being computed for somebody else. The copy a request needs is to be made before the next one is drawn.
+        A request whose session runs another gets a slot for itself. It stays out while every slot is busy or held, or
+        while a prefix that it shares is being computed for another. The copy a request needs is to be made before the
+        next one is drawn.
         """
         for owners in (True, False):
             for request in waiting:
-                slot = self.slot_of(request.session)
-                if (slot is not None) is not owners or request.slot >= 0 or (slot is not None and self.busy[slot]):
+                slot = self.idle_slot(request.session)
+                if (slot is not None) is not owners or request.slot >= 0:
                     continue
                 reused = self._own_prefix(slot, request.ids) if slot is not None else 0
                 source, shared = self._shared_prefix(request, reused)
@@ -255,7 +259,7 @@ class SlotTable:
         sampled = tuple(self._ids[slot, new].tolist()), tuple(self._logprobs[slot, new].tolist())
         self.requests[slot], self.busy[slot], request.slot = None, False, -1
         self._ended[slot] = self._step
-        if not request.session:
+        if self._names[slot] is None:
             self.forget(slot)
         return sampled
 
@@ -321,7 +325,7 @@ class SlotTable:
         params, n = request.params, len(request.ids)
         self._stats.n_cached_tokens += n_cached
         self.requests[slot], self.busy[slot], request.slot = request, True, slot
-        if request.session:
+        if request.session and request.session not in self._slot_of:
             self._names[slot] = request.session
             self._slot_of[request.session] = slot
         self._ids[slot, :n] = request.ids
