@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from rlhf.data import Action, Finish, Generation, Message, Role
 from rlhf.errors import AgentError, ContextFull, DataError
 from rlhf.gateway.conversation import Conversations
 from rlhf.gateway.request import CONTEXT_FULL, ChatReply, ChatRequest, Refusal, Token
-from rlhf.gateway.session import SESSION, Session
+from rlhf.gateway.session import SESSION, Give, Session
 from rlhf.settings import STRICT
 
 #: What a call begins with; what is said before it is the text of the reply.
@@ -152,14 +152,13 @@ class _PolicyAnswers:
     def __init__(self, agent: ExternalAgent, session: Session, policy: PolicyHandle) -> None:
         self._agent, self._session, self._policy = agent, session, policy
 
-    async def __call__(
-        self, asked: ChatRequest, awaited: Callable[[], Awaitable[object]]
-    ) -> tuple[ChatReply, Generation, str]:
-        """Sample a reply and record it. Raises Refusal, EngineError; AgentError where this turn has no call left.
+    async def __call__(self, asked: ChatRequest, give: Give) -> tuple[Generation, str]:
+        """Sample a reply, give it, and record it once a client has it: others are no part of the attempt.
 
-        Args:
-            asked: the request.
-            awaited: returns once a client waits for the reply: one that nobody gets is no part of the attempt.
+        Raises:
+            Refusal: the request cannot be answered.
+            EngineError: the engine failed.
+            AgentError: this turn has no call left.
         """
         session, conversations = self._session, self._session.conversations
         assert conversations is not None
@@ -174,14 +173,14 @@ class _PolicyAnswers:
             raise Refusal(400, f"{error.what}. Got: {error.got}.", CONTEXT_FULL) from error
         except DataError as error:
             raise Refusal(400, str(error)) from error
-        await awaited()
         answered = answered_by(self._agent, asked, reply, self._tokens(asked, reply), session.counts["n_calls"])
         session.counts["n_calls"] += len(answered.calls)
+        await give(answered)
         if place.fork is not None:
             session.forks.append(place.fork)
             session.counts[f"n_forks_{place.fork.reason}"] += 1
         conversations.record(place, asked.tools, answered.said, reply.generation.token_ids, reply.generation.finish)
-        return answered, reply.generation, reply.text
+        return reply.generation, reply.text
 
     def _check(self, asked: ChatRequest) -> None:
         if asked.logprobs and not (isinstance(self._policy, SamplingPolicy) and self._policy.tells_tokens):

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from rlhf.errors import EngineError
+from rlhf.gateway.exchange import Exchange, gone, on_run
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal
 from rlhf.gateway.session import Reward, Session
 from rlhf.gateway.wires import chat, messages, responses
@@ -265,7 +266,7 @@ class _Routes:
         action = body.get("action")
         if session.step is None or not isinstance(action, str | dict):
             raise Refusal(400, "there is no world to step in, or no action. Expected: {'action': a text, or a call}.")
-        return await _on_run(session, session.step(action if isinstance(action, str) else json.dumps(action)))
+        return await on_run(session, session.step(action if isinstance(action, str) else json.dumps(action)))
 
     def _session(self, request: Any) -> Session:
         return self._gateway.session(request.path_params["name"], _key(request))
@@ -273,7 +274,7 @@ class _Routes:
 
 async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
     """Answer one request of a wire."""
-    from starlette.responses import JSONResponse, StreamingResponse
+    from starlette.responses import JSONResponse
 
     try:
         session = gateway.session(request.path_params["name"], _key(request))
@@ -281,12 +282,19 @@ async def _completed(gateway: Gateway, wire: ModuleType, request: Any) -> Any:
         named = request.headers.get("idempotency-key", "")
         repeats = request.headers.get("x-stainless-retry-count", "") not in ("", "0")
         with gateway.room():
-            asking = _on_run(session, session.ask(asked, named, repeats=repeats))
-            answered = await _unless_gone(request, asking)
+            exchange = Exchange(request, session, partial(session.ask, asked, named, repeats=repeats))
+            answered = await exchange.reply()
     except Refusal as refusal:
         gateway.note_refusal(request.path_params["name"], refusal)
         body = messages.error(refusal) if wire is messages else _error(refusal)
         return JSONResponse(body, refusal.status, _headers(refusal))
+    return partial(exchange.send, partial(_written, wire, answered, asked))
+
+
+def _written(wire: ModuleType, answered: ChatReply, asked: ChatRequest) -> Any:
+    """The response with a reply."""
+    from starlette.responses import JSONResponse, StreamingResponse
+
     if asked.stream:
         return StreamingResponse(_streamed(wire, answered, asked), media_type="text/event-stream")
     return JSONResponse(wire.reply(answered, asked))
@@ -305,37 +313,18 @@ async def _streamed(wire: ModuleType, answered: ChatReply, asked: ChatRequest) -
         yield piece
 
 
-async def _on_run(session: Session, work: Coroutine[Any, Any, Any]) -> Any:
-    """Do something on the event loop that the session lives on. Raises Refusal where that is gone."""
-    try:
-        future = asyncio.run_coroutine_threadsafe(work, session.loop)
-    except RuntimeError as error:
-        work.close()
-        raise Refusal(409, "the run of this session is over.", "session_over") from error
-    try:
-        return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise Refusal(409, "the request was given up: the session is over.", "session_over") from None
-
-
-async def _unless_gone(request: Any, work: Coroutine[Any, Any, T], put_back: Callable[[T], object] | None = None) -> T:
-    """Return what `work` returns. Where the client goes away first, it is cancelled, or `put_back` gets its result."""
+async def _unless_gone(request: Any, work: Coroutine[Any, Any, T], put_back: Callable[[T], object]) -> T:
+    """Return what `work` returns. Where the client goes away first, `put_back` gets its result."""
     doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    leaving = asyncio.ensure_future(gone(request))
     try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done() and put_back is not None:
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
             doing.add_done_callback(partial(_hand_over, put_back))
-        if gone.done() and (put_back is not None or not doing.done()):
             raise Refusal(499, "the client has gone.", "client_gone")
         return doing.result()
     finally:
-        if put_back is None:
-            doing.cancel()
-        gone.cancel()
+        leaving.cancel()
 
 
 def _hand_over(to: Callable[[T], object], done: asyncio.Future[T]) -> None:
@@ -343,16 +332,11 @@ def _hand_over(to: Callable[[T], object], done: asyncio.Future[T]) -> None:
         to(done.result())
 
 
-async def _gone(request: Any) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _ended(session: Session, **how: Any) -> dict[str, bool]:
     async def end() -> None:
         session.end(**how)
 
-    await _on_run(session, end())
+    await on_run(session, end())
     return {"ok": True}
 
 

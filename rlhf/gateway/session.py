@@ -22,8 +22,14 @@ _names = itertools.count(1)
 
 #: The session of the attempt that the present task plays; the environment sets it, the agent answers its requests.
 SESSION: ContextVar[Session] = ContextVar("SESSION")
-#: Answers one request with the policy, once the second argument returns: a client still waits. Says what was sampled.
-Answer = Callable[[ChatRequest, Callable[[], Awaitable[object]]], Awaitable[tuple[ChatReply, Generation, str]]]
+#: Passes a reply on; returns once a client has it.
+Give = Callable[[ChatReply], Awaitable[None]]
+#: Answers one request with the policy and gives the reply; returns what was sampled, and its text.
+Answer = Callable[[ChatRequest, Give], Awaitable[tuple[Generation, str]]]
+
+
+async def _returned(answered: ChatReply) -> None:
+    """Give a reply to whoever awaits `ask`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,10 +39,8 @@ class _Call:
     number: int
     task: asyncio.Task[None] | None = None
     n_waiting: int = 0
-    is_awaited: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that is set while a client waits."""
-    is_taken: bool = False
-    """True once somebody who waited has the reply."""
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Event that is set once a client has the reply, or it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +110,20 @@ class Session:
 
     # --- what the server asks -----------------------------------------------------------------------------------------
 
-    async def ask(self, asked: ChatRequest, name: str = "", *, repeats: bool = False) -> ChatReply:
+    async def ask(
+        self, asked: ChatRequest, name: str = "", *, repeats: bool = False, send: Give = _returned
+    ) -> ChatReply:
         """Answer a request; one that is repeated gets the reply that there is, or is being made.
 
         A request is repeated where it says so, or has the name of an earlier one, or is equal to one whose client went
-        away without the reply. Others are answered anew, also those that are equal and come at the same time.
+        away without the whole reply. Others are answered anew, also those that are equal and come at the same time.
+        Cancelled, this is a client that has gone: one whose reply no other client gets is no part of the attempt.
 
         Args:
             asked: the request.
             name: by which a client knows it again; empty for none.
             repeats: whether the client says that it asks again.
+            send: sends the reply to the client.
 
         Raises:
             Refusal: the session is over, or the request cannot be answered.
@@ -126,9 +134,9 @@ class Session:
             known = "of this session" if self._stored.keys() - {""} else "that there is"
             raise Refusal(404, f"no reply {known} is called {asked.previous!r}. Do: send the history.", "not_found")
         alike = self._known[f"id:{name}" if name else asked.digest]
-        again = [call for call in alike if name or repeats or not (call.is_taken or call.n_waiting)]
+        again = [call for call in alike if name or repeats or not (call.is_over.is_set() or call.n_waiting)]
         # Of several, one whose client has gone, else one that is waited for, else that was asked last.
-        call = min(reversed(again), key=lambda call: (call.is_taken, call.n_waiting), default=None)
+        call = min(reversed(again), key=lambda call: (call.is_over.is_set(), call.n_waiting), default=None)
         if call is None:
             whole = asked.after(self._stored[asked.previous])
             self.counts["n_requests"] += 1
@@ -141,21 +149,19 @@ class Session:
         else:
             self.counts["n_repeated_requests"] += 1
         call.n_waiting += 1
-        call.is_awaited.set()
         try:
             answered = await asyncio.shield(call.future)
             history = call.asked.messages[bool(asked.instructions) :]
             self._stored.setdefault(f"resp_{answered.id}", (*history, answered.said))
+            await send(answered)
+            call.is_over.set()
             self.counts["n_answered_requests"] += 1
             if call.number > self._n_before_refusal:
                 self.refusal = None
             return answered
         finally:
             call.n_waiting -= 1
-            if not call.n_waiting:
-                call.is_awaited.clear()
-            call.is_taken = call.future.done()
-            if not call.is_taken:
+            if not call.is_over.is_set():
                 self.loop.call_later(GRACE_S, self._abandon, alike, call)
 
     def end(self, *, reward: Reward | None = None, finished: bool = False, failure: str = "") -> None:
@@ -182,8 +188,8 @@ class Session:
         )
 
     def _abandon(self, alike: list[_Call], call: _Call) -> None:
-        """Cancel a request whose client has disconnected."""
-        if call.n_waiting or call.future.done():
+        """Cancel a request whose client has disconnected, or drop its reply."""
+        if call.n_waiting or call.is_over.is_set() or call not in alike:
             return
         self.counts["n_abandoned_requests"] += 1
         alike.remove(call)
@@ -277,7 +283,7 @@ class Session:
         try:
             while True:
                 work.begin()
-                if not work.running and (work.done or self.has_ended):
+                if not work.running and (work.done or work.is_full or self.has_ended):
                     break
                 try:
                     async with asyncio.timeout(None if work.running else silence_s):
@@ -313,18 +319,19 @@ class _Work:
         wake: called when one has been answered.
 
     Attributes:
-        done: generation and text of each reply.
+        done: generation and text of each reply that a client has.
         running: those under way.
+        is_full: whether the turn has no call left for those that wait.
     """
 
     def __init__(self, answer: Answer, pending: deque[_Call], wake: Callable[[], None]) -> None:
-        self._answer, self._pending, self._wake, self._is_full = answer, pending, wake, False
+        self._answer, self._pending, self._wake, self.is_full = answer, pending, wake, False
         self.done: list[tuple[Generation, str]] = []
         self.running: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Begin with those that wait, as far as the turn has calls for them."""
-        while self._pending and not self._is_full:
+        """Begin with those that wait, as far as the turn has calls for them; it is over once all have been answered."""
+        while self._pending and not self.is_full and (self.running or not self.done):
             call = self._pending.popleft()
             call.task = asyncio.create_task(self._one(call))
             call.task.add_done_callback(lambda _: self._wake())
@@ -344,14 +351,19 @@ class _Work:
         await asyncio.gather(*self.running, return_exceptions=True)
 
     async def _one(self, call: _Call) -> None:
+        async def give(answered: ChatReply) -> None:
+            if not call.future.done():
+                call.future.set_result(answered)
+            await call.is_over.wait()
+
         try:
-            answered, generation, text = await self._answer(call.asked, call.is_awaited.wait)
+            self.done.append(await self._answer(call.asked, give))
         except Refusal as refusal:
             _fail(call, refusal)
         except AgentError:  # no more calls in this turn: it waits for the next
             if not self.done and len(self.running) == 1:
                 raise
-            self._is_full = True
+            self.is_full = True
             self._pending.appendleft(call)
         except EngineError as error:
             _fail(call, Refusal(503, f"the engine failed, and the attempt is over. {error}", "engine_error"))
@@ -359,13 +371,10 @@ class _Work:
         except Exception as error:
             _fail(call, Refusal(500, f"the attempt failed: {type(error).__name__}: {error}", "attempt_failed"))
             raise
-        else:
-            self.done.append((generation, text))
-            if not call.future.done():
-                call.future.set_result(answered)
 
 
 def _fail(call: _Call, refusal: Refusal) -> None:
     if not call.future.done():
         call.future.set_exception(refusal)
         call.future.exception()  # perhaps nobody looks
+        call.is_over.set()

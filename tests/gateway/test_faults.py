@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import socket
 import sys
 import threading
@@ -220,6 +222,58 @@ def test_a_reply_that_no_client_got_is_no_part_of_the_attempt() -> None:
     assert world.engine.begun == 3 and world.engine.given_up == 0
     assert played.solved and len(played.generations) == 2
     assert not any("again" in note for turn in played.turns for note in turn.action.notes.values())
+
+
+def lose(mine: dict[str, Any], body: Any) -> None:
+    """Go away in the middle of a reply."""
+    written = json.dumps(body).encode()
+    host, _, port = mine["url"].partition("://")[2].partition("/")[0].partition(":")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        head = f"POST /sessions/{mine['id']}/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+        client.sendall(f"{head}x-api-key: {mine['key']}\r\nContent-Length: {len(written)}\r\n\r\n".encode() + written)
+        assert client.recv(12) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_a_reply_that_is_lost_while_it_is_sent_is_sent_again_or_is_no_part_of_the_attempt(
+    asks_again: bool, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if asks_again:
+        monkeypatch.setattr("rlhf.gateway.session.GRACE_S", 60.0)
+
+    def work(mine: dict[str, Any]) -> None:
+        long = {"model": "m" * 2**23, "messages": HELLO}  # replies say the name, so no buffer holds them
+        lose(mine, {**long, "stream": stream})
+        if asks_again:
+            with contextlib.suppress(json.JSONDecodeError):  # events are none
+                post(f"{mine['base_url']}/chat/completions", mine["key"], {**long, "stream": stream})
+        else:
+            ask(client_of(mine), messages=[{"role": "user", "content": "Another."}])
+        finish(mine)
+
+    world = World(limits())
+    played = one(world, work)
+    assert played.solved and len(played.generations) == 1 and world.engine.begun == 2 - asks_again
+
+
+def test_a_call_that_waits_for_the_next_turn_gets_it_where_those_of_this_one_are_given_up() -> None:
+    def work(mine: dict[str, Any]) -> None:
+        def give_up() -> None:
+            with pytest.raises(openai.APITimeoutError):
+                ask(client_of(mine, timeout=1.0))
+
+        first = threading.Thread(target=give_up)
+        first.start()
+        time.sleep(0.3)  # it is the one call of the turn
+        ask(client_of(mine), messages=[{"role": "user", "content": "Another."}])
+        first.join()
+        finish(mine)
+
+    played = one(World(limits(max_generations_per_turn=1, step_timeout_s=20), delay_s=2.0), work)
+    assert played.solved and [len(turn.generations) for turn in played.turns] == [0, 1]
 
 
 def test_a_request_that_is_sent_again_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
