@@ -245,7 +245,12 @@ def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
     told = next((cause for cause in causes if isinstance(cause, EnvError) and cause.expected), None)
     detail = "; ".join(map(one_line, [ended.detail, *(text for text in refused if text not in ended.detail)]))
     if ended.outcome is Outcome.AGENT_ERROR:
-        part, expected, do, alone = "agent's program", "a program that ends with status 0", "mend the program", ""
+        part, expected, do, alone = (
+            "agent's program",
+            "a program that sends requests and ends with status 0",
+            "mend the program",
+            "",
+        )
     else:
         part, expected, do = "environment", "`start` and `step` that answer, and raise nothing", "fix it"
         alone = "; to try it alone, from a file of its own: `rlhf check environment ./FILE.py:NAME`"

@@ -281,13 +281,17 @@ class ExternalEpisode:
             raise self._out_of_context(complaint)
         if complaint:
             raise AgentFailed("the agent's program failed", where=self._task.id, got=session.told(complaint))
-        if refusal is not None and not (session.counts["n_answered_requests"] or is_judged):
-            raise AgentFailed(
-                "no request of the agent's program was answered",
-                where=self._task.id,
-                got=session.told(""),
-                hint="fix the program's requests: no tokens were sampled",
-            )
+        if session.counts["n_answered_requests"] or is_judged:
+            return
+        if refusal is None and self._settings.reward == "client":
+            return  # its reward may still come
+        fix, said = "fix the program's requests: no tokens were sampled", ""
+        if refusal is None and not session.counts["n_requests"]:
+            fix = "send requests to OPENAI_BASE_URL or ANTHROPIC_BASE_URL, not to an address in the program's code"
+            said = "the attempt ended without a request"
+        raise AgentFailed(
+            "no request of the agent's program was answered", where=self._task.id, got=session.told(said), hint=fix
+        )
 
     @property
     def _is_full(self) -> bool:

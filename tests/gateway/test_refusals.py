@@ -84,6 +84,15 @@ def test_a_program_that_ends_by_a_refusal_ends_its_attempt_and_the_record_says_w
     assert "400" in played.detail and all(text in played.detail for text in says), played.detail
 
 
+@pytest.mark.parametrize("reward", ["recipe", "environment"])
+def test_a_program_that_sends_no_request_is_an_error_and_no_score(reward: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("print('done')")
+    given = {"command": (sys.executable, str(tmp_path / "agent.py")), "reward": reward}
+    (played,) = World(limits(), settings=given).play(lambda mine: None, 1, n_threads=0)
+    assert played.outcome is Outcome.AGENT_ERROR, played.detail
+    assert "ended without a request" in played.detail and "OPENAI_BASE_URL" in played.detail, played.detail
+
+
 def test_a_reward_that_is_missing_after_a_refusal_is_told_with_it(tmp_path: Path) -> None:
     played = play(tmp_path, "hot")
     assert played.outcome is Outcome.REWARD_ERROR and "temperature=0" in played.detail
