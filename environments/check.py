@@ -325,9 +325,8 @@ class _EnvironmentCheck:
                 return
             result = await self.step(episode, said, f"{task.id}, garbage")
             if result is not None and episode.opening.admissible_actions:
-                self.walk.note(
-                    not result.valid, "step(): garbage is not valid", f"{shorten(said)} counts as understood"
-                )
+                got = f"{task.id}: {shorten(said)} counts as understood, answered by {shorten(result.reply)}"
+                self.walk.note(not result.valid, "step(): garbage is not valid", f"{got}: give it valid=False")
             if result is None or result.terminated or result.truncated:
                 await self.close(episode)
                 episode = await self.start(task)

@@ -284,7 +284,7 @@ GALLERY: list[tuple[Any, str, str]] = [
     (Corridor(telling(admissible_actions=("b", "a"))), "StepResult.admissible_actions", "got ('b', 'a')"),
     (Corridor(telling(admissible_actions=("a", "a"))), "StepResult.admissible_actions", "got ('a', 'a')"),
     (Corridor(telling(success=False)), "StepResult.success: None before the end", "got False"),
-    (Corridor(telling(valid=True)), "step(): garbage is not valid", "'' counts as understood"),
+    (Corridor(telling(valid=True)), "step(): garbage is not valid", "'' counts as understood, answered by '"),
     (Corridor(SilentAboutSuccess), "StepResult.success: True or False at the end", "got None"),
     (Corridor(OverAtOnce), "opening: the episode is not over yet", "corridor/train/0"),
     (Corridor(DoesNotKnowLeft), "step(): understands every admissible action", "'left'"),
