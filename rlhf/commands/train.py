@@ -239,6 +239,7 @@ def _launch(
 def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path | None) -> Recipe:
     """Load the run's own recipe. Whatever else the command line says must agree with it, but for what may differ."""
     from rlhf.build.revise import OF_TRAINER, REVISABLE, is_of, revisions
+    from rlhf.data.report import shorten
     from rlhf.recipe import find, load
     from rlhf.recipe.model import differing, values_of
     from rlhf.recipe.text import read
@@ -270,7 +271,11 @@ def recipe_of_run(run: Path, recipe: str | None, overrides: list[str], out: Path
     asked = load(recipe or run, overrides)
     mine, theirs = values_of(own), values_of(asked)
     may_differ = revisions(mine, theirs)
-    others = [key for key in differing(mine, theirs) if key not in may_differ and not is_of(key, OF_TRAINER)]
+    others = [
+        f"{key}: {shorten(new)} instead of {shorten(old)}"
+        for key, (old, new) in differing(mine, theirs).items()
+        if key not in may_differ and not is_of(key, OF_TRAINER)
+    ]
     if others:
         raise RecipeError(
             "a run resumes with its own recipe",

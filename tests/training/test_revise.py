@@ -323,7 +323,7 @@ def test_what_comes_too_late_or_has_no_effect_is_refused(tmp_path: Path) -> None
         (["stages.1.loss.kl=k2"], "another value of stages.1.loss.kl"),
         (["stages.1.filters.drop_zero_advantage=true"], "another value of stages.1.filters.drop_zero_advantage"),
         (["stages.1.loss={kind: reinforce}"], "a run resumes with its own recipe"),
-        (["seed=3", f"{LR}=1e-4"], "another value of seed\n"),
+        (["seed=3", f"{LR}=1e-4"], "another value of seed: 3 instead of 0\n"),
         (["stages.1.evaluate_every=1", "evaluation.validation_split=train"], "another value of evaluation."),
     ):
         refused = resume(run, *asked)
