@@ -63,7 +63,7 @@ def resolve(section: str, kind: str, *, base: Path, where: str = "") -> Any:
             where=where,
             got=kind,
             expected=", ".join(public) or "a module with a class or function",
-            hint=nearest(name, public) or "name a class of that file after the colon",
+            hint=nearest(name, public) or "name a class or function of that file after the colon",
         )
     found = _checked(section, getattr(module, name), kind, where)
     _NAMES[id(found)] = found, module.__name__, name

@@ -127,7 +127,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
         ("environment", "zork", ["textworld_express, babyai", "`rlhf recipes --kinds`"]),
         ("reward", "./nowhere.py:R", ["no such file", "nowhere.py"]),
         ("reward", "./parts.py:solvd", ["defines no 'solvd'", "did you mean 'solved'?"]),
-        ("reward", "./empty.py:R", ["defines no 'R'", "name a class"]),
+        ("reward", "./empty.py:R", ["defines no 'R'", "name a class or function"]),
         ("reward", "./broken.py:R", ["broken.py", "SyntaxError"]),
         ("reward", "./angry.py:R", ["angry.py", "KeyError: 'no luck'"]),
         ("reward", "./parts.py:not_a_class", ["is a int", "a class or a function"]),
