@@ -78,11 +78,16 @@ def find(path_or_name: str | Path) -> Path:
             expected=" or ".join(r.name for r in matches),
             hint="give the whole name or the path",
         )
+    raise _no_recipe(str(path_or_name), path, listed)
+
+
+def _no_recipe(name: str, path: Path, listed: list[Listed]) -> RecipeError:
+    """Error for a name, or the path it is of, that is no recipe, with what it may be meant for."""
     if path.parent.name == "checkpoints" and path.parent.is_dir():
         there = sorted(one.name for one in path.parent.iterdir() if one.is_dir())
-        raise RecipeError(
+        return RecipeError(
             "no such checkpoint",
-            where=str(path_or_name),
+            where=name,
             got=path.name,
             expected=", ".join(there[-8:]) or "a checkpoint of the run, which has none",
             hint=nearest(path.name, there) or "name one of them",
@@ -95,9 +100,9 @@ def find(path_or_name: str | Path) -> Path:
     hints = [*(_nearest_of(path.stem, known) for known in near), run]
     if (same := same_name(path)) is not None and (same / "recipe.yaml").is_file():
         hints = [meant(str(same))]
-    raise RecipeError(
+    return RecipeError(
         "no such recipe or run" if run else "no such recipe",
-        where=str(path_or_name),
+        where=name,
         got="a folder without recipe.yaml" if path.is_dir() else "no such file or folder, and no recipe of this name",
         expected="a YAML file, a run folder, or a name from `rlhf recipes`",
         hint=next(filter(None, hints if path.parent == Path() else hints[::-1]), "give the path of a recipe"),
