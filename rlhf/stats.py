@@ -1,4 +1,4 @@
-"""Quantiles and intervals of shares and means, for every package that gives an interval."""
+"""Quantiles, intervals of shares and means, and the logistic function, for every package that needs them."""
 
 from __future__ import annotations
 
@@ -54,6 +54,15 @@ def _central(angle: float, df: float) -> float:
     if odd:
         return 2 / math.pi * (angle + (sine * total if df > 1 else 0.0))
     return sine * total
+
+
+def sigmoid(x: float) -> float:
+    """Return 1 / (1 + e⁻ˣ), without overflow.
+
+    >>> sigmoid(0.0), sigmoid(-1e6)
+    (0.5, 0.0)
+    """
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def share_interval(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:

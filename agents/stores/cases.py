@@ -23,6 +23,7 @@ from agents.stores.search import in_common
 from agents.stores.store import Store
 from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
+from rlhf.stats import sigmoid
 
 _CASE, _WEIGHTS = "case", "weights"
 #: Before anything is learnt the case with most words in common comes first, a solved one before one that is not.
@@ -99,8 +100,7 @@ def features(query: str, case: Entry) -> tuple[float, ...]:
 
 def value_of(weights: Sequence[float], x: Sequence[float]) -> float:
     """Q = σ(w · x)."""
-    z = sum(w * v for w, v in zip(weights, x, strict=True))
-    return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z))
+    return sigmoid(sum(w * v for w, v in zip(weights, x, strict=True)))
 
 
 def cross_entropy(weights: Sequence[float], x: Sequence[float], solved: bool) -> float:

@@ -29,7 +29,11 @@ _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]
 def tokens(query: str) -> list[str]:
     """Lower-case tokens, names unquoted, strings as SQLite may read them: as names."""
     found = (token.lower() for token in _TOKEN.findall(query))
-    return [token[1:-1] if token[0] in "'\"`[" and len(token) > 1 else token for token in found if not _is_note(token)]
+    return [
+        token[1:-1] if token[0] in "'\"`[" and len(token) > 1 else token
+        for token in found
+        if not token.startswith(("--", "/*"))
+    ]
 
 
 def is_quick(query: str) -> bool:
@@ -87,7 +91,3 @@ def _ends(found: list[str]) -> dict[int, int]:
         elif word == ")" and opened:
             ends[opened.pop()] = i
     return ends | dict.fromkeys(opened, len(found))
-
-
-def _is_note(token: str) -> bool:
-    return token.startswith(("--", "/*"))

@@ -232,7 +232,8 @@ def _of_class(name: str, module: Mapping[str, Any], path: Path) -> Toolbox:
         )
     public = [key for base in reversed(cls.__mro__[:-1]) for key in vars(base) if not key.startswith("_")]
     found = {key: inspect.getattr_static(cls, key) for key in public if key not in dict(_HOOKS)}
-    tools = {key: _method(key, held, cls, path) for key, held in found.items() if _is_method(held)}
+    methods = {key: held for key, held in found.items() if inspect.isfunction(getattr(held, "__func__", held))}
+    tools = {key: _method(key, held, cls, path) for key, held in methods.items()}
     if not tools:
         got = ", ".join(found) or "nothing public"
         raise EnvError(f"the class {name} has no tools", where=where, got=got, expected="methods with a docstring")
@@ -245,10 +246,6 @@ def _takes(function: Callable[..., Any], n: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _is_method(held: object) -> bool:
-    return inspect.isfunction(getattr(held, "__func__", held))
 
 
 def _method(name: str, held: Any, cls: type, path: Path) -> Tool:

@@ -28,11 +28,7 @@ _Tag = Annotated[str, Field(pattern=r"^[a-zA-Z_][\w-]*$")]
 def n_calls(trajectory: Trajectory, name: str) -> int:
     """Number of valid calls of `name`; repeated queries count each time."""
     understood = [turn.action for turn in trajectory.turns if turn.valid and turn.action.error is None]
-    return sum(_calls(action, name) for action in understood)
-
-
-def _calls(action: Action, name: str) -> int:
-    return sum(_is_call(step, name) for step in action.steps)
+    return sum(_is_call(step, name) for action in understood for step in action.steps)
 
 
 def _is_call(step: str, name: str) -> bool:

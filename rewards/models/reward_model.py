@@ -14,6 +14,7 @@ from rewards.models.step_rows import StepRow, aggregated, cut, node_row, step_ro
 from rlhf.data import Trajectory, Verdict
 from rlhf.errors import ModelError
 from rlhf.settings import STRICT
+from rlhf.stats import sigmoid
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -118,8 +119,3 @@ class ProcessModelScore(ModelReward):
         for number, x in zip(turns, telescoped(p), strict=True):
             earned[number] = x
         return Verdict(math.fsum(earned), why, tuple(earned))
-
-
-def sigmoid(x: float) -> float:
-    """Return 1 / (1 + e⁻ˣ), without overflow."""
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
@@ -15,6 +14,7 @@ from rewards.combinators.ask import ask
 from rewards.shaping.outcome import Outcome
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
+from rlhf.stats import sigmoid
 
 Unit = Literal["tokens", "turns"]
 
@@ -29,12 +29,8 @@ def concise(correct_G: Sequence[bool], lengths_G: Sequence[float], alpha: float)
     if not right:
         return [0.0] * len(correct_G)
     mean, deviation = statistics.fmean(right), statistics.pstdev(right)
-    shares = [_sigmoid((length - mean) / (deviation + 1e-7)) for length in lengths_G]
+    shares = [sigmoid((length - mean) / (deviation + 1e-7)) for length in lengths_G]
     return [1 - alpha * share if correct else 0.0 for correct, share in zip(correct_G, shares, strict=True)]
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else 1 - 1 / (1 + math.exp(x))
 
 
 def length(trajectory: Trajectory, unit: Unit) -> int:

@@ -169,6 +169,10 @@ def evaluate(
     except (asyncio.CancelledError, KeyboardInterrupt):
         hint = f"the same call with out={str(out)!r} resumes it" if out else "give out=FOLDER to keep finished attempts"
         raise Stopped("stopped", where=_CALL, got="interrupted", hint=hint) from None
+    return _evaluation(summary, folder)
+
+
+def _evaluation(summary: dict[str, Any], folder: Path | None) -> Evaluation:
     found = summary["success"]
     return Evaluation(
         policy=summary["policy"],

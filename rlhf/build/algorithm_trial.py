@@ -29,15 +29,12 @@ def own_algorithms(recipe: Recipe) -> Iterator[Report]:
         if not isinstance(stage, PolicyGradient):
             continue
         path, advantage = f"stages[{i}]", stage.advantage
-        if any(map(_is_own, with_nested(advantage))) and not any(map(needs_branches, with_nested(advantage))):
+        nested = list(with_nested(advantage))
+        if any(":" in kind_of("advantage", one) for one in nested) and not any(map(needs_branches, nested)):
             names = list(recipe.at(stage).trained_rewards)
             yield _tried_advantage(f"{path}.advantage", advantage, names, stage.group_size)
         if ":" in kind_of("loss", stage.loss):
             yield _tried_loss(f"{path}.loss", stage.loss)
-
-
-def _is_own(estimator: object) -> bool:
-    return ":" in kind_of("advantage", estimator)
 
 
 def _tried_advantage(path: str, estimator: AdvantageEstimator, names: Sequence[str], size: int) -> Report:

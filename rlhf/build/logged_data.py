@@ -30,7 +30,8 @@ class StoredRuns:
             for stored in self._steps(run):
                 status = stored.path.stat()
                 key = (stored.path, status.st_mtime_ns, status.st_size)
-                self._read[key] = before[key] if key in before else _of(stored)
+                of_step = stored.path.parent, stored.stage, stored.step
+                self._read[key] = before[key] if key in before else tuple(groups_of(*of_step))
         return [group for groups in self._read.values() for group in groups]
 
     def _steps(self, run: str) -> list[StoredStep]:
@@ -39,10 +40,6 @@ class StoredRuns:
             return steps
         stage = max(steps, key=lambda s: int(s.stage.partition("-")[0])).stage
         return [s for s in steps if s.stage == stage][-self.settings.newest :]
-
-
-def _of(stored: StoredStep) -> tuple[ScoredGroup, ...]:
-    return tuple(groups_of(stored.path.parent, stored.stage, stored.step))
 
 
 def logged_runs(recipe: Recipe) -> Iterator[tuple[int, StoredRuns]]:

@@ -71,7 +71,7 @@ def check(
     elif contract is What.recipe:
         reports = _recipe(target, fields or [])
     else:
-        reports = [_part(contract.value, target, fields or [])]
+        reports = [_walk(contract.value, _built(contract.value, target, fields or []))]
     if suite is not None:
         reports.append(_suite(contract, target, fields or [], suite))
     are_short = [contract is What.recipe and report.ok and not report.cautions for report in reports]
@@ -86,10 +86,6 @@ def check(
         print_json({"ok": all(r.ok for r in reports), "reports": [_plain(r) for r in reports], **found})
     if not all(report.ok for report in reports):
         raise typer.Exit(EXIT_USER_ERROR)
-
-
-def _part(section: str, target: str, fields: list[str]) -> Report:
-    return _walk(section, _built(section, target, fields))
 
 
 def _built(section: str, target: str, fields: list[str]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rlhf.data import Failure, Generation, Outcome, Score, ScoredGroup, Task, Trajectory
+from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory
 from rlhf.data.generation import calls_of, counted_once
 from rlhf.errors import RewardError
 from rlhf.rollout.contrib.strategies import Strategy, unseen
@@ -124,10 +124,6 @@ def spent_on(candidates: Sequence[Trajectory], chosen: int, why: str) -> Samplin
         n_solved=sum(t.solved for t in candidates),
         n_turns=len(turns),
         n_tokens=sum(u[1] for u in usage) if is_counted else sum(g.n_tokens for g in generations),
-        n_prompt_tokens=sum(u[0] for u in usage) if is_counted else sum(map(_prompt_length, asked)),
+        n_prompt_tokens=sum(u[0] for u in usage) if is_counted else sum(g.prompt.n_tokens for g in asked),
         is_counted=is_counted,
     )
-
-
-def _prompt_length(generation: Generation) -> int:
-    return generation.prompt.n_tokens

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from operator import methodcaller
 from pathlib import Path
-
-import numpy as np
 
 from rlhf.data import Trajectory
 from rlhf.errors import disk
@@ -42,7 +41,7 @@ class AttemptJournal:
         with disk("the attempts", self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:  # a line begins where a torn one may have ended
-                file.write(b"\n" + json.dumps(row, default=_plain).encode())
+                file.write(b"\n" + json.dumps(row, default=methodcaller("tolist")).encode())
 
 
 def earlier_attempts(folder: Path, tasks: Collection[str], *, chosen: bool) -> Iterator[Trajectory]:
@@ -68,7 +67,3 @@ def _lines(path: Path) -> Iterator[tuple[Trajectory, str]]:
         with suppress(ValueError, KeyError, TypeError):
             row = json.loads(line)
             yield decode(row).trajectory, row.get("branch", "")
-
-
-def _plain(value: np.ndarray | np.generic) -> object:
-    return value.tolist()

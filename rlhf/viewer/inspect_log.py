@@ -10,7 +10,6 @@ import hashlib
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,8 @@ def _results(summaries: list[dict[str, Any]], created: str) -> dict[str, Any]:
     scored = [one["scores"] for one in summaries if one["scores"]]
     n_solved = sum(scores["success"]["value"] == "C" for scores in scored)
     success = _metrics("success", {"accuracy": n_solved / max(len(scored), 1)}, len(scored))
-    means = (_mean(name, [s[name]["value"] for s in scored if name in s]) for name in dict.fromkeys(_names(scored)))
+    names = dict.fromkeys(name for scores in scored for name in scores if name != "success")
+    means = (_mean(name, [s[name]["value"] for s in scored if name in s]) for name in names)
     return {
         "status": "success",
         "results": {
@@ -125,10 +125,6 @@ def _results(summaries: list[dict[str, Any]], created: str) -> dict[str, Any]:
         },
         "stats": {"started_at": created, "completed_at": created, "model_usage": {}},
     }
-
-
-def _names(scored: Iterable[dict[str, Any]]) -> list[str]:
-    return [name for scores in scored for name in scores if name != "success"]
 
 
 def _mean(name: str, values: list[float]) -> dict[str, Any]:

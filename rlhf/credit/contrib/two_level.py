@@ -295,7 +295,7 @@ class _Rows:
     """The numbers of one group, filled in level by level."""
 
     def __init__(self, group: ScoredGroup, values: Values | None) -> None:
-        self.credit_GN = _zeros(group)
+        self.credit_GN = [[(0.0,) * g.n_tokens for g in t.generations] for t in group.trajectories]
         self.returns_GN = None if values is None else _own_returns(group, values)
 
     def fill(self, places: Sequence[Sequence[_Place]], credit: Credit) -> None:
@@ -310,10 +310,6 @@ class _Rows:
         """The credit of the group."""
         returns = None if self.returns_GN is None else _frozen(self.returns_GN)
         return Credit(_frozen(self.credit_GN), metrics, returns)
-
-
-def _zeros(group: ScoredGroup) -> list[list[tuple[float, ...]]]:
-    return [[(0.0,) * g.n_tokens for g in t.generations] for t in group.trajectories]
 
 
 def _own_returns(group: ScoredGroup, values: Values) -> list[list[tuple[float, ...]]]:

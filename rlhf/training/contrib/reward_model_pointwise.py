@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rewards.models.model_folder import NODES, logits, logits_at
-from rewards.models.reward_model import sigmoid
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
+from rlhf.stats import sigmoid
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibration import bins_of, tell_held_out
