@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
@@ -39,8 +40,8 @@ class SamplingPolicy(Protocol):
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Text of each token."""
 
-    def keep(self, generations: Sequence[Generation]) -> None:
-        """Forget what else was sampled in this turn."""
+    def give_up(self, generation: Generation | None) -> None:
+        """Count a call of this turn, whose generation is None where it was not sampled whole, for none."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -88,8 +89,6 @@ class ExternalAgent:
             )
         silence_s = policy.step_timeout_s if isinstance(policy, SamplingPolicy) else None
         turn = await session.turn(_PolicyAnswers(self, session, policy), silence_s)
-        if isinstance(policy, SamplingPolicy):
-            policy.keep(turn.generations)  # not what was sampled for a client that has gone
         return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
 
     def overridden(self, asked: ChatRequest, temperature: float) -> dict[str, Any]:
@@ -166,16 +165,21 @@ class _PolicyAnswers:
         place = conversations.place(asked.messages, asked.tools)
         told = self._agent.told(place.messages, asked.tools)
         tools = asked.tools if self._agent.tool_definitions == "chat_template" else ()
+        reply: Reply | None = None
         try:
             reply = await self._policy.generate(told, max_tokens=asked.max_tokens, tools=tools)
+            answered = answered_by(self._agent, asked, reply, self._tokens(asked, reply), session.counts["n_calls"])
+            session.counts["n_calls"] += len(answered.calls)
+            await give(answered)
         except ContextFull as error:
             session.counts["n_context_full"] += 1
             raise Refusal(400, f"{error.what}. Got: {error.got}.", CONTEXT_FULL) from error
         except DataError as error:
             raise Refusal(400, str(error)) from error
-        answered = answered_by(self._agent, asked, reply, self._tokens(asked, reply), session.counts["n_calls"])
-        session.counts["n_calls"] += len(answered.calls)
-        await give(answered)
+        except asyncio.CancelledError:
+            if isinstance(self._policy, SamplingPolicy):
+                self._policy.give_up(reply.generation if reply else None)
+            raise
         if place.fork is not None:
             session.forks.append(place.fork)
             session.counts[f"n_forks_{place.fork.reason}"] += 1

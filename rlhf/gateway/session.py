@@ -341,7 +341,9 @@ class _Work:
         """Forget those that are done; raise what one of them raised."""
         for task in [task for task in self.running if task.done()]:
             self.running.discard(task)
-            if not task.cancelled() and (error := task.exception()):
+            if task.cancelled():  # its client has gone, and another may have its call
+                self.is_full = False
+            elif error := task.exception():
                 raise error
 
     async def stop(self) -> None:
@@ -364,7 +366,7 @@ class _Work:
             if not self.done and len(self.running) == 1:
                 raise
             self.is_full = True
-            self._pending.appendleft(call)
+            self._pending.insert(sum(other.number < call.number for other in self._pending), call)
         except EngineError as error:
             _fail(call, Refusal(503, f"the engine failed, and the attempt is over. {error}", "engine_error"))
             raise

@@ -24,7 +24,8 @@ class Limits:
     max_turns: Annotated[int, Field(ge=1)] = 20
     """Maximum turns per episode; unparseable actions count."""
     max_generations_per_turn: Annotated[int, Field(ge=1)] = 16
-    """Maximum calls of the policy per turn; those that find no room in the context count for none."""
+    """Maximum calls of the policy per turn; those that find no room in the context count for none, nor do
+    those that a program's client gives up."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
     """Maximum new tokens per generation."""
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()

@@ -66,7 +66,7 @@ class EpisodePolicy:
         self._engine, self._renderer, self._limits, self._sampling = engine, renderer, limits, sampling
         self._seed, self._attempt, self._session, self._watch = seed, attempt, session, watch
         self._players, self._player = players, OpponentEngine("", engine)
-        self._turn = self._n_calls = 0
+        self._turn = self._n_calls = self._n_given_up = 0
         self._head: SharedPrefix | None = None
         self._pieces: dict[int, tuple[Generation, ...]] = {}
         self._conversations = Conversations()
@@ -98,12 +98,13 @@ class EpisodePolicy:
         """
         own = OpponentEngine("", self._engine)
         self._player = self._players.get(seat) or self._players.get(turn_key(turn - n_given), own)
-        self._turn, self._n_calls, self.generations = turn, 0, []
+        self._turn, self._n_calls, self._n_given_up, self.generations = turn, 0, 0, []
         self._head, self._pieces = head, {}
 
-    def keep(self, generations: Sequence[Generation]) -> None:
-        """Forget what else was sampled in this turn, such as a reply that a client never got."""
-        self.generations = [g for g in self.generations if any(g is kept for kept in generations)]
+    def give_up(self, generation: Generation | None) -> None:
+        """Count a call of this turn whose client has gone for none, and forget what was sampled for it, if anything."""
+        self._n_given_up += 1
+        self.generations = [g for g in self.generations if g is not generation]
 
     def recorded(self, generations: Sequence[Generation]) -> tuple[Generation, ...]:
         """Return calls as they are recorded: in pieces, where other attempts have a part of them too."""
@@ -128,11 +129,11 @@ class EpisodePolicy:
         self, messages: Sequence[Message], max_tokens: int | None, role: str, tools: Sequence[Mapping[str, Any]]
     ) -> Reply:
         call = self._n_calls
-        if call >= self._limits.max_generations_per_turn:
+        if call - self._n_given_up >= self._limits.max_generations_per_turn:
             raise AgentError(
                 "the agent calls the policy too often in one turn",
                 where=f"turn {self._turn + 1}",
-                got=f"call {call + 1}",
+                got=f"call {call - self._n_given_up + 1}",
                 expected=f"at most {self._limits.max_generations_per_turn} (limits.max_generations_per_turn)",
                 hint="let the agent decide after fewer calls, or raise limits.max_generations_per_turn",
             )

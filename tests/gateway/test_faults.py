@@ -22,13 +22,14 @@ from agents.tools import ToolAgent
 from environments.games.key_door import Keyhole
 from environments.workers.pool import Processes
 from rlhf.data import Finish, Outcome, PolicyWeights, Trajectory
+from rlhf.errors import AgentError
 from rlhf.gateway import server
 from rlhf.gateway import session as sessions
 from rlhf.gateway.agent import ExternalAgent, external_agent
 from rlhf.gateway.environment import External, variables_of
 from rlhf.gateway.program import Program
 from rlhf.gateway.programs import KEY, Programs, programs_of
-from rlhf.gateway.request import ChatReply, Refusal
+from rlhf.gateway.request import ChatReply, ChatRequest, Refusal
 from rlhf.gateway.server import Gateway
 from rlhf.gateway.session import Session
 from rlhf.gateway.wires import chat, responses
@@ -224,15 +225,16 @@ def test_a_reply_that_no_client_got_is_no_part_of_the_attempt() -> None:
     assert not any("again" in note for turn in played.turns for note in turn.action.notes.values())
 
 
-def lose(mine: dict[str, Any], body: Any) -> None:
+def lose(url: str, key: str, body: Any) -> None:
     """Go away in the middle of a reply."""
     written = json.dumps(body).encode()
-    host, _, port = mine["url"].partition("://")[2].partition("/")[0].partition(":")
+    address, _, path = url.partition("://")[2].partition("/")
+    host, _, port = address.partition(":")
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((host, int(port)))
-        head = f"POST /sessions/{mine['id']}/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
-        client.sendall(f"{head}x-api-key: {mine['key']}\r\nContent-Length: {len(written)}\r\n\r\n".encode() + written)
+        head = f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nx-api-key: {key}\r\n"
+        client.sendall(f"{head}Content-Length: {len(written)}\r\n\r\n".encode() + written)
         assert client.recv(12) == b"HTTP/1.1 200"
 
 
@@ -246,7 +248,7 @@ def test_a_reply_that_is_lost_while_it_is_sent_is_sent_again_or_is_no_part_of_th
 
     def work(mine: dict[str, Any]) -> None:
         long = {"model": "m" * 2**23, "messages": HELLO}  # replies say the name, so no buffer holds them
-        lose(mine, {**long, "stream": stream})
+        lose(f"{mine['base_url']}/chat/completions", mine["key"], {**long, "stream": stream})
         if asks_again:
             with contextlib.suppress(json.JSONDecodeError):  # events are none
                 post(f"{mine['base_url']}/chat/completions", mine["key"], {**long, "stream": stream})
@@ -259,7 +261,7 @@ def test_a_reply_that_is_lost_while_it_is_sent_is_sent_again_or_is_no_part_of_th
     assert played.solved and len(played.generations) == 1 and world.engine.begun == 2 - asks_again
 
 
-def test_a_call_that_waits_for_the_next_turn_gets_it_where_those_of_this_one_are_given_up() -> None:
+def test_a_call_that_waits_for_the_next_turn_is_sampled_in_this_one_where_others_are_given_up() -> None:
     def work(mine: dict[str, Any]) -> None:
         def give_up() -> None:
             with pytest.raises(openai.APITimeoutError):
@@ -273,7 +275,49 @@ def test_a_call_that_waits_for_the_next_turn_gets_it_where_those_of_this_one_are
         finish(mine)
 
     played = one(World(limits(max_generations_per_turn=1, step_timeout_s=20), delay_s=2.0), work)
-    assert played.solved and [len(turn.generations) for turn in played.turns] == [0, 1]
+    assert played.solved and [len(turn.generations) for turn in played.turns] == [1]
+
+
+@pytest.mark.parametrize("delay_s", [1.0, 60.0])  # sampled before it is given up, and not
+def test_a_call_that_its_client_gives_up_counts_for_none_of_the_turn(delay_s: float) -> None:
+    def work(mine: dict[str, Any]) -> None:
+        with pytest.raises(openai.APITimeoutError):
+            ask(client_of(mine, timeout=0.5))
+        [session] = programs_of(world.environment)._open.values()
+        while not session.counts["n_abandoned_requests"]:
+            time.sleep(0.05)
+        world.engine.delay_s = 0.0
+        ask(client_of(mine), messages=[{"role": "user", "content": "Another."}])
+        finish(mine)
+
+    world = World(limits(max_generations_per_turn=1, step_timeout_s=60), delay_s=delay_s)
+    played = one(world, work)
+    assert played.solved and [len(turn.generations) for turn in played.turns] == [1]
+
+
+def test_calls_that_wait_for_the_next_turn_keep_their_order() -> None:
+    async def answered() -> tuple[list[str], int]:
+        session, said, n_left = Session({}), list[str](), 0
+
+        async def answer(asked: ChatRequest, give: Any) -> Any:
+            nonlocal n_left
+            if not n_left:
+                raise AgentError("no call is left")
+            n_left -= 1
+            said.append(asked.messages[-1].text)
+            await give(ChatReply("ab", "", (), Finish.STOP, 0, 0))
+            return None, "ab"
+
+        bodies = [{"model": "m", "messages": [{"role": "user", "content": str(i)}]} for i in range(5)]
+        asking = [asyncio.create_task(session.ask(chat.read(body))) for body in bodies]
+        await asyncio.sleep(0)
+        n_turns = 0
+        while not all(task.done() for task in asking):
+            n_left, n_turns = 2, n_turns + 1
+            await session.turn(answer)
+        return said, n_turns
+
+    assert asyncio.run(answered()) == (["0", "1", "2", "3", "4"], 3)
 
 
 def test_a_request_that_is_sent_again_is_sampled_once(monkeypatch: pytest.MonkeyPatch) -> None:
