@@ -38,35 +38,18 @@ class Exchange:
                 raise Refusal(499, "the client has gone.", "client_gone")
             return self._reply.result() if self._reply.done() else await self._asking
         except BaseException:
-            self._end()
+            self._asking.cancel()
+            self._gone.cancel()
             raise
 
     async def send(self, written: Callable[[], Any], scope: Any, receive: Any, send: Any) -> None:
         """Send a response, and tell the session that the client has it, unless its connection is seen to close."""
 
-        async def watched(message: Any) -> None:
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                # After the end a connection always seems closed, so the end goes out alone, after a look.
-                await send({**message, "more_body": True})
-                message = {**message, "body": b""}
-                await send({**message, "more_body": True})  # returns once what is before it has left the buffer
-                for _ in range(2):  # a failed write closes the connection in the next round, `_gone` ends after it
-                    await asyncio.sleep(0)
-                if not self._gone.done():
-                    with contextlib.suppress(concurrent.futures.InvalidStateError):  # the run is over
-                        self._sent.set_result(None)
-            await send(message)
+        def arrived() -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # the run is over
+                self._sent.set_result(None)
 
-        try:
-            await written()(scope, receive, watched)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        """End what still waits; a reply that was not sent is lost."""
-        if not self._sent.done():
-            self._asking.cancel()
-        self._gone.cancel()
+        await send_whole(written, self._gone, arrived, self._asking.cancel, scope, receive, send)
 
     async def _pass_on(self, answered: ChatReply) -> None:
         """Have the reply sent, and wait until it is; called on the run's event loop."""
@@ -76,6 +59,49 @@ class Exchange:
     def _take(self, answered: ChatReply) -> None:
         if not self._reply.done():
             self._reply.set_result(answered)
+
+
+async def send_whole(
+    written: Callable[[], Any],
+    leaving: asyncio.Future[None],
+    arrived: Callable[[], object],
+    lost: Callable[[], object],
+    scope: Any,
+    receive: Any,
+    send: Any,
+) -> None:
+    """Send a response, and say whether the client has it whole.
+
+    Args:
+        written: makes the response.
+        leaving: done once the client has gone (`gone`); cancelled at the end.
+        arrived: called once the response is sent, unless its connection is seen to close.
+        lost: called otherwise.
+        scope: of ASGI, as the next two.
+        receive: takes a message.
+        send: sends one.
+    """
+    has_arrived = False
+
+    async def watched(message: Any) -> None:
+        nonlocal has_arrived
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            # After the end a connection always seems closed, so the end goes out alone, after a look.
+            await send({**message, "more_body": True})
+            message = {**message, "body": b""}
+            await send({**message, "more_body": True})  # returns once what is before it has left the buffer
+            for _ in range(2):  # a failed write closes the connection in the next round, `leaving` ends after it
+                await asyncio.sleep(0)
+            if has_arrived := not leaving.done():
+                arrived()
+        await send(message)
+
+    try:
+        await written()(scope, receive, watched)
+    finally:
+        leaving.cancel()
+        if not has_arrived:
+            lost()
 
 
 async def on_run(session: Session, work: Coroutine[Any, Any, Any]) -> Any:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from rlhf.errors import EngineError
-from rlhf.gateway.exchange import Exchange, gone, on_run
+from rlhf.gateway.exchange import Exchange, gone, on_run, send_whole
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal
 from rlhf.gateway.session import Reward, Session
 from rlhf.gateway.wires import chat, messages, responses
@@ -212,7 +212,7 @@ def application(gateway: Gateway) -> Any:
     plain = {"reward": own.reward, "finish": own.finish, "fail": own.fail, "step": own.step}
     routes = [
         Route("/health", json_of(own.health)),
-        Route("/sessions", json_of(own.open), methods=["POST"]),
+        Route("/sessions", own.open, methods=["POST"]),
         Route("/sessions/{name}/v1/models", json_of(own.models)),
         *(Route(f"/sessions/{{name}}/{path}", json_of(route), methods=["POST"]) for path, route in plain.items()),
         *(Route(f"/sessions/{{name}}/{path}", completing(wire), methods=["POST"]) for path, wire in WIRES.items()),
@@ -235,13 +235,17 @@ class _Routes:
         self._session(request)
         return {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "rlhf"}]}
 
-    async def open(self, request: Any) -> dict[str, Any]:
-        """Give a session to a program that asks for one."""
-        key, body = _key(request), await _body(request, empty={})
-        session = await _unless_gone(request, self._gateway.claim(key, body), self._gateway.put_back)
-        self._gateway.claimed(session, key)
+    async def open(self, request: Any) -> Any:
+        """Give a session to a program that asks for one; who goes before it is told leaves it to another."""
+        from starlette.responses import JSONResponse
+
+        gateway, key, body = self._gateway, _key(request), await _body(request, empty={})
+        leaving = asyncio.ensure_future(gone(request))
+        session = await _unless_gone(leaving, gateway.claim(key, body), gateway.put_back)
         url = f"{request.url.scheme}://{request.url.netloc}/sessions/{session.id}"
-        return {"id": session.id, "key": session.key, "url": url, "base_url": f"{url}/v1", "task": session.task}
+        told = {"id": session.id, "key": session.key, "url": url, "base_url": f"{url}/v1", "task": session.task}
+        arrived, lost = partial(gateway.claimed, session, key), partial(gateway.put_back, session)
+        return partial(send_whole, partial(JSONResponse, told), leaving, arrived, lost)
 
     async def reward(self, request: Any) -> dict[str, bool]:
         """Take a reward."""
@@ -313,18 +317,18 @@ async def _streamed(wire: ModuleType, answered: ChatReply, asked: ChatRequest) -
         yield piece
 
 
-async def _unless_gone(request: Any, work: Coroutine[Any, Any, T], put_back: Callable[[T], object]) -> T:
+async def _unless_gone(leaving: asyncio.Task[None], work: Coroutine[Any, Any, T], put_back: Callable[[T], object]) -> T:
     """Return what `work` returns. Where the client goes away first, `put_back` gets its result."""
     doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(gone(request))
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if leaving.done():
             doing.add_done_callback(partial(_hand_over, put_back))
             raise Refusal(499, "the client has gone.", "client_gone")
         return doing.result()
-    finally:
+    except BaseException:
         leaving.cancel()
+        raise
 
 
 def _hand_over(to: Callable[[T], object], done: asyncio.Future[T]) -> None:

@@ -755,6 +755,19 @@ def test_an_attempt_is_not_given_to_a_client_that_has_gone() -> None:
         gateway.close()
 
 
+def test_an_attempt_is_not_given_to_a_client_that_goes_while_it_is_told() -> None:
+    gateway, claimed = Gateway(key="known"), list[str]()
+    gateway.claimed = lambda session, key: claimed.append(session.id)
+    gateway.start()
+    try:
+        session: Any = SimpleNamespace(id="one", key="its own", task={"prompt": "m" * 2**23})  # no buffer holds it
+        gateway.add(session, waits=True)
+        lose(f"{gateway.url}/sessions", gateway.key, {})
+        assert post(f"{gateway.url}/sessions", gateway.key)["id"] == "one" and claimed == ["one"]
+    finally:
+        gateway.close()
+
+
 def test_programs_that_end_between_attempts_fail_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(self: Program) -> None:
         pass
