@@ -35,6 +35,7 @@ from rlhf.processes import current, free_port
 from rlhf.recipe import Recipe, load_values
 from rlhf.recipe.model import values_of
 from rlhf.recipe.text import escaped
+from rlhf.rollout.counted_engine import CountedEngine
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.training.background_evaluation import BackgroundEvaluation
@@ -116,24 +117,25 @@ class RolloutWorker:
     async def play(self, job: Job, weights: Delivered) -> Played:
         """Play a group; there is none where an attempt failed for want of a server, so that nothing trains on that."""
         await self._follow(weights)
-        sampled, n_refused = Counter[int](), self._engine.n_refused
+        sampled = Counter[int]()
 
         def count(version: int, n_tokens: int) -> None:
             sampled[version] += n_tokens
 
-        group = await played(self._runner, self._stage, job, count)
+        engine = CountedEngine(self._runner.engine, count)
+        group = await played(replace(self._runner, engine=engine), self._stage, job)
         failed = [failure.message for failure in group.failures if failure.outcome is Outcome.ENGINE_ERROR]
-        if failed and self._engine.n_refused > n_refused:
+        if failed and engine.n_refused:
             return Played(None, dict(sampled), failed[0])
         return Played(group, dict(sampled))
 
     async def evaluate(self, weights: Delivered) -> EvaluationResult:
         """Attempt the validation tasks. Raises NoInstanceError where no server was left for some of the attempts."""
         await self._follow(weights)
-        n_refused, settings = self._engine.n_refused, self._evaluation
+        engine, settings = CountedEngine(self._runner.engine, lambda version, n_tokens: None), self._evaluation
         split, n_tasks = settings.validation_split, settings.validation_n_tasks
-        found = await evaluate(self._runner, settings, split=split, n_tasks=n_tasks)
-        if self._engine.n_refused > n_refused:
+        found = await evaluate(replace(self._runner, engine=engine), settings, split=split, n_tasks=n_tasks)
+        if engine.n_refused:
             raise NoInstanceError("no server holds the weights any more", where=f"version {weights.version}")
         return found
 

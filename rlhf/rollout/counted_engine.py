@@ -1,4 +1,4 @@
-"""Engine wrapper of a group: counts sampled tokens per call and policy version."""
+"""Engine wrapper of a group: counts sampled tokens by policy version, and calls for which no server was left."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from rlhf.data import Generation, PolicyWeights, Prompt, SamplingParams, ScoredGroup, WeightsForm
 from rlhf.data.generation import counted_once
 from rlhf.inference.engine import RolloutEngine
+from rlhf.inference.vllm.instance import NoInstanceError
 
 
 class CountedEngine:
@@ -16,10 +17,13 @@ class CountedEngine:
     Args:
         engine: samples.
         on_tokens: called with (version, tokens) for each version that sampled some of a generation.
+
+    Attributes:
+        n_refused: calls so far for which no instance was left.
     """
 
     def __init__(self, engine: RolloutEngine, on_tokens: Callable[[int, int], object]) -> None:
-        self._engine, self._on_tokens = engine, on_tokens
+        self._engine, self._on_tokens, self.n_refused = engine, on_tokens, 0
 
     @property
     def policy_version(self) -> int:
@@ -43,7 +47,11 @@ class CountedEngine:
 
     async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
         """Sample once, and count."""
-        generation = await self._engine.generate(prompt, params, session)
+        try:
+            generation = await self._engine.generate(prompt, params, session)
+        except NoInstanceError:
+            self.n_refused += 1
+            raise
         for version, n in spans_of(generation):
             self._on_tokens(version, n)
         return generation

@@ -277,7 +277,8 @@ class _Here:
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
         """Play one group, with the seeds that it has in a run without asynchrony."""
-        return await played(self.run.runner, self.stage, job, count)
+        runner = self.run.runner
+        return await played(replace(runner, engine=CountedEngine(runner.engine, count)), self.stage, job)
 
     async def wait_ready(self) -> None:
         """It is never lost."""
@@ -297,11 +298,9 @@ def places_of(environment: Any, limits: Limits, group_size: int, n_workers: int 
     return max(1, min(room, limits.max_concurrent) // group_size // n_workers)
 
 
-async def played(
-    runner: RolloutRunner, stage: PolicyGradient, job: Job, count: Callable[[int, int], None]
-) -> ScoredGroup:
-    """Play one group; `count` hears (version, tokens) of everything sampled."""
-    own = replace(runner, engine=CountedEngine(runner.engine, count), on_progress=None)
+async def played(runner: RolloutRunner, stage: PolicyGradient, job: Job) -> ScoredGroup:
+    """Play one group."""
+    own = replace(runner, on_progress=None)
     how: dict[str, Any] = {"grouping": stage.rollout, "earlier": [job.task.id] * job.n_before}
     sampling = own.limits.sampling(stage.temperature)
     found = own.groups([job.task], sampling, group_size=stage.group_size, step=job.number, **how)

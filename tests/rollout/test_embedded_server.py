@@ -338,7 +338,6 @@ async def engine_on_one(policy: Policy, port: int) -> AsyncIterator[Any]:
             await follower.follow(engine.sender, engine.policy_version, engine.policy_fingerprint)
         with pytest.raises(NoInstanceError):
             await follower.generate(PROMPT, SamplingParams(8), "t")
-        assert follower.n_refused == 1
         yield engine, follower
 
 

@@ -124,11 +124,6 @@ class VllmEngine:
         """Addresses of the roster that take part."""
         return self._replicas.joined
 
-    @property
-    def n_refused(self) -> int:
-        """Calls so far for which no instance was left."""
-        return self._replicas.n_refused
-
     async def needs_weights(self) -> bool:
         """Return whether none of the instances has the weights of the last delivery any more."""
         async with self._delivering:

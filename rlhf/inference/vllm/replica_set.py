@@ -63,7 +63,6 @@ class ReplicaSet:
         self._deliverer, self._timeout_s = deliverer, timeout_s
         self._fit: tuple[Mapping[str, Any], int, int] = ({}, 0, 0)
         self._home: dict[str, Replica] = {}
-        self.n_refused = 0  # calls that no instance was left for
 
     @property
     def in_use(self) -> list[Replica]:
@@ -98,7 +97,6 @@ class ReplicaSet:
         if home is not None and not home.fault:
             return home
         if not self.in_use:
-            self.n_refused += 1
             raise NoInstanceError(
                 "no vLLM instance is left",
                 where="VllmEngine.generate",
