@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewards.contrib.improvement import Improvement
 from rewards.shaping.penalties import TurnCost
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RecipeError, RewardError
@@ -141,6 +143,12 @@ def test_the_command_line_names_a_strategy_by_its_kind_or_with_keys(tmp_path):
     with pytest.raises(RecipeError, match="choose_by is vote") as caught:
         strategy_said("{kind: reflect_and_retry, choose_by: vote}")
     assert "strategy={" not in caught.value.hint, "that would be an override of a recipe"
+
+
+def test_a_judge_compares_an_attempt_with_its_own_parent():
+    # Of several answers, this one's candidates are attempts 1 and 3. Two turns and then one: better by 1.
+    first, retry = tried("a", "b", attempt=1), replace(tried("a", attempt=3), parent=1)
+    assert chosen(BestOfN(judge=Improvement(reward=TurnCost(cost=1))), [first, retry]).index == 1
 
 
 def test_a_reward_of_whole_groups_can_judge():

@@ -272,7 +272,11 @@ async def judged(judge: Any, task: Task, candidates: Sequence[Trajectory], timeo
     Raises:
         RewardError: it fails on all of them.
     """
-    numbered = [replace(t, attempt=i) for i, t in enumerate(candidates)]
+    numbers = {t.attempt: i for i, t in enumerate(candidates)}  # a judge may compare an attempt with its parent
+    numbered = [
+        replace(t, attempt=i, parent=None if t.parent is None else numbers.get(t.parent))
+        for i, t in enumerate(candidates)
+    ]
     group = await score_group(task, numbered, {"judge": Weighted("judge", 1.0, judge)}, timeout_s=timeout_s)
     if not group.trajectories:
         raise RewardError(
