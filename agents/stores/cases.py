@@ -25,7 +25,7 @@ from rlhf.data import ScoredGroup, Trajectory
 from rlhf.settings import STRICT
 from rlhf.stats import sigmoid
 
-_CASE, _WEIGHTS = "case", "weights"
+_CASE, _WEIGHTS, _N_STEPS = "case", "weights", "steps"
 #: Before anything is learnt the case with most words in common comes first, a solved one before one that is not.
 _FIRST = (0.0, 4.0, 0.5, 0.0)
 
@@ -62,7 +62,8 @@ class Cases:
             return Recollection()
         weights = weights_of(store)
         values = [value_of(weights, features(history.opening, case)) for case in known]
-        chosen = [known[i] for i in choose(values, self.k, self.alpha, f"{history.task.id}/{len(known)}")]
+        seed = f"{history.task.id}/{store.kept(_N_STEPS) or 0}"
+        chosen = [known[i] for i in choose(values, self.k, self.alpha, seed)]
         lines = []
         for is_solved, title in ((True, "Solved before:"), (False, "Not solved before:")):
             of_kind = [case for case in chosen if case.fields["solved"] is is_solved]
@@ -83,6 +84,7 @@ class Cases:
         for attempts in by_task(groups).values():
             _keep(store, of_task, [t for t in attempts if t.turns], split)
         store.keep_newest(_CASE, self.max_cases)
+        store.keep(_N_STEPS, str(int(store.kept(_N_STEPS) or 0) + 1))
         figures = {"store/n_entries": float(store.n_entries()), "store/n_recalled": float(len(losses))}
         return figures | ({"store/retriever_loss": sum(losses) / len(losses)} if losses else {})
 

@@ -82,6 +82,17 @@ def test_what_is_shown_tells_solved_ones_from_the_others_and_leaves_the_task_its
     empty.close()
 
 
+def test_a_task_is_shown_other_cases_in_another_step_also_where_no_case_is_new(store: Store) -> None:
+    cases, told = Cases(k=1, alpha=1.0, lr=0.0), [group(attempt(name, "red key", "n", True)) for name in "abcdef"]
+    shown = []
+    for _ in range(20):
+        cases.learn(store, told, "train")
+        both = [cases.recollect(store, begin("d", "red key")).entries for _ in range(2)]
+        assert both[0] == both[1]
+        shown.append(both[0])
+    assert store.n_entries() == 6 and len(set(shown)) > 2
+
+
 def test_the_choice_by_worked_numbers() -> None:
     # exp(-.4 / .1) = .018316 and exp(-.8 / .1) = .000335 of the best one's 1; over their sum 1.018651.
     assert chances((0.9, 0.5, 0.1), 0.1) == pytest.approx([0.981690, 0.017980, 0.000329], abs=1e-6)
