@@ -33,7 +33,8 @@ SUBGOAL, RETRIEVED = "subgoal", "retrieved"
 _SUMMARY_OF = "summary of subgoal "
 _LINE = re.compile(r"^[ \t]*subgoal[ \t]*:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 _RETRIEVE = re.compile(
-    r"^[ \t]*(?:action[ \t]*:[ \t]*)?retrieve[ (]*([0-9]{1,6})\)?[ \t]*$", re.IGNORECASE | re.MULTILINE
+    r"^[ \t]*(?:<action>[ \t]*|action[ \t]*:[ \t]*)?retrieve[ (]*([0-9]{1,6})\)?[ \t]*(?:</action>[ \t]*)?$",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 

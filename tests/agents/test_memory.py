@@ -154,6 +154,16 @@ def test_a_finished_subgoal_is_retrieved_for_one_turn() -> None:
     assert turns[4].action.text == "retrieve 1"
 
 
+@pytest.mark.parametrize("parse", ["tolerant", "strict"])
+def test_a_subgoal_is_retrieved_in_the_form_of_an_action(parse: Any) -> None:
+    acts = ["Subgoal: one\n<action>a</action>", "Subgoal: two\n<action>b</action>"]
+    acts += ["<action>retrieve 1</action>", "<action> Retrieve 1 </action>", "<action>c</action>"]
+    agent = ChatAgent(system="", memory=Subgoals(ask="Sum up."), format="tagged", parse=parse)
+    _, turns = play(agent, acts)
+    assert [turn.action.text for turn in turns] == ["a", "b", "c"]
+    assert turns[2].action.notes["retrieved"] == "1 1"
+
+
 def test_a_subgoal_that_never_ends_is_ended() -> None:
     policy, _ = play(ChatAgent(system="", memory=Subgoals(max_turns=3)), ["Subgoal: all\ngo", *["go"] * 20])
     acted = [messages for role, messages in policy.shown if not role]
