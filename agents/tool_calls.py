@@ -188,7 +188,8 @@ def _end_of_json(text: str, at: int) -> int:
 
 
 def _of_llama(text: str) -> Iterator[ToolCall]:
-    yield from _objects(text.partition(_LLAMA_TAG)[2] if _LLAMA_TAG in text else text)
+    before, tag, behind = text.partition(_LLAMA_TAG)
+    yield from _objects(behind if tag and not before.lstrip().startswith("{") else text)  # in a call the tag is text
 
 
 def _of_mistral(text: str) -> Iterator[ToolCall]:

@@ -90,6 +90,7 @@ def test_any_text_is_read_or_refused_in_a_sentence(style: Style, text: str) -> N
         ("json", 'See [1]. {"name": "search", "arguments": {"query": "a"}} Done.'),
         ("hermes", 'Sure.\n<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call>'),
         ("llama", '<|python_tag|>{"name": "search", "parameters": {"query": "a"}}'),
+        ("llama", 'In {x}: <|python_tag|>{"name": "search", "parameters": {"query": "a"}}'),
         ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}]'),
         ("xml", "<tool_call>\n<function=search>\n<parameter=query>\na\n</parameter>\n</function>\n</tool_call>"),
         ("python", "[search(query='a')]"),
@@ -102,6 +103,12 @@ def test_any_text_is_read_or_refused_in_a_sentence(style: Style, text: str) -> N
 def test_calls_as_models_write_them(style: Style, text: str) -> None:
     assert read_calls(text, style) == [ToolCall("search", {"query": "a"})]
     assert read_calls('[plot(points={1: 2, "a": 3})]', "python") == [ToolCall("plot", {"points": {"1": 2, "a": 3}})]
+
+
+def test_a_tag_of_llama_in_an_argument_is_text() -> None:
+    calls = [ToolCall("f", {"x": 1}), ToolCall("g", {"y": "<|python_tag|>"})]
+    assert read_calls(write_calls(calls, "llama"), "llama") == calls
+    assert read_calls("<|python_tag|>" + write_calls(calls, "llama"), "llama") == calls
 
 
 @pytest.mark.parametrize(
