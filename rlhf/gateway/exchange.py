@@ -81,15 +81,19 @@ async def send_whole(
         receive: takes a message.
         send: sends one.
     """
-    has_arrived = False
+    has_arrived, last = False, b""
 
     async def watched(message: Any) -> None:
-        nonlocal has_arrived
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            # After the end a connection always seems closed, so the end goes out alone, after a look.
-            await send({**message, "more_body": True})
-            message = {**message, "body": b""}
-            await send({**message, "more_body": True})  # returns once what is before it has left the buffer
+        nonlocal has_arrived, last
+        if message["type"] == "http.response.body":
+            # Who has it all may close the connection at once, so the last byte goes out alone, after a look.
+            body = last + message.get("body", b"")
+            body, last = body[:-1], body[-1:]
+            await send({**message, "body": body, "more_body": True})
+            if message.get("more_body"):
+                return
+            message = {**message, "body": last}
+            await send({**message, "body": b"", "more_body": True})  # returns once the rest has left the buffer
             for _ in range(2):  # a failed write closes the connection in the next round, `leaving` ends after it
                 await asyncio.sleep(0)
             if has_arrived := not leaving.done():

@@ -27,6 +27,7 @@ from rlhf.gateway import server
 from rlhf.gateway import session as sessions
 from rlhf.gateway.agent import ExternalAgent, external_agent
 from rlhf.gateway.environment import External, variables_of
+from rlhf.gateway.exchange import send_whole
 from rlhf.gateway.program import Program
 from rlhf.gateway.programs import KEY, Programs, programs_of
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal
@@ -259,6 +260,29 @@ def test_a_reply_that_is_lost_while_it_is_sent_is_sent_again_or_is_no_part_of_th
     world = World(limits())
     played = one(world, work)
     assert played.solved and len(played.generations) == 1 and world.engine.begun == 2 - asks_again
+
+
+@pytest.mark.parametrize("pieces", [[b"{'a': 1}"], [b"event\n\n", b"[DONE]\n\n"]])
+def test_a_client_that_closes_as_soon_as_it_has_a_reply_has_it(pieces: list[bytes]) -> None:
+    async def sent() -> tuple[str, bytes]:
+        leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        whole, got, said = b"".join(pieces), bytearray(), list[str]()
+
+        async def reply(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+            for i, piece in enumerate(pieces, start=1):
+                await send({"type": "http.response.body", "body": piece, "more_body": i < len(pieces)})
+
+        async def client(message: Any) -> None:
+            got.extend(message.get("body", b""))
+            if bytes(got) == whole and not leaving.done():
+                leaving.set_result(None)
+
+        arrived, lost = lambda: said.append("arrived"), lambda: said.append("lost")
+        await send_whole(lambda: reply, leaving, arrived, lost, {}, None, client)
+        return " ".join(said), bytes(got)
+
+    assert asyncio.run(sent()) == ("arrived", b"".join(pieces))
 
 
 def test_a_call_that_waits_for_the_next_turn_is_sampled_in_this_one_where_others_are_given_up() -> None:
