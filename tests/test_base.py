@@ -101,6 +101,18 @@ def test_lists_are_said_again_and_come_round(scripts: Any) -> None:
         assert asked.endswith(f": {answer}")
 
 
+def test_what_is_to_be_found_stands_once_in_the_list_and_shares_both_attributes(scripts: Any) -> None:
+    recall = scripts("recall")
+    words, shares = recall.vocabulary(ROOT / "base" / "tokenizer.json"), 0
+    for seed in range(200):
+        asked, answer = recall.find(random.Random(seed), words)
+        wanted = re.findall(r"(?:Find|Where is) the (\w+) (\w+)[.?]", asked)
+        seen = re.findall(r"a (\w+) (\w+) (\d[\w ]*)[;.]", asked)
+        assert [(one, kind, way) for one, kind, way in seen if (one, kind) in wanted] == [(*wanted[0], answer)]
+        shares += all(sum(thing[i] == wanted[0][i] for thing in seen) > 1 for i in (0, 1))
+    assert shares > 60  # neither attribute tells alone
+
+
 # --- initial weights -------------------------------------------------------------------------------------------------
 
 

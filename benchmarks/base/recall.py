@@ -2,6 +2,7 @@
 
     python benchmarks/base/recall.py --model base            # share of answers, by drill
     python benchmarks/base/recall.py --write runs/base/parts/recall.jsonl      # chats to train on
+    python benchmarks/base/recall.py --write runs/base/find.jsonl --drill find --n 96000    # of one drill, short
 
 Repetition, continuation of a cycle, key to value, and one of several things by its attributes (the red door of four).
 Words are whole tokens of the base's tokenizer, drawn anew for each chat; the same seed gives
@@ -14,6 +15,7 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 #: Characters of a chat, after which no exchange is added.
 CHARACTERS = 900
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey", "white", "black", "orange", "brown")
+KINDS = ("key", "ball", "box", "door")
 PLACES = ("north", "south", "east", "west", "left", "right", "behind", "ahead", "above", "below")
 #: (fact, question, answer): key and value stand apart by unlike words.
 FORMS = (
@@ -84,6 +87,23 @@ def _way(rng: random.Random) -> str:
     return " ".join(f"{rng.randint(1, 9)} {place}" for place in rng.sample(PLACES, rng.randint(1, 2)))
 
 
+def find(rng: random.Random, words: Sequence[str]) -> Exchange:
+    """One of two to eight things by two attributes that others share, as BabyAI lists them: where it is."""
+    attributes, kinds = (COLOURS[:6], KINDS) if rng.random() < 0.5 else (rng.sample(words, 6), rng.sample(words, 4))
+    shown = rng.sample([f"{one} {kind}" for one in attributes for kind in kinds], rng.randint(2, 8))
+    ways = [_step(rng) for _ in shown]
+    told = "You see: " + "; ".join(f"a {thing} {way}" for thing, way in zip(shown, ways, strict=True)) + "."
+    asked = rng.randrange(len(shown))
+    said = f"Find the {shown[asked]}. {told}" if rng.random() < 0.5 else f"{told} Where is the {shown[asked]}?"
+    return said, ways[asked]
+
+
+def _step(rng: random.Random) -> str:
+    """Cells forward, to a side, or both."""
+    ahead, aside = f"{rng.randint(1, 7)} forward", f"{rng.randint(1, 7)} {rng.choice(('left', 'right'))}"
+    return rng.choices((ahead, aside, f"{ahead} {aside}"), (0.2, 0.2, 0.6))[0]
+
+
 #: Drill -> share of the chats.
 DRILLS: dict[Callable[[random.Random, Sequence[str]], Exchange], float] = {
     repeat: 0.15,
@@ -93,6 +113,12 @@ DRILLS: dict[Callable[[random.Random, Sequence[str]], Exchange], float] = {
 }
 #: Words that half of the chats are made of.
 COMMON = 128
+
+
+def short(rng: random.Random, words: Sequence[str], drill: Callable[..., Exchange]) -> dict[str, Any]:
+    """Chat of one exchange."""
+    asked, answer = drill(rng, words)
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
 
 
 def chat(rng: random.Random, words: Sequence[str]) -> dict[str, Any]:
@@ -114,10 +140,12 @@ def vocabulary(tokenizer: Path) -> list[str]:
     return random.Random(0).sample(words, len(words))
 
 
-def drills(n: int, seed: int, words: Sequence[str]) -> list[str]:
+def drills(
+    n: int, seed: int, words: Sequence[str], one: Callable[[random.Random, Sequence[str]], dict[str, Any]] = chat
+) -> list[str]:
     """Chats, a line of JSON each."""
     rng = random.Random(seed)
-    return [json.dumps(chat(rng, words)) for _ in range(n)]
+    return [json.dumps(one(rng, words)) for _ in range(n)]
 
 
 def measure(model: str, words: Sequence[str], n: int = 100) -> dict[str, tuple[float, float]]:
@@ -128,7 +156,7 @@ def measure(model: str, words: Sequence[str], n: int = 100) -> dict[str, tuple[f
 
     policy = Pretrained(path=model).build(0)
     found = {}
-    for drill in DRILLS:
+    for drill in (*DRILLS, find):
         rng = random.Random(1)
         right: list[list[bool]] = []
         for _ in range(n):
@@ -148,11 +176,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a folder in Hugging Face format, or base")
     parser.add_argument("--write", type=Path, help="file of chats")
+    drill = {each.__name__: each for each in (*DRILLS, find)}
+    parser.add_argument("--drill", choices=drill, help="write chats of one exchange, of this drill alone")
     parser.add_argument("--n", type=int, default=9000, help="chats that are written")
     asked = parser.parse_args()
     words = vocabulary(ROOT / "base" / "tokenizer.json")
     if asked.write:
-        asked.write.write_text("\n".join(drills(asked.n, 0, words)) + "\n")
+        one = partial(short, drill=drill[asked.drill]) if asked.drill else chat
+        asked.write.write_text("\n".join(drills(asked.n, 0, words, one)) + "\n")
     if asked.model:
         print("| drill | tokens | whole answers |\n|---|---|---|")
         for name, (tokens, answers) in measure(asked.model, words).items():
