@@ -29,6 +29,7 @@ from rlhf.losses.policy_loss import LossNeeds
 from rlhf.training.backends.settings import DeepSpeed, Fsdp
 from rlhf.training.backends.sharding import heads_problem, heads_rule, n_per_row_of, sharding_of
 from rlhf.training.backends.token_stats import wanted_by
+from rlhf.training.contrib.reference_reset import copies_adapter
 from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.critics.value_model import backbone_of
 from rlhf.training.policy.model import FromScratch, Pretrained
@@ -137,7 +138,7 @@ def _copies(recipe: Recipe, stage: Any, parameters: Sequence[Parameter], dtype: 
     reference = 0
     if own is not None and LossNeeds(own.loss).needs_ref:
         reference = n * _SIZES[dtype] if not lora else 0
-        if lora and own.reference_reset is not None:
+        if lora and copies_adapter(recipe.stages, own):
             reference = sum(p.n_bytes for p in parameters if p.is_trained)
     yield Part("reference", reference)
     yield Part("teacher", _teacher(recipe, own and own.loss, n, dtype))

@@ -28,9 +28,9 @@ SLOW = replace(SMOOTH, lr=0.02)
 
 def near_the_beginning(kind: Any, samples: Sequence[Sample], folder: Path, lora: Lora | None = None) -> Curve:
     """Updates that are held near the policy of the beginning: a frozen copy, or the base of adapters."""
-    policy().save(folder / "policy")
-    current().gather(None, "the first process has written it")
     made = policy(lora=lora)
+    made.save(folder / "policy")
+    current().gather(None, "the first process has written it")
     trainer = kind.start(made, SLOW, 3)
     made.keep_reference(folder)
     found = [trainer.update(in_rows(samples, 3), PPOClip(kl="k3", kl_coef=0.5)) for _ in range(3)]

@@ -110,6 +110,7 @@ def test_one_of_them_must_be_asked_for() -> None:
 def test_an_adapter_as_reference_is_the_model_that_it_was(tmp_path: Path) -> None:
     policy = tiny.policy(lora=Lora(rank=2, dropout=0.5))
     policy.save_base(tmp_path)
+    policy.save(tmp_path / "fresh" / "policy")
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         base = policy.model(ids).logits
@@ -124,14 +125,15 @@ def test_an_adapter_as_reference_is_the_model_that_it_was(tmp_path: Path) -> Non
                 p.add_(torch.randn_like(p))
         now = policy.model(ids).logits
     assert not torch.allclose(now, then) and not torch.allclose(then, base)
-    policy.keep_reference(tmp_path / "checkpoint", adapter=True)
+    policy.keep_reference(tmp_path / "checkpoint")
     policy.model.train()
     with policy.as_reference() as reference:
         assert torch.equal(reference(ids).logits, then), "dropout is off"
     assert policy.model.training
     policy.model.eval()
     assert torch.equal(policy.model(ids).logits, now)
-    policy.keep_reference(tmp_path / "checkpoint")
+    policy.keep_reference(tmp_path / "fresh")
+    assert policy.reference is None, "an untrained adapter is not copied"
     with policy.as_reference() as reference:
         assert torch.equal(reference(ids).logits, base)
 
@@ -144,7 +146,7 @@ def test_a_look_at_the_reference_leaves_the_gradient_alone(tmp_path: Path) -> No
             if p.requires_grad:
                 p.add_(torch.randn_like(p))
     policy.save(tmp_path / "checkpoint" / "policy")
-    policy.keep_reference(tmp_path / "checkpoint", adapter=True)
+    policy.keep_reference(tmp_path / "checkpoint")
     policy.reference = {name: 3 * w for name, w in policy.reference.items()}
     ids = torch.tensor([[5, 6, 7, 8]])
     gradients = []
@@ -162,13 +164,13 @@ def test_a_look_at_the_reference_leaves_the_gradient_alone(tmp_path: Path) -> No
 def test_an_adapter_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     policy = tiny.policy(lora=Lora(rank=2))
     with pytest.raises(CheckpointError, match="cannot be used") as error:
-        policy.keep_reference(tmp_path / "nothing", adapter=True)
+        policy.keep_reference(tmp_path / "nothing")
     assert "the adapter that is the reference" in error.value.expected
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------
 
-LOSS = {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 30}
+LOSS = {"kind": "ppo_clip", "kl": "k3", "kl_coef": 0.1, "kl_target": 0.01, "kl_horizon": 30, "entropy_coef": 0.1}
 SUPERVISED = {"kind": "supervised", "n_demonstrations": 64, "random_share": 0.7, "epochs": 8, "batch_size": 16,
               "optimizer": {"lr": 5.0e-3}}  # fmt: skip
 STAGE = {
@@ -220,6 +222,19 @@ def test_the_reference_is_renewed_when_patience_ends(tmp_path: Path, lora: dict[
             assert line["loss/kl_ref"] == pytest.approx(0, abs=1e-4)
     names = {p.name for p in every(done.folder / "checkpoints")}
     assert names >= {f"1-policy_gradient-{step:06d}" for step in (0, *expected)}, "references stay"
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
+@pytest.mark.parametrize("before", [SUPERVISED, {**STAGE, "steps": 2, "evaluate_every": 0}], ids=["sft", "rl"])
+def test_the_reference_is_the_policy_after_the_stage_before(
+    tmp_path: Path, before: dict[str, Any], lora: dict[str, Any] | None
+) -> None:
+    measured = {**STAGE, "steps": 4, "evaluate_every": 0}
+    policy = runs.BASE["policy"] | ({"lora": lora} if lora else {})
+    path = runs.write(tmp_path, [before, measured], policy=policy, evaluation={"n_tasks": 4})
+    done = runs.run(path, tmp_path / "run")
+    first, *later = [line["loss/kl_ref"] for line in runs.log(done.folder) if "loss/kl_ref" in line][-4:]
+    assert first == pytest.approx(0, abs=1e-5) and max(later) > 1e-3
 
 
 def test_a_stage_without_a_reference_does_not_hold_that_of_the_stage_before(tmp_path: Path) -> None:
@@ -291,3 +306,18 @@ def test_resets_that_never_come_are_refused(tmp_path: Path, changes: dict[str, A
     with pytest.raises(RecipeError) as error:
         load(runs.write(tmp_path, [stage], evaluation=evaluation))
     assert error.value.where == f"stages[0].{where}" and message in str(error.value)
+
+
+@pytest.mark.parametrize("trainer", [{"kind": "fsdp"}, {"kind": "deepspeed", "zero_stage": 3}], ids=["fsdp", "zero3"])
+def test_sharded_adapters_are_compared_with_their_base_alone(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    stage = {**STAGE, "trainer": trainer, "evaluate_every": 0}
+    policy = {"policy": runs.BASE["policy"] | {"lora": {"rank": 2}}}
+    assert load(runs.write(tmp_path, [stage], **policy))
+    refused = (
+        ([SUPERVISED | {"trainer": trainer}, stage], "stages[1].loss", "adapters of an earlier stage"),
+        ([stage | {"reference_reset": {"max_kl": 1.0}}], "stages[0].reference_reset", "a reset reference"),
+    )
+    for stages, where, got in refused:
+        with pytest.raises(RecipeError, match="sharded adapters") as error:
+            load(runs.write(tmp_path, stages, **policy))
+        assert error.value.where == where and got in error.value.got

@@ -282,7 +282,7 @@ def test_a_checkpoint_has_a_peft_folder_for_each_role(made: Policy, tmp_path: Pa
     # The optimiser finds its moments by the order of what is trained.
     trained = [[n for n, p in m.named_parameters() if p.requires_grad] for m in (made.model, again.model)]
     assert trained[0] == trained[1]
-    again.keep_reference(saved.parent, adapter=True)
+    again.keep_reference(saved.parent)
     with torch.no_grad():
         for p in again.model.parameters():
             if p.requires_grad:

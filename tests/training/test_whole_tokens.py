@@ -106,8 +106,13 @@ def test_what_it_costs(rows: list[Sample], reference: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2)], ids=["full", "lora"])
-def test_what_is_read_is_that_of_the_definition(rows: list[Sample], reference: Path, lora: Lora | None) -> None:
+def test_what_is_read_is_that_of_the_definition(
+    rows: list[Sample], reference: Path, lora: Lora | None, tmp_path: Path
+) -> None:
     made = policy(lora=lora)
+    if lora is not None:
+        made.save(tmp_path / "policy")
+        reference = tmp_path
     made.keep_reference(reference)
     trainer = TorchTrainer(made, SETTINGS, 1)
     batch = collate(rows[:1], np.ones(1))

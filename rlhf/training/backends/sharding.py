@@ -98,6 +98,7 @@ def key_that_shards(trainer: Any, kind: str) -> str:
 
 def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
     """Yield what does not go with a trainer that several processes may share."""
+    from rlhf.training.contrib.reference_reset import copies_adapter
     from rlhf.training.policy.lora import no_base
 
     sharding, path, stage = trainer.sharding, context.stage_path, context.stage
@@ -106,13 +107,15 @@ def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
     policy = context.recipe.policy
     if context.learns and stage.critic is not None:
         yield from _critic_problems(trainer, stage.critic, context)
-    if sharding.parameters and policy.lora and context.learns and stage.reference_reset is not None:
+    if sharding.parameters and policy.lora and context.learns and copies_adapter(context.recipe.stages, stage):
+        is_reset = stage.reference_reset is not None
+        key = "reference_reset" if is_reset else "loss"
         yield Problem(
-            "sharded adapters cannot be swapped for an older one",
-            where=f"{path}.reference_reset",
-            got=f"a reference that is reset, with policy.lora and {said}",
+            "sharded adapters cannot be swapped for older ones, which are the reference",
+            where=f"{path}.{key}",
+            got=f"{'a reset reference' if is_reset else 'adapters of an earlier stage'}, policy.lora and {said}",
             expected=KEEPS_WHOLE,
-            do="use such a trainer, or remove reference_reset",
+            do=f"use such a trainer, or {'remove reference_reset' if is_reset else 'a loss without a KL term'}",
         )
     yield from format_problems(trainer, context)
     if policy.lora is not None and policy.lora.quantization is not None:

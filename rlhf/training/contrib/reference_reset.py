@@ -8,9 +8,10 @@ so the policy after the fifth becomes the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
+from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import Field
@@ -21,6 +22,7 @@ from rlhf.losses.policy_loss import LossNeeds
 from rlhf.settings import STRICT
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
+from rlhf.training.stages.reward_model import RewardModel
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -172,5 +174,14 @@ class Reference(StageHook):
 
 def take_reference(run: RunContext) -> None:
     """Load the reference model of the run's present state."""
-    name = run.state.reference
-    run.policy.keep_reference(run.checkpoints / name, adapter=name in run.state.references)
+    run.policy.keep_reference(run.checkpoints / run.state.reference)
+
+
+def copies_adapter(stages: Sequence[Any], stage: Any) -> bool:
+    """True if a policy-gradient stage compares with a copy of the adapter, and not with the base alone.
+
+    An earlier one of `stages` has trained the adapter then, or the reference is reset.
+    """
+    earlier = takewhile(lambda other: other is not stage, stages)
+    has_moved = any(not isinstance(other, RewardModel) for other in earlier)
+    return bool(LossNeeds(stage.loss).needs_ref) and (has_moved or stage.reference_reset is not None)

@@ -224,13 +224,16 @@ class Policy:
         for layer, again in zip(layers, recomputed_layers(len(layers), float(on)), strict=True):
             layer.gradient_checkpointing = again
 
-    def keep_reference(self, folder: Path, *, adapter: bool = False) -> None:
+    def keep_reference(self, folder: Path) -> None:
         """Keep the policy of a checkpoint, frozen, for KL terms.
 
-        Of adapters it is the base, which needs no copy; with `adapter`, the base under a copy of the checkpoint's one.
+        Of adapters only these are copied. Untrained ones add nothing: the base is the reference, without a copy.
+
+        Raises:
+            CheckpointError: the folder has no policy of this kind, or a file of it is not what was written.
         """
         if self.is_lora:
-            self.reference = _adapter_weights(self.model, folder / "policy") if adapter else None
+            self.reference = _adapter_weights(self.model, folder / "policy")
         else:
             dtype = str(self.model.dtype).removeprefix("torch.")
             self.reference, _ = load_folder(str(folder / "policy"), dtype=dtype)
@@ -347,8 +350,8 @@ def resume(
     return policy
 
 
-def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
-    """Weights of the adapter in a folder, by name and device of `model`'s trained parameters."""
+def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor] | None:
+    """Weights of the adapter in a folder, by name and device of `model`'s trained parameters; None if untrained."""
     from safetensors.torch import load_file
 
     check_model(saved)
@@ -358,6 +361,8 @@ def _adapter_weights(model: Any, saved: Path) -> dict[str, torch.Tensor]:
             for role in adapter_names(model)
             for name, tensor in load_file(saved / role / "adapter_model.safetensors").items()
         }
+        if not any(bool(tensor.any()) for (_, name), tensor in found.items() if ".lora_B." in name):
+            return None  # B = 0, as it is drawn
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         return {name: found[adapter_of(name) or "", _name_in_file(name)].to(p) for name, p in trained.items()}
     except Exception as error:  # safetensors raises one of its own

@@ -77,8 +77,7 @@ class PolicyGradient(StageOverrides):
     loss: PolicyLoss = Field(default_factory=PPOClip)
     """Policy loss."""
     reference_reset: ReferenceReset | None = None
-    """Resets of the KL reference to the current policy; null keeps the policy of the stage's start, and of adapters
-    the base without them."""
+    """Resets of the KL reference to the current policy; null keeps the policy of the stage's start."""
     correction: Correction = Field(default_factory=Truncated)
     """Importance-sampling correction for the sampler/trainer mismatch; an engine that shares the trainer's weights
     needs none."""
