@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -227,6 +228,20 @@ def save_twice(rank: int, folder: Path) -> list[Any]:
 
 def test_all_agree_whether_a_state_is_saved(tmp_path: Path) -> None:
     assert together(save_twice, tmp_path, timeout_s=20.0) == [[True, [(0, "next"), (1, "next")]]] * 2
+
+
+def dropped(rank: int, folder: Path) -> torch.Tensor:
+    """Places `[64]` that an adapter's dropout drops in a step."""
+    lone: Any = SimpleNamespace(marks=dict)
+    state = State(0, "policy_gradient", 20, False, 3)
+    Run(folder, 0, lone, lone, lone, lone, lone, lone, lone, lone, state).reseed(20)
+    return torch.nn.functional.dropout(torch.ones(64), 0.5) == 0
+
+
+def test_each_process_drops_other_places(tmp_path: Path) -> None:
+    first, second = together(dropped, tmp_path)
+    assert torch.equal(first, dropped(0, tmp_path)), "the first one those of a lone process"
+    assert not torch.equal(first, second)
 
 
 def test_a_result_that_comes_after_the_stop_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

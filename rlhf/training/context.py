@@ -175,7 +175,7 @@ class RunContext(Protocol):
         """Folder of all checkpoints."""
 
     def reseed(self, step: int) -> None:
-        """Make every draw of torch a function of (seed, stage, step)."""
+        """Make every draw of torch a function of (process, seed, stage, step)."""
 
     def profiled(self, step: int) -> AbstractContextManager[None]:
         """Profile `step` of the present stage, counted from 0."""

@@ -117,8 +117,11 @@ class Run:
         return self.folder / "checkpoints"
 
     def reseed(self, step: int) -> None:
-        """Make dropout and every other draw of torch a function of (seed, stage, step)."""
-        torch.manual_seed(((self.seed * 1_000_003 + self.state.stage) * 1_000_003 + step) % 2**64)
+        """Make dropout and every other draw of torch a function of (process, seed, stage, step)."""
+        found = current().rank
+        for number in (self.seed, self.state.stage, step):
+            found = found * 1_000_003 + number
+        torch.manual_seed(found % 2**64)
 
     def profiled(self, step: int) -> AbstractContextManager[None]:
         """Profile `step` of the present stage, counted from 0, where that is wanted."""
