@@ -199,14 +199,33 @@ def load(path: str) -> tuple[Any, Any]:
 
 
 def logits_at(model: Any, rows: Sequence[Row]) -> Any:
-    """A tensor `[ΣS]` of what a model with one label says at each place of each row, in order; one forward pass."""
+    """A tensor `[ΣS]` of what a model with one label says at each place of each row, in order; one forward pass.
+
+    The output layer is computed in float32, whatever the model's format: bfloat16 has 8 bits, and knows no number
+    between 4 and 4.03.
+    """
     import torch
 
     ids, mask = _padded(model, rows)
     hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
     at = [(i, place) for i, (_, ends) in enumerate(rows) for place in ends]
     row, place = torch.tensor(at, device=ids.device).T
-    return model.score(hidden[row, place])[:, 0].float()
+    layer = model.score
+    bias = None if layer.bias is None else layer.bias.float()
+    return torch.nn.functional.linear(hidden[row, place].float(), layer.weight.float(), bias)[:, 0]
+
+
+def pooled_at(model: Any, rows: Sequence[Sequence[int]]) -> Any:
+    """A tensor `[B]` of what a model with one label says at the last token of each row that is not padding.
+
+    Families whose output layer is no `score` look there by themselves, in their own format.
+    """
+    pad = model.config.pad_token_id
+    if not hasattr(model, "score"):
+        ids, mask = _padded(model, [(row, ()) for row in rows])
+        return model(input_ids=ids, attention_mask=mask).logits[:, 0].float()
+    ends = [max((i for i, token in enumerate(row) if token != pad), default=0) for row in rows]
+    return logits_at(model, [(row, (end,)) for row, end in zip(rows, ends, strict=True)])
 
 
 def logits(model: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
@@ -229,8 +248,7 @@ def pooled(model: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]
     found: list[list[float]] = []
     with torch.inference_mode():
         for i in range(0, len(rows), batch_size):
-            ids, mask = _padded(model, rows[i : i + batch_size])
-            found += [[x] for x in model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()]
+            found += [[x] for x in pooled_at(model, [ids for ids, _ in rows[i : i + batch_size]]).tolist()]
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from peft.tuners.lora.layer import LoraLayer
 
 from rewards.check import check_reward
+from rewards.models.model_folder import logits
 from rewards.models.reward_model import RewardModelScore
 from rlhf.data import Finish, Task
 from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingError
@@ -188,6 +189,25 @@ def test_attempts_are_scored_together_by_their_own_ids(tmp_path: Path) -> None:
     rows = [list(t.generations[-1].full_ids) for t in group.trajectories]
     assert found == pytest.approx(scores(model, rows, 1), abs=1e-5)
     assert all(g.finish in tuple(Finish) for t in group.trajectories for g in t.generations)
+
+
+def test_scores_of_a_model_in_bfloat16_are_not_rounded_to_it() -> None:
+    policy = tiny.policy()
+    policy.model.bfloat16()
+    torch.manual_seed(0)
+    model, pad = scoring_model(policy), policy.tokenizer.pad_token_id
+    model.score.weight.data *= 100
+    rows = [[5, 6, 7], [5, 6, 7, 8, 9], [10, 11, pad]]  # the last one is read before its padding
+    ends = [2, 4, 1]
+    with torch.no_grad():
+        hidden = [
+            model.model(torch.tensor([row])).last_hidden_state[0, end] for row, end in zip(rows, ends, strict=True)
+        ]
+        expected = torch.stack(hidden).float() @ model.score.weight[0].float()
+    assert not torch.equal(expected, expected.bfloat16().float())
+    assert scores(model, rows, 1) == pytest.approx(expected.tolist(), rel=1e-5)
+    one_by_one = [logits(model, [(row, (end,))], 1)[0][0] for row, end in zip(rows, ends, strict=True)]
+    assert one_by_one == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("trouble", ["nan", "gone", "wrong"])

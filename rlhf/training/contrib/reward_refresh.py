@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from rewards.models.model_folder import SCALE, ModelReward, load, logits
+from rewards.models.model_folder import SCALE, ModelReward, load, logits, pooled_at
 from rlhf.data import Score, ScoredGroup, Task, Trajectory, Verdict
 from rlhf.losses.preference import bradley_terry
 from rlhf.rollout.scoring import Weighted
 from rlhf.spans import span
 from rlhf.training.backends.optimizer import Stepper
-from rlhf.training.backends.sharded import device_of
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.reward_model_pointwise import backward
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh, kept_scale
@@ -25,7 +24,6 @@ from rlhf.training.contrib.step_labels import Labelled, labelled
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.reward_model_training import asking_left, save_in
 from rlhf.training.stages.pairs import Pair, Pairs, Side
-from rlhf.training.stages.trl_trainers import padded
 
 #: Folder of a run with the reward models that its stages leave.
 FOLDER = "reward_model"
@@ -239,8 +237,7 @@ class Refresher(StageHook):
 
     def _said(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """`[N]` what the model says of rows where it looks by itself, unscaled; one forward pass."""
-        batch = {k: v.to(device_of(self.model)) for k, v in padded(rows, self.model.config.pad_token_id or 0).items()}
-        said: torch.Tensor = self.model(**batch).logits[:, 0].float()
+        said: torch.Tensor = pooled_at(self.model, rows)
         return said
 
     @torch.no_grad()

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from rlhf.training.backends.sharded import device_of
+from rewards.models.model_folder import pooled
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibration import bins_of, sureness, tell_held_out
 from rlhf.training.contrib.reward_model_pointwise import learn_values
 from rlhf.training.reward_model_training import adapted, save_in, scoring_model, split_by_task
 from rlhf.training.stages.preference_training import pairs_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.trl_trainers import padded, train_reward_model
+from rlhf.training.stages.trl_trainers import train_reward_model
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -68,13 +66,7 @@ def _tell(run: RunContext, ahead: Sequence[float], task_ids: Sequence[str], step
     tell_held_out(run, right, task_ids, bins, counts, step)
 
 
-@torch.no_grad()
 def scores(model: Any, rows: Sequence[Sequence[int]], at_once: int) -> list[float]:
     """The number that the model says of each row."""
     model.eval()
-    found: list[float] = []
-    for i in range(0, len(rows), at_once):
-        batch = padded(rows[i : i + at_once], model.config.pad_token_id)
-        batch = {name: values.to(device_of(model)) for name, values in batch.items()}
-        found += model(**batch).logits[:, 0].float().tolist()
-    return found
+    return [x for (x,) in pooled(model, [(row, ()) for row in rows], at_once)]
