@@ -29,6 +29,7 @@ from rlhf.training.critics.values import Critic, CriticTrainer, ValuePredictions
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from tests.batching.batch_parts import generation, group, trajectory
+from tests.training import test_architectures as architectures
 from tests.training.critics import AGENTS, ended_and_cut
 from tests.training.tiny import gradient, parameters, policy
 
@@ -67,6 +68,17 @@ def test_a_row_that_fills_the_context_has_values_where_positions_are_learnt() ->
     assert full.tokens_GNT[0][0][:5] == pytest.approx(shorter.tokens_GNT[0][0], abs=1e-6)
     assert full.tokens_GNT[0][0][5] == pytest.approx(shorter.cut_G[0], abs=1e-6), "of the state after 15 tokens"
     assert full.cut_G[0] != 0
+
+
+@pytest.mark.parametrize("backbone", ["own", "policy"])
+def test_a_row_that_fills_the_context_leaves_the_short_positions_of_longrope(backbone: Any) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 16}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    made = architectures.made("phi3", rope_parameters=rope, original_max_position_embeddings=16)
+    critic = critic_of(Policy.of(made, architectures.tokenizer(), None), Critic(backbone=backbone))
+    said = [generation([20 + i for i in range(10)], [30 + i for i in range(n)]) for n in (5, 6)]  # of 15 and 16 tokens
+    shorter, full = (critic.predict([group(trajectory(one, outcome=Outcome.TOKEN_LIMIT))]).values[0] for one in said)
+    assert full.tokens_GNT[0][0][:5] == pytest.approx(shorter.tokens_GNT[0][0], abs=1e-4)
 
 
 def by_definition(critic: CriticTrainer, ids: Sequence[int]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlhf.checking import CheckContext, Problem, no_model
 from rlhf.inference.embedded.attention import use_packed_attention
+from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.sharding import unscaled
@@ -234,6 +235,8 @@ class ValueModel(BackboneModel):
     def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
         """Values `[1, N, 1]`, as `logits`, at places `logits_to_keep` `[N]` of the packed rows."""
         # A row that fills the context has one token more here, which no value sees (`value_rows`): a model that learnt
-        # its positions has none for it.
-        inputs["position_ids"] = inputs["position_ids"].clamp(max=self.config.max_position_embeddings - 1)
+        # its positions has none for it, and with longrope it would change those of all others.
+        found, at = ModelConfig(self.config).text, inputs["position_ids"]
+        n_positions = found.max_short_positions or found.max_position_embeddings
+        inputs["position_ids"] = at if n_positions is None else at.masked_fill(at == n_positions, n_positions - 1)
         return SimpleNamespace(logits=self.head(self.states(logits_to_keep, **inputs))[None])
