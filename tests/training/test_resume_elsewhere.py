@@ -20,11 +20,16 @@ from safetensors.torch import load_file
 from rlhf.errors import RecipeError
 from rlhf.evaluation.changes import read_changes
 from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.backends.settings import Fsdp, Torch
 from rlhf.training.backends.zero_optimizer_state import named, numbered
+from rlhf.training.checkpoints.store import load_trainer
+from rlhf.training.policy.model import Pretrained
 from rlhf.training.run import Interrupted
 from tests.training import children, runs, test_revise, words
 from tests.training.alike import assert_alike
+from tests.training.test_deepspeed import SCHEDULE, go_on, rows
 from tests.training.test_deepspeed_runs import deepspeed, recipe
+from tests.training.tiny import policy
 from tests.training.together import together
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -116,6 +121,34 @@ def test_what_is_no_matter_of_the_trainer_is_refused(tmp_path: Path) -> None:
         "stages.1.group_size=2",
     )  # fmt: skip
     assert ended.code == 2 and "another value of stages.1.group_size: 2 instead of " in ended.err
+
+
+def in_bfloat16(rank: int, folder: Path) -> None:
+    """Three updates of a float32 policy that is computed in bfloat16, and their checkpoint."""
+    made = policy()
+    trainer = Fsdp(precision="bfloat16").start(made, SCHEDULE, 8)
+    go_on(trainer, rows(), 0, 3)
+    made.save(folder / "policy")
+    state = {"optimizer": trainer.optimizer.state_dict(), "torch_rng": torch.get_rng_state(), "kept": {}}
+    torch.save(state, folder / "trainer.pt")
+    trainer.close()
+
+
+@pytest.mark.parametrize("form", ["numbers", "names"])
+def test_a_float32_policy_goes_on_from_float32_masters(tmp_path: Path, form: str) -> None:
+    together(in_bfloat16, tmp_path, 1)
+    made = Pretrained(path=str(tmp_path / "policy")).build(0)
+    names = [name for name, _ in made.model.named_parameters()]
+    saved = torch.load(tmp_path / "trainer.pt")
+    wanted = {name: saved["optimizer"]["state"][i]["master"] for i, name in enumerate(names)}
+    assert any(not torch.equal(p, wanted[name]) for name, p in made.model.named_parameters()), "they are finer"
+    if form == "names":  # as DeepSpeed's are
+        torch.save({**saved, "optimizer": named(saved["optimizer"], names)}, tmp_path / "trainer.pt")
+    trainer = Torch().start(made, SCHEDULE, 8)
+    load_trainer(tmp_path, trainer.optimizer, names=names)
+    assert all(torch.equal(p, wanted[name]) for name, p in made.model.named_parameters())
+    go_on(trainer, rows(), 3, 4)
+    assert all({*state} == {"step", "exp_avg", "exp_avg_sq"} for state in trainer.optimizer.state.values())
 
 
 # --- the two forms of an optimiser's state ----------------------------------------------------------------------------

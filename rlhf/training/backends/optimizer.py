@@ -91,11 +91,19 @@ class AdamW:
 
 
 def load_moments(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Restore an optimiser's state; learning rate, weight decay and the like stay those that it was made with."""
+    """Restore an optimiser's state; learning rate, weight decay and the like stay those that it was made with.
+
+    Masters in float32, as trainers save them that compute in 16 bits, become the parameters where these are float32.
+    """
     own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, options in zip(optimizer.param_groups, own, strict=True):
         group.update(options)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        with torch.no_grad():
+            for p, kept in optimizer.state.items():
+                if "master" in kept and not is_short(p):
+                    p.copy_(kept.pop("master"))
 
 
 @plain_dataclass

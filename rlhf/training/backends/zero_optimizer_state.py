@@ -209,16 +209,13 @@ def named(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {"n_steps": max(steps, default=0), "parameters": parameters, "scaler": {}}
 
 
-def numbered(
-    saved: Mapping[str, Any], names: Sequence[str], groups: Sequence[Mapping[str, Any]], *, masters: bool = False
-) -> dict[str, Any]:
+def numbered(saved: Mapping[str, Any], names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what `GatheredOptimizerState.state_dict` made as plain torch's AdamW takes it.
 
     Args:
         saved: by names.
         names: of the trained parameters, in the order of the optimiser.
         groups: its own `param_groups`.
-        masters: whether it keeps weights in float32 beside those in 16 bits.
 
     Raises:
         ValueError: the state of other parameters.
@@ -228,12 +225,8 @@ def numbered(
         differing = sorted(set(names) ^ set(found))[0]
         raise ValueError(f"another model's state: {differing} is in one of the two only")
     n_steps = saved["n_steps"]
-    wanted = (*_MOMENTS, *(("master",) if masters else ()))
     state = {
-        number: {
-            **({"step": torch.tensor(float(n_steps))} if n_steps else {}),
-            **{key: of[key] for key in wanted if key in of},
-        }
+        number: {**({"step": torch.tensor(float(n_steps))} if n_steps else {}), **of}
         for number, of in enumerate(found[name] for name in (names if found else ()))
     }
     return {"state": state, "param_groups": list(groups)}

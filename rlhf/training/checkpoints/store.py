@@ -33,7 +33,6 @@ from rlhf.digests import FILES, Mark, check_beginning, listing, seal, verify, ve
 from rlhf.errors import CheckpointError
 from rlhf.processes import current
 from rlhf.tasks.sampler import Stateful
-from rlhf.training.backends.master_weights import MasterAdamW
 from rlhf.training.backends.optimizer import load_moments
 from rlhf.training.backends.zero_optimizer_state import numbered
 from rlhf.training.checkpoints.snapshot import STATE, Snapshot, damage, n_bytes
@@ -382,8 +381,7 @@ def load_trainer(
             raise ValueError("the optimiser's state was not saved at the end of its stage")
         if optimizer is not None and moments is not None:
             if isinstance(optimizer, torch.optim.Optimizer) and "parameters" in moments:
-                groups, masters = optimizer.state_dict()["param_groups"], isinstance(optimizer, MasterAdamW)
-                moments = numbered(moments, names, groups, masters=masters)
+                moments = numbered(moments, names, optimizer.state_dict()["param_groups"])
             load_moments(optimizer, moments)
             _check_shapes(optimizer)
         if missing := [name for name in kept if name not in saved["kept"]]:
