@@ -115,7 +115,12 @@ def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
             where=f"{path}.{key}",
             got=f"{'a reset reference' if is_reset else 'adapters of an earlier stage'}, policy.lora and {said}",
             expected=KEEPS_WHOLE,
-            do=f"use such a trainer, or {'remove reference_reset' if is_reset else 'a loss without a KL term'}",
+            do="use such a trainer, or "
+            + (
+                "remove reference_reset"
+                if is_reset
+                else "start a run of this stage alone from `rlhf export` of the earlier"
+            ),
         )
     yield from format_problems(trainer, context)
     if policy.lora is not None and policy.lora.quantization is not None:
