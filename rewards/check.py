@@ -17,7 +17,7 @@ from rewards.base import Capabilities, GroupReward, name_of
 from rewards.code.sandboxed_reward import Sandboxed
 from rewards.trl_function import TrlFunction
 from rewards.validation import checked_verdict
-from rewards.verified import is_verifier, takes_completions
+from rewards.verified import is_verifier, of_pair, takes_completions
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
 from rlhf.data.report import Report, Walk, shorten
 from rlhf.errors import RewardError
@@ -76,7 +76,7 @@ def check_reward(
         return walk.run(lambda: _check_group_reward(_Judge(walk, reward), records))
     verifier = is_verifier(reward)
     walk = Walk(f"{'verifier' if verifier else 'reward'} {name}", call_limit_s)
-    judge = _Judge(walk, reward)
+    judge = _Judge(walk, of_pair(reward))
     if verifier:
         references = [task.reference for task, _ in records if task.reference is not None]
         pairs = examples or [(text, text) for text in references or _REFERENCES]

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import name_of
-from rlhf.data import Verdict
+from rewards.validation import checked_verdict
+from rewards.verified import of_pair
 from rlhf.data.report import Finding, Report, counted, describe, shorten
 from rlhf.errors import RecipeError, RlhfError, nearest
 
@@ -119,16 +120,15 @@ def _judge(verifier: Callable[..., Any], case: Case, limit_s: float) -> Judged:
 
 def _call(verifier: Callable[..., Any], case: Case) -> tuple[float | None, str]:
     try:
-        given = verifier(case.answer, case.reference)
+        given = of_pair(verifier)(case.answer, case.reference)
         if inspect.isawaitable(given):
             given = asyncio.run(_awaited(given))
+        verdict = checked_verdict(given, name_of(verifier))
     except RlhfError as error:
         return None, str(error)
     except (Exception, SystemExit) as error:
         return None, describe(error)
-    if isinstance(given, Verdict):
-        return given.value, given.why
-    return (float(given), "") if isinstance(given, int | float) else (None, f"returned {shorten(given)}")
+    return verdict.value, verdict.why
 
 
 async def _awaited(given: Any) -> Any:

@@ -8,11 +8,13 @@ from rlhf.data import Verdict
 from rlhf.data.untrusted import cut, number, shown, slots, text
 from rlhf.errors import RewardError
 
-_EXPECTED = "a finite number, or a Verdict"
+_EXPECTED = "a finite number, a Verdict, or a dictionary with a number `score`"
 
 
 def checked_verdict(said: object, where: str, n_turns: int | None = None) -> Verdict:
     """Verdict of Python's own types from a reward's result; a long reason is cut.
+
+    Of a dictionary, as functions for verl return, it is the entry `score`.
 
     Args:
         said: whatever a reward has returned.
@@ -20,10 +22,11 @@ def checked_verdict(said: object, where: str, n_turns: int | None = None) -> Ver
         n_turns: turns that it was shown; None does not look at their number and sum.
 
     Raises:
-        RewardError: it is neither a finite number nor a Verdict of such, or the values of the turns do not fit.
+        RewardError: it is neither a finite number nor a Verdict or a dictionary of such, or the values of the turns do
+            not fit.
     """
     found = slots(said, Verdict, ("value", "why", "per_turn"))
-    value, why, per_turn = found or (said, "", None)
+    value, why, per_turn = found or (said.get("score", said) if type(said) is dict else said, "", None)
     total, reason = number(value), text(why)
     if total is None:
         raise RewardError("returned no finite number", where=where, got=shown(value), expected=_EXPECTED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from rlhf.errors import RecipeError, RewardError
 #: Names of parameters by which a verifier is told from a reward of (task, trajectory); the first is ours.
 ANSWERS = ("answer", "response", "completion", "solution_str", "prediction", "reply", "output")
 REFERENCES = ("reference", "ground_truth", "expected", "target", "label", "gold", "solution")
+#: Parameters by which a function of verl's signature is told from others.
+OF_VERL = frozenset({"data_source", "solution_str", "ground_truth"})
 #: Names of what a verifier is not given.
 _NOT_GIVEN = frozenset(
     {"prompt", "prompts", "question", "query", "problem", "input", "instruction", "context", "history", "state", "info"}
@@ -24,14 +26,39 @@ _NOT_GIVEN = frozenset(
 
 def takes_completions(part: Any) -> bool:
     """True for a function of TRL's signature, with a parameter `completions`."""
+    return "completions" in _parameters(part)
+
+
+def takes_data_source(part: Any) -> bool:
+    """True for a function of verl's signature, with parameters `data_source`, `solution_str` and `ground_truth`."""
+    return _parameters(part).keys() >= OF_VERL
+
+
+def _parameters(part: Any) -> Mapping[str, inspect.Parameter]:
     try:
-        return not isinstance(part, type) and "completions" in inspect.signature(part).parameters
+        return {} if isinstance(part, type) else inspect.signature(part).parameters
     except (TypeError, ValueError):
-        return False
+        return {}
+
+
+def of_pair(verifier: Any) -> Any:
+    """Verifier to be called with (answer, reference); one of verl's signature is given an empty `data_source`."""
+    if not takes_data_source(verifier):
+        return verifier
+    return lambda answer, reference: _as_verl(verifier, answer, reference, {})
+
+
+def _as_verl(function: Any, reply: str, reference: str, columns: Mapping[str, Any]) -> Any:
+    """Call a function of verl's signature by those of verl's names that it takes."""
+    given = {"data_source": columns.get("data_source", ""), "solution_str": reply, "ground_truth": reference}
+    given["extra_info"] = columns.get("extra_info") or {}
+    parameters = _parameters(function)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return function(**{name: value for name, value in given.items() if takes_all or name in parameters})
 
 
 def is_verifier(part: Any) -> bool:
-    """True if the first two parameters are an answer and a reference, by name or as texts.
+    """True if the first two parameters are an answer and a reference, by name or as texts, or the signature is verl's.
 
     Raises:
         RecipeError: they are a reference and an answer, and would be given the wrong way round; one is something
@@ -42,8 +69,8 @@ def is_verifier(part: Any) -> bool:
     except (TypeError, ValueError):
         return False
     first, second = ([p.name for p in parameters] + ["", ""])[:2]
-    if takes_completions(part):
-        return False
+    if takes_completions(part) or takes_data_source(part):
+        return takes_data_source(part)
     where, got = name_of(part), f"({', '.join(p.name for p in parameters)})"
     if first in REFERENCES and second in ANSWERS:
         raise RecipeError(
@@ -82,7 +109,8 @@ class Verified:
 
     The answer is the argument of a call such as `answer[x]` (see `rewards.answers.calls`), else the text of the
     action; or, for
-    a verifier with an attribute `reads_reply`, the whole reply without its thoughts, which may have many lines.
+    a verifier with an attribute `reads_reply`, the whole reply without its thoughts, which may have many lines. One of
+    verl's signature is given the whole reply with its thoughts, and the task's columns `data_source` and `extra_info`.
 
     A recipe names the verifier itself: `kind: ./my_verifier.py:judge`.
     """
@@ -106,6 +134,11 @@ class Verified:
             )
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
+        if takes_data_source(self.verifier):
+            said = trajectory.turns[-1].action
+            columns: Mapping[str, Any] = task.info.get("columns") or {}
+            verdict: Verdict | float = _as_verl(self.verifier, said.said or said.text, task.reference, columns)
+            return verdict
         action = last_action(trajectory)
         if action.strip() == task.reference.strip():  # a reference that is a call itself
             return self.verifier(action, task.reference)

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from rewards.base import GroupReward
+from rewards.verified import OF_VERL
 from rlhf import given_parts, plugins
 from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA
 from rlhf.errors import MissingPackageError, RecipeError, UsageError, boundary, nearest
@@ -326,7 +327,8 @@ def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
         takes = inspect.signature(function)
     except (TypeError, ValueError):  # a function of another language
         return
-    if "completions" in takes.parameters:  # a function of TRL's signature, which is called by names
+    names = takes.parameters.keys()
+    if "completions" in names or names >= OF_VERL:  # a function of TRL's or verl's signature, which is called by names
         return
     try:
         takes.bind(*[None] * n)
@@ -336,6 +338,7 @@ def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
             "a reward takes (task, trajectory), a verifier (answer, reference)",
             where=where,
             got=f"{kind}, which takes ({', '.join(map(str, own))})",
-            expected="(answer, reference), (task, trajectory), or (completions, ...) as TRL's functions",
+            expected="(answer, reference), (task, trajectory), (completions, ...) as TRL's functions, or "
+            "(data_source, solution_str, ground_truth, ...) as verl's",
             hint="write (answer, reference) for its parameters, or (task, trajectory); others need a default",
         ) from error

@@ -90,7 +90,7 @@ def train(
     Args:
         recipe: name, path, a mapping with the contents of the YAML, or a `Recipe`; None if other arguments define it.
         rewards: a function, a list of them, or a mapping of names to functions, reward objects or `{"kind": function,
-            "weight": 0.5}`. A function takes (answer, reference), (task, trajectory), or (completions, ...) as for TRL.
+            "weight": 0.5}`. A function takes (answer, reference), (task, trajectory), or what those of TRL or verl do.
         environment: an environment, a file of tasks, a list of rows, or recipe keys.
         agent: an agent, or recipe keys.
         callbacks: functions that are called with a `StepInfo` after each step, or `StageHook`s; one alone or several.

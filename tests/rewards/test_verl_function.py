@@ -1,0 +1,89 @@
+"""Reward functions of verl's signature: recognised, called with what verl gives, their dictionaries read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.tasks.dataset import Dataset
+from rewards.check import check_reward
+from rewards.combinators.parts import compared_in
+from rewards.suite import Case, run
+from rewards.trl_function import as_reward
+from rewards.verified import is_verifier
+from rlhf.data import Action, Outcome, Trajectory, Turn
+from rlhf.errors import RecipeError
+from rlhf.recipe.rewards import rewards_of
+from rlhf.rollout.scoring import score_group
+from tests import commands
+
+ROW = {
+    "data_source": "sums",
+    "prompt": [{"role": "user", "content": "What is 3 + 4?"}],
+    "reward_model": {"style": "rule", "ground_truth": "7"},
+    "extra_info": {"split": "train", "index": 3},
+}
+SCORE = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {BODY}
+"""
+
+
+def scored(tmp_path: Path, reply: str, text: str, **keys: Any) -> Any:
+    (tmp_path / "reward.py").write_text(text)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    task = Dataset(train=tmp_path / "rows.jsonl").tasks("train")[0]
+    rewards = rewards_of({"right": {"kind": "./reward.py:compute_score", **keys}}, tmp_path)
+    turn = Turn(Action(reply.rpartition(">")[2].strip(), said=reply), "")
+    return asyncio.run(score_group(task, [Trajectory(task.id, 0, "", (turn,), Outcome.FAILED)], rewards))
+
+
+def test_a_function_is_given_the_whole_reply_and_the_columns_of_its_row(tmp_path: Path) -> None:
+    seen = "data_source == 'sums' and solution_str == '<think>3 and 4</think> 7' and ground_truth == '7'"
+    for parameters in ("", "**others", "async"):
+        text = SCORE.replace("{BODY}", f"float({seen} and extra_info['index'] == 3)")
+        text = text.replace("extra_info=None", f"extra_info, {parameters}") if parameters == "**others" else text
+        (tmp_path / (parameters.strip("*") or "plain")).mkdir()
+        text = text.replace("\ndef", "\nasync def") if parameters == "async" else text
+        group = scored(tmp_path / (parameters.strip("*") or "plain"), "<think>3 and 4</think> 7", text)
+        assert not group.failures and group.scores[0].total == 1.0, parameters
+
+
+@pytest.mark.parametrize(("result", "value"), [("0.5", 0.5), ("{'score': 0.25, 'acc': True, 'pred': '7'}", 0.25)])
+def test_a_result_is_a_number_or_a_dictionary_with_a_score(tmp_path: Path, result: str, value: float) -> None:
+    group = scored(tmp_path, "7", SCORE.replace("{BODY}", result))
+    assert group.scores[0].parts["right"].value == value
+
+
+@pytest.mark.parametrize("result", ["{}", "{'acc': 1.0}", "{'score': None}", "{'score': float('nan')}"])
+def test_a_dictionary_without_a_finite_score_is_an_error(tmp_path: Path, result: str) -> None:
+    group = scored(tmp_path, "7", SCORE.replace("{BODY}", result))
+    assert "returned no finite number" in group.failures[0].message and "`score`" in group.failures[0].message
+
+
+def test_a_function_of_verl_is_a_verifier_that_needs_the_reference() -> None:
+    def compute_score(data_source, solution_str, ground_truth, extra_info):  # type: ignore[no-untyped-def]
+        return {"score": float(data_source == "" and extra_info == {} and solution_str == ground_truth)}
+
+    assert is_verifier(compute_score)
+    assert list(compared_in("right", as_reward(compute_score), None)) == ["right"]
+    report = check_reward(compute_score)
+    assert report.ok and report.subject == "verifier compute_score", str(report)
+    cases = [Case("a/1", "a", "7", "7", right=True), Case("a/2", "a", "7", "8", right=False)]
+    assert [one.value for one in run(compute_score, cases)] == [1.0, 0.0]
+
+
+def test_a_function_of_three_other_parameters_is_refused_with_both_signatures(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("def compute_score(answer, reference, more):\n    return 1.0\n")
+    with pytest.raises(RecipeError, match=r"\(data_source, solution_str, ground_truth, \.\.\.\) as verl's"):
+        rewards_of({"right": {"kind": "./reward.py:compute_score"}}, tmp_path)
+
+
+def test_it_is_checked_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(SCORE.replace("{BODY}", "{'score': float(solution_str == ground_truth)}"))
+    found = commands.run("check", "reward", f"{tmp_path}/reward.py:compute_score")
+    assert found.exit_code == 0, found.output
