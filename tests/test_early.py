@@ -255,7 +255,7 @@ def test_a_fault_of_an_environment_is_told_once_with_its_line_before_anything_is
         train(recipe, tmp_path / "run")
     assert error.value.where == "environment, world/train/0" + (f", {place}" if place else "")
     assert error.value.got.endswith(said) and "\n" not in error.value.got + error.value.what
-    assert error.value.expected and "rlhf check environment ./FILE.py:NAME" in error.value.hint
+    assert error.value.expected and f"`rlhf check environment {tmp_path}/world.py:World`" in error.value.hint
 
 
 @pytest.mark.parametrize(("declared", "got"), [("{'deterministic': True}", "dict"), ("None", ""), ("Properties()", "")])

@@ -14,6 +14,7 @@ from agents.tools import ToolAgent
 from environments.base import Properties
 from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
+from rlhf.build.alone import check_alone
 from rlhf.build.program_trial import ProgramTrial, temperatures_of
 from rlhf.build.reference_trial import to_try
 from rlhf.capabilities import Capability, CapabilityView
@@ -192,7 +193,7 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
             where=f"{path}rewards.{name}, {task.id}",
             got=message,
             expected="a number or a verdict for every attempt, a bad one too",
-            hint="fix it, and try it alone, from a file of its own: `rlhf check reward ./FILE.py:NAME`",
+            hint=f"fix it, and try it {check_alone('reward', weighted.reward)}",
         )
 
 
@@ -226,7 +227,7 @@ async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], 
             try:
                 found = await play_one(recipe.environment, task, trial, limits, lanes.open(), ())
             except Ended as ended:
-                failed.append(_failure(ended, f"{path}environment, {task.id}", list(refused)))
+                failed.append(_failure(ended, recipe.environment, f"{path}environment, {task.id}", list(refused)))
                 continue
             for text in refused:
                 say(f"caution: a request of the agent's program is refused with {text}")
@@ -236,7 +237,7 @@ async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], 
     raise failed[0]
 
 
-def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
+def _failure(ended: Ended, environment: Any, place: str, refused: Sequence[str]) -> EnvError:
     """The error of an attempt that the environment has ended, with the words of the check that refused its answer.
 
     `refused` are the answers to requests of an agent's program that were refused.
@@ -253,7 +254,7 @@ def _failure(ended: Ended, place: str, refused: Sequence[str]) -> EnvError:
         )
     else:
         part, expected, do = "environment", "`start` and `step` that answer, and raise nothing", "fix it"
-        alone = "; to try it alone, from a file of its own: `rlhf check environment ./FILE.py:NAME`"
+        alone = f"; to try it {check_alone('environment', environment)}"
     return EnvError(
         f"the {part} fails at its first tasks{f': {told.what}' if told else ''}",
         where=f"{place}, {told.where}" if told else place,

@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -15,9 +15,12 @@ from environments.base import Environment, can_demonstrate, properties_of
 from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
 from rewards.judges.asking import AsksModel
+from rewards.trl_function import TrlFunction
+from rlhf.build.alone import check_alone
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import RewardError
 from rlhf.recipe import Recipe
+from rlhf.recipe.rewards import as_named
 from rlhf.recipe.suites import Suite
 from rlhf.recipe.view import worlds
 from rlhf.rollout.limits import Limits
@@ -25,7 +28,7 @@ from rlhf.rollout.scoring import Weighted, score_group
 from rlhf.rollout.tasks import tasks_of
 
 #: References of a split that are tried, those of a coroutine so many at a time; of a slow reward as many as it manages
-#: within some seconds.
+#: within some seconds, of which forms of nonsense take up to a quarter.
 _N_TRIED, _AT_A_TIME, _ENOUGH_S = 512, 16, 20.0
 #: References taken for wrong that are shown.
 _N_SHOWN = 3
@@ -67,7 +70,8 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
 
     Each is given plain, in a box, in answer tags and behind phrases; one form that is taken for right is enough. Where
     the environment makes a reply of the reference, such as a program of its tests, it is that. Rewards that ask a model
-    are left out.
+    are left out. A function of TRL's signature need not compare with the reference: what is refused of a verifier is a
+    caution of it.
 
     Raises:
         RewardError: it fails at them, with an error, NaN, or more than a right answer is worth; or, where rewards alone
@@ -93,36 +97,81 @@ async def _try_rewards(
     say: Callable[[str], None],
 ) -> None:
     for name, weighted in rewards.items():
-        if weighted.success_threshold is None or not any(compared_in(name, weighted.reward, None)):
+        if weighted.success_threshold is None:
             continue
+        compares = any(compared_in(name, weighted.reward, None))
         asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
-        if not asks and (copied := to_try(weighted)) is not None:
-            await _try_reward(f"{path}rewards.{name}", copied, world, split, limits, say)
+        is_tried = (compares or isinstance(weighted.reward, TrlFunction)) and not asks
+        if is_tried and (copied := to_try(weighted)) is not None:
+            trial = _Trial(f"{path}rewards.{name}", copied, compares, limits, say)
+            await _try_reward(trial, world, split)
 
 
-async def _try_reward(
-    path: str, weighted: Weighted, world: Environment, split: str, limits: Limits, say: Callable[[str], None]
-) -> None:
+@dataclass
+class _Trial:
+    """One reward that is tried.
+
+    Attributes:
+        path: its place in the recipe.
+        weighted: the reward.
+        compares: whether it is known to compare with the reference.
+        limits: of an attempt.
+        say: is told what is found.
+        calls_s: seconds that each call took.
+    """
+
+    path: str
+    weighted: Weighted
+    compares: bool
+    limits: Limits
+    say: Callable[[str], None]
+    calls_s: list[float] = field(default_factory=list)
+
+    def note_call(self, took_s: float) -> None:
+        """Take down what a call took, and say once that the reward is slow; the first call may load what it needs."""
+        self.calls_s.append(took_s)
+        parts = (part for _, part in with_parts("", as_named(self.weighted.reward)))
+        expected_s = max(float(Capabilities(part).slow_s) for part in parts)
+        if len(self.calls_s) == 2 and min(self.calls_s) > expected_s:
+            self.say(
+                f"caution: {self.path} is slow: {sum(self.calls_s) / 2:.1f} s per call, for every attempt (expected: "
+                f"under {expected_s:g} s); it is tried for {_ENOUGH_S:g} s"
+            )
+
+
+async def _try_reward(trial: _Trial, world: Environment, split: str) -> None:
+    path, limits, say = trial.path, trial.limits, trial.say
     replies = ((task, _right_reply(world, task)) for task in tasks_of(world, split, _N_TRIED))
     drawn = list(replies)
     known = [(task, reply) for task, reply in drawn if reply is not None]
     if not known:
         return
-    if without := [task for task, _ in drawn if task.reference is None]:
+    if trial.compares and (without := [task for task, _ in drawn if task.reference is None]):
         say(
             f"caution: {path} compares with a reference, and {len(without)} of the first {len(drawn)} tasks of {split} "
             f"have none, such as {_place(without[0])}: attempts at them are reward errors (limits.max_error_fraction)"
         )
-    if not (await _given(known[0][0], _NONSENSE, weighted, limits)).why:
+    begun = time.monotonic()
+    until = begun + _ENOUGH_S
+    nonsense = await _given(known[0][0], _NONSENSE, trial, begun + _ENOUGH_S / 4)
+    if nonsense is not None and not nonsense.why:
         say(f"caution: {path} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
-    tried, left, until = list[_Tried](), iter(known), time.monotonic() + _ENOUGH_S
-    at_a_time = _AT_A_TIME if inspect.iscoroutinefunction(type(weighted.reward).__call__) else 1
-    while (some := list(islice(left, at_a_time))) and (not tried or time.monotonic() < until):
-        tried += await asyncio.gather(*(_given(task, reply, weighted, limits) for task, reply in some))
-    _refuse_failing(path, tried, limits)
+    found, left = list[_Tried | None](), iter(known)
+    at_a_time = _AT_A_TIME if inspect.iscoroutinefunction(type(trial.weighted.reward).__call__) else 1
+    while (some := list(islice(left, at_a_time))) and (not found or time.monotonic() < until):
+        found += await asyncio.gather(*(_given(task, reply, trial, until) for task, reply in some))
+    tried = [one for one in found if one is not None]
+    if not tried:
+        say(
+            f"caution: {path} was given no reference in every form within {_ENOUGH_S:g} s, so none is known to be right"
+        )
+        return
+    if trial.compares:
+        _refuse_failing(trial, tried)
     wrong = [one for one in tried if one.why]
     n, n_right = len(tried), len(tried) - len(wrong)
-    if not n_right and properties_of(world).judged_by_rewards and limits.max_error_fraction < 1:
+    must = trial.compares and properties_of(world).judged_by_rewards and limits.max_error_fraction < 1
+    if not n_right and must:
         raise _none_right(path, tried)
     say(f"{path} takes {n_right} of the first {n} references of {split} for right: {n_right / n:.1%}")
     for one in wrong[:_N_SHOWN]:
@@ -142,20 +191,25 @@ def _right_reply(environment: Any, task: Task) -> str | None:
     return plan[-1] if plan else None
 
 
-async def _given(task: Task, answer: str, weighted: Weighted, limits: Limits) -> _Tried:
+async def _given(task: Task, answer: str, trial: _Trial, until: float) -> _Tried | None:
     """Give an answer in every form, until one is taken for right; else with what was said of the first.
 
-    What is no reference, such as a program in its fence, has its form already.
+    What is no reference, such as a program in its fence, has its form already. None where the time, `until` which
+    another form is given, ends before.
     """
+    weighted, timeout_s = trial.weighted, trial.limits.reward_timeout_s
     first: _Tried | None = None
     for form in _FORMS if answer in (task.reference, _NONSENSE) else _FORMS[:1]:
+        if first is not None and time.monotonic() >= until:
+            return None
         said = form.format(answer)
         reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
         begun = time.monotonic()
-        group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=limits.reward_timeout_s)
+        group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=timeout_s)
+        trial.note_call(took_s := time.monotonic() - begun)
         if group.failures:
             first = first or _Tried(task, answer, " ".join(group.failures[0].message.split()), failed=True)
-            if time.monotonic() - begun >= limits.reward_timeout_s:  # it would hang at the other forms too
+            if took_s >= timeout_s:  # it would hang at the other forms too
                 return first
         elif group.trajectories[0].solved:
             return _Tried(task, answer)
@@ -167,16 +221,16 @@ async def _given(task: Task, answer: str, weighted: Weighted, limits: Limits) ->
     return first
 
 
-def _refuse_failing(path: str, tried: Sequence[_Tried], limits: Limits) -> None:
+def _refuse_failing(trial: _Trial, tried: Sequence[_Tried]) -> None:
     """Raise RewardError where a reward fails at more of the references than attempts may fail."""
     failed = [one for one in tried if one.failed]
-    if len(failed) > limits.max_error_fraction * len(tried):
+    if len(failed) > trial.limits.max_error_fraction * len(tried):
         raise RewardError(
             f"the reward fails at {len(failed)} of the first {len(tried)} references, given as answers",
-            where=f"{path}, {failed[0].task.id}",
+            where=f"{trial.path}, {failed[0].task.id}",
             got=failed[0].shown,
             expected="from 0 for wrong to 1 for right, or a verdict of that, for every answer",
-            hint="fix it, and try it alone, from a file of its own: `rlhf check reward ./FILE.py:NAME`",
+            hint=f"fix it, and try it {check_alone('reward', trial.weighted.reward)}",
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from agents.chat import ChatAgent
 from environments.tasks.dataset import Dataset
+from rlhf.build.preflight import try_once
 from rlhf.build.reference_trial import try_references
 from rlhf.build.task_summary import tell_splits
 from rlhf.build.train import train
@@ -237,3 +238,73 @@ def test_episodes_of_the_evaluation_are_no_more_than_the_split_has(tmp_path: Pat
     wanted = ["evaluation.n_tasks=200", "evaluation.attempts=2"]
     assert arithmetic(load(path, wanted))["evaluation"]["n_episodes"] == 14
     assert arithmetic(load(path, ["evaluation.n_tasks=5"]))["evaluation"]["n_episodes"] == 5
+
+
+@pytest.mark.parametrize(
+    ("right", "says"),
+    [
+        ("1.0", ["takes the reply 'colourless green ideas' for right", "31 of the first 31"]),
+        ("float(said.strip() == answer[0])", ["31 of the first 31"]),
+        ("0.0", ["0 of the first 31", "for wrong", "for wrong", "for wrong", "fix rewards.right"]),
+        ("len(columns['level'])", ["0 of the first 31", "KeyError", "KeyError", "KeyError", "fix rewards.right"]),
+    ],
+)
+def test_a_function_of_trl_is_tried_on_nonsense_and_references_and_only_cautioned_of(
+    tmp_path: Path, right: str, says: list[str]
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./mine.py:score"}})
+    judge = f"def score(completions, answer, **columns):\n    return [{right} for said in completions]\n"
+    (tmp_path / "mine.py").write_text(judge)
+    said: list[str] = []
+    asyncio.run(try_references(load(path), said.append))
+    assert len(said) == len(says) and all(part in line for part, line in zip(says, said, strict=True)), said
+
+
+def test_a_function_of_verl_that_takes_anything_is_cautioned_of_and_one_that_takes_nothing_refused(
+    tmp_path: Path,
+) -> None:
+    score = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return {'score': SCORE}\n"
+    for name, value in (("one", "1.0"), ("none", "0.0")):
+        path, said = recipe(tmp_path, {"right": {"kind": f"./{name}.py:compute_score"}}), list[str]()
+        (tmp_path / f"{name}.py").write_text(score.replace("SCORE", value))
+        if name == "one":
+            asyncio.run(try_references(load(path), said.append))
+            assert "'colourless green ideas' for right" in said[0] and len(said) == 2
+            continue
+        with pytest.raises(RewardError, match="accepts none of the first"):
+            asyncio.run(try_references(load(path), said.append))
+
+
+@pytest.mark.parametrize(("right", "says"), [("0.0", "was given no reference in every form"), ("1.0", "for right")])
+def test_every_call_of_a_slow_verifier_counts_and_it_is_said_to_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, says: str
+) -> None:
+    path, calls = recipe(tmp_path, {"right": {"kind": "./mine.py:Judge"}}), tmp_path / "calls"
+    (tmp_path / "mine.py").write_text(
+        "import time\n\nclass Judge:\n    slow_s = 0.05\n\n"
+        "    def __call__(self, answer: str, reference: str) -> float:\n"
+        f"        open({str(calls)!r}, 'a').write('x')\n        time.sleep(0.2)\n"
+        f"        return {right} * answer.endswith(reference)\n"
+    )
+    monkeypatch.setattr("rlhf.build.reference_trial._ENOUGH_S", 1.0)
+    said: list[str] = []
+    asyncio.run(try_references(load(path), said.append))
+    assert "caution: rewards.right is slow: 0.2 s per call" in said[0] and "under 0.05 s" in said[0]
+    assert says in said[1] and len(said) == 2
+    assert len(calls.read_text()) <= 1.0 / 0.2 + 2
+
+
+def test_what_fails_is_named_with_the_command_that_tries_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe(tmp_path, {"right": {"kind": "./mine.py:Judge", "digits": 3}})
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Judge:\n    digits: int = 2\n"
+        "    strict: bool = False\n\n    def __call__(self, answer: str, reference: str) -> float:\n"
+        "        raise ValueError('no')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for trial in (try_references, try_once):
+        with pytest.raises(RewardError) as error:
+            asyncio.run(trial(load(path), lambda text: None))
+        assert error.value.hint == "fix it, and try it alone: `rlhf check reward ./mine.py:Judge digits=3`"
