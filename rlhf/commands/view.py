@@ -89,7 +89,7 @@ def top(
 ) -> None:
     """Watch a run in the terminal: success with its interval, loss, KL, tokens per second, time left.
 
-    Exits when the run ends, or on Ctrl-C.
+    Exits when the run ends, or on Ctrl-C; where stdout is no terminal, after printing once.
     """
     from rlhf.evaluation.folder import is_evaluation
     from rlhf.viewer.run_folder import RunFolder, is_run

@@ -25,8 +25,8 @@ _STYLES = {"running": "bold blue", "finished": "bold green", "stopped": "bold ye
 
 
 def watch(run: RunFolder, console: Console, *, once: bool = False) -> None:
-    """Show a run until it ends, or once."""
-    if once:
+    """Show a run until it ends, or once: also where the console is no terminal, on which nothing can be updated."""
+    if once or not console.is_terminal:
         console.print(shown(run))
         return
     with Live(shown(run), console=console, auto_refresh=False) as live:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rlhf import locks
 from rlhf.commands.view import shown_beside
 from rlhf.errors import UsageError
 from rlhf.progress import RichProgress
@@ -103,6 +104,14 @@ def test_top_shows_where_a_run_is(tmp_path: Path) -> None:
     console = Console(width=40, record=True, file=io.StringIO())
     console.print(top.shown(RunFolder(tmp_path)))
     assert "not begun" in console.export_text()
+
+
+def test_top_prints_once_and_ends_where_there_is_no_terminal(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: x\nstages: [{kind: policy_gradient, steps: 5}]\n")
+    command = [sys.executable, "-m", "rlhf.cli", "top", str(tmp_path)]
+    with locks.held(tmp_path, "a test"):
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "running" in printed
 
 
 def test_top_leaves_out_a_kl_that_is_rounding(tmp_path: Path) -> None:
