@@ -12,14 +12,17 @@ and a method `cautions` that yields sentences about what is legal and probably n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rlhf.capabilities import Capability, CapabilityView
-from rlhf.errors import RecipeError, nearest
+from rlhf.errors import ModelError, RecipeError, nearest
 
+#: Seconds that a server or a hub has to take a connection.
+CONNECT_S = 10.0
 #: What goes with parts that need the policy's weights whole.
 KEEPS_WHOLE = "a trainer that keeps weights whole: torch, or deepspeed with zero_stage: 0, 1 or 2"
 
@@ -244,8 +247,12 @@ def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem
 
 
 def is_local_model(named: str) -> bool:
-    """True if `named` is a folder: it exists, or cannot be a hub name (at most one `/`)."""
-    return Path(named).expanduser().exists() or named.startswith((".", "/", "~")) or named.count("/") > 1
+    """True if `named` is a folder: it exists, or cannot be a hub name (letters, digits, `-_.`, at most one `/`)."""
+    return (
+        Path(named).expanduser().exists()
+        or named.startswith(".")
+        or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", named, re.ASCII) is None
+    )
 
 
 def no_model(named: str, where: str, do: str) -> Iterator[Problem]:
@@ -263,8 +270,46 @@ def no_model(named: str, where: str, do: str) -> Iterator[Problem]:
             where,
             f"{named}, {'without config.json' if folder.is_dir() else 'no such folder'}",
             "a folder with config.json, tokenizer.json and *.safetensors, or a hub name",
-            _policy_within(folder) or do,
+            _policy_within(folder) or _near_folder(named) or do,
         )
+
+
+def refuse_unreachable(named: str, where: str) -> None:
+    """Raise ModelError where a hub model is neither cached nor reachable.
+
+    Looked up is its config.json, in the cache and then on the hub, which is asked once.
+
+    Args:
+        named: the model; a folder is not looked at.
+        where: YAML path of the key that names it.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    if is_local_model(named):
+        return
+    try:
+        hf_hub_download(named, "config.json", local_files_only=True)
+        return
+    except Exception:
+        pass
+    try:
+        get_hf_file_metadata(hf_hub_url(named, "config.json"), timeout=CONNECT_S)
+    except Exception as error:  # of the hub's client: of the network, of rights, of names
+        raise ModelError(
+            "this model is neither a folder here nor on a reachable hub",
+            where=where,
+            got=f"{named}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
+            expected="a folder, a model in the local cache, or one on a reachable hub",
+            hint=_near_folder(named) or "check name, network and HF_TOKEN, or give the folder of a local model",
+        ) from error
+
+
+def _near_folder(named: str) -> str:
+    """Question whether a model's folder of a similar name was meant, here or beside what is named; '' without one."""
+    beside = {
+        str(path.parent) for root in (Path(named).expanduser().parent, Path()) for path in root.glob("*/config.json")
+    }
+    return nearest(named, sorted(beside))
 
 
 def _policy_within(folder: Path) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from rlhf.evaluation.store import read_trajectories
 from rlhf.recipe import Recipe, load
 from rlhf.rollout.episode import UNDECIDED
 from rlhf.training.policy.model import FromScratch
+from rlhf.training.policy.model_files import BASE_FOLDER
+from tests import commands
 from tests.training import runs
 
 STAGES = [
@@ -312,18 +318,63 @@ def test_what_lists_no_tasks_is_told_with_its_line(tmp_path: Path, listed: str, 
     assert error.value.expected and error.value.hint
 
 
-def test_a_model_that_cannot_be_had_is_told_of_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that nobody answers for: a port of this machine that is closed."""
+@pytest.fixture
+def silent_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub that is out of order: the files that it is asked for."""
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_error(503)
+
+        def log_message(self, *told: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield asked
+        server.shutdown()
+
+
+def test_a_model_that_cannot_be_had_is_told_of_by_its_key_after_one_request(
+    tmp_path: Path, silent_hub: list[str]
+) -> None:
     judge = {"kind": "judge", "path": "nobody/has-this", "question": "Is it good?"}
     recipe = load(runs.write(tmp_path, STAGES, rewards={"judge": judge}))
     assert list(models_of(recipe)) == [("rewards.judge.path", "nobody/has-this")]
     with pytest.raises(ModelError) as error:
         refuse_unreachable_models(recipe)
     assert error.value.where.startswith("rewards.judge") and error.value.got.startswith("nobody/has-this")
+    assert silent_hub == ["/nobody/has-this/resolve/main/config.json"]
+
+
+@pytest.mark.parametrize("named", ["models/mine", "./models/mine", "my model/x"])
+def test_a_folder_that_is_not_there_is_told_of_with_one_of_a_similar_name(
+    tmp_path: Path, silent_hub: list[str], monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    near = tmp_path / named.replace("mine", "mine-sft").replace("/x", "/xy")
+    near.mkdir(parents=True)
+    shutil.copy(BASE_FOLDER / "config.json", near)
+    monkeypatch.chdir(tmp_path)
+    policy = {"kind": "pretrained", "path": named}
+    said = commands.run("show", runs.write(tmp_path, STAGES[1:], policy=policy)).output
+    assert "did you mean" in said and near.name in said
+    assert ("rlhf train would refuse this: policy.path" in said) is (named == "models/mine")
+    assert set(silent_hub) <= {"/models/mine/resolve/main/config.json"}
+
+
+def test_generations_longer_than_the_context_of_a_pretrained_model_are_told_of(tmp_path: Path) -> None:
+    policy, told = {"kind": "pretrained", "path": str(BASE_FOLDER)}, "limits.max_tokens: one generation would fill"
+    path = runs.write(tmp_path, STAGES[1:], policy=policy)
+    for override, cautioned in (("limits.max_tokens=100000", 1), ("limits.max_tokens=8", 0)):
+        cautions = commands.last_json(commands.run("show", path, override, "--json"))["cautions"]
+        assert sum(told in caution for caution in cautions) == cautioned
 
 
 def test_models_of_the_rewards_of_a_stage_are_named_too(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def write_model(checkpoint: Path, out: Path) -> tuple[bool, int | None]:
     return is_merged, n_entries
 
 
-def refuse_unreachable(hub: Hub) -> None:
+def refuse_unwritable(hub: Hub) -> None:
     """Make the repository on the hub, or find that it is there. Raises ModelError where nothing could be pushed."""
     try:
         _api().create_repo(hub.repo, private=hub.private, exist_ok=True)

@@ -9,14 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf.errors import EngineError, ModelError
+from rlhf.checking import CONNECT_S, refuse_unreachable
+from rlhf.errors import EngineError
 from rlhf.extras import missing
 
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
-#: Seconds that a server has to take a connection.
-CONNECT_S = 10.0
 #: Keys that name a model.
 _NAMES_MODEL = {"path", "teacher"}
 
@@ -52,9 +51,9 @@ def refuse_absent_trackers(recipe: Recipe) -> None:
 def refuse_absent_hub(recipe: Recipe) -> None:
     """Raise ModelError where the trained policy could not be pushed to where the recipe says."""
     if recipe.push_to_hub is not None:
-        from rlhf.build.model_folder import refuse_unreachable
+        from rlhf.build.model_folder import refuse_unwritable
 
-        refuse_unreachable(recipe.push_to_hub)
+        refuse_unwritable(recipe.push_to_hub)
 
 
 def refuse_absent_quantization(recipe: Recipe) -> None:
@@ -90,30 +89,9 @@ def refuse_absent_models(recipe: Recipe) -> None:
 
 
 def refuse_unreachable_models(recipe: Recipe) -> None:
-    """Raise ModelError where a hub model of the recipe is neither cached nor reachable.
-
-    Looked up is its config.json, in the cache and then on the hub: a few kilobytes, before hours of other work.
-    """
-    from huggingface_hub import hf_hub_download
-
-    from rlhf.checking import is_local_model
-
+    """Raise ModelError where a hub model of the recipe is neither cached nor reachable, before hours of other work."""
     for where, named in models_of(recipe):
-        if is_local_model(named):
-            continue
-        try:
-            try:
-                hf_hub_download(named, "config.json", local_files_only=True)
-            except Exception:
-                hf_hub_download(named, "config.json")
-        except Exception as error:  # of the hub's client: of the network, of rights, of names
-            raise ModelError(
-                "this model cannot be loaded or downloaded",
-                where=where,
-                got=f"{named}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}",
-                expected="a model in the local cache, or on a reachable hub",
-                hint="check name, network and HF_TOKEN, or give the folder of a local model",
-            ) from error
+        refuse_unreachable(named, where)
 
 
 def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:

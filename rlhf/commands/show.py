@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.commands.check_availability import refuse_absent_models
+from rlhf.commands.check_availability import refuse_absent_models, refuse_unreachable_models
 from rlhf.commands.output import AsJson, Overrides, command, print_json, results
 from rlhf.data.report import counted
 from rlhf.errors import RlhfError
@@ -51,7 +52,8 @@ def show(
         console.print(dump(loaded), markup=False, soft_wrap=True)
     from rlhf.estimate.arithmetic import arithmetic
 
-    figures, warnings = arithmetic(loaded, nproc), [*cautions(loaded), *_unusable_data(loaded)]
+    figures = arithmetic(loaded, nproc)
+    warnings = [*cautions(loaded), *_unusable(loaded), *_unprompted(loaded, figures["policy"].get("max_context"))]
     measured, changes = _tried(loaded, trial, nproc) if trial else None, read_changes(find(recipe).parent)
     if as_json:
         shown: dict[str, Any] = {"recipe": values_of(loaded), "arithmetic": figures, "cautions": warnings}
@@ -66,8 +68,8 @@ def show(
         console.print(Text.assemble(("caution", "yellow"), " ", warning), soft_wrap=True)
 
 
-def _unusable_data(recipe: Recipe) -> Iterator[str]:
-    """Warnings for errors that `rlhf train` would raise of the data, which may lie on another machine."""
+def _unusable(recipe: Recipe) -> Iterator[str]:
+    """Warnings for errors that `rlhf train` would raise of data and models, which may lie on another machine."""
     from environments.base import properties_of
     from rlhf.build.pair_data import check_sources
     from rlhf.build.supervised_data import check_data
@@ -77,11 +79,22 @@ def _unusable_data(recipe: Recipe) -> Iterator[str]:
         if properties_of(recipe.environment).judged_by_rewards:
             tasks_of(recipe.environment, recipe.evaluation.split, 1)
 
-    for check in (tasks, lambda: check_sources(recipe), lambda: check_data(recipe)):
+    models = partial(refuse_unreachable_models, recipe)
+    for check in (models, tasks, lambda: check_sources(recipe), lambda: check_data(recipe)):
         try:
             check()
         except RlhfError as error:
             yield f"rlhf train would refuse this: {error}"
+
+
+def _unprompted(recipe: Recipe, max_context: int | None) -> Iterator[str]:
+    """Warnings for limits under which one generation may fill the context of a pretrained model, where it is known."""
+    if max_context is None:
+        return
+    of_stages = [(f"stages[{i}].limits", stage.limits) for i, stage in enumerate(recipe.stages) if stage.limits]
+    for path, limits in [("limits", recipe.limits), *of_stages]:
+        for problem in limits.unprompted(min(max_context, limits.max_context or max_context), path):
+            yield f"{problem.where}: {problem.what}: {problem.got}, and the context has {max_context} tokens; lower it"
 
 
 def _tried(recipe: Recipe, n_steps: int, n_processes: int) -> dict[str, Any]:

@@ -61,7 +61,8 @@ def _sized(recipe: Recipe, n_processes: int) -> tuple[dict[str, Any], dict[str, 
         return {"unknown": error.got}, None, "its size"
     n, n_trained = count(parameters_of(model))
     memory = largest(estimates(recipe, n_processes)).values()
-    return {"n_parameters": n, "n_trainable": n_trained}, memory, f"{config.max_position_embeddings} tokens"
+    context = config.max_position_embeddings
+    return {"n_parameters": n, "n_trainable": n_trained, "max_context": context}, memory, f"{context} tokens"
 
 
 def _supervised(stage: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlhf.checking import refuse_unreachable
 from rlhf.digests import verify_model
 from rlhf.errors import ModelError
 
@@ -119,6 +120,7 @@ def config_of(policy: FromScratch | Pretrained) -> Any:
         return _from_scratch_config(policy)
     from transformers import AutoConfig
 
+    refuse_unreachable(policy.path, f"policy.path {policy.path}")
     verify_model(Path(policy.path).expanduser(), weights=False)
     try:
         return AutoConfig.from_pretrained(policy.path)
