@@ -234,6 +234,7 @@ class World:
     def start(self, task):
         return Episode()
 """
+AWAIT = "; make the function an `async def`, and `await` in it (world.py:11)"
 STEP, START = 'return StepResult("Gone.", terminated=True, success=True)', "return Episode()"
 
 
@@ -241,6 +242,8 @@ STEP, START = 'return StepResult("Gone.", terminated=True, success=True)', "retu
     ("line", "instead", "place", "said"),
     [
         (START, "raise RuntimeError('no game today')", "", "start: RuntimeError: no game today (world.py:22)"),
+        (STEP, "__import__('asyncio').run(self.close())", "", AWAIT),
+        (STEP, "__import__('asyncio').new_event_loop().run_until_complete(self.close())", "", AWAIT),
         (START, "json.loads('no')", "", "(world.py:22)"),  # raised in Python's library, by this line
         (START, "pass", "start (world.py:21)", "NoneType without step and close"),
         ("close", "shut", "start (world.py:21)", "Episode without close"),

@@ -142,6 +142,14 @@ def slots(value: object, kind: type, names: Sequence[str]) -> list[object] | Non
         return None
 
 
+#: What asyncio says of `asyncio.run`, and of `run_until_complete` of the same and of another loop, within a loop.
+_LOOP_IN_LOOP = (
+    "cannot be called from a running event loop",
+    "event loop is already running",
+    "while another loop is running",
+)
+
+
 def message_of(error: BaseException) -> str:
     """Return what an exception says, cut to a length that can be read."""
     try:
@@ -153,8 +161,13 @@ def message_of(error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return kind, message and place of an exception; one of this project's says itself where it happened."""
+    """Return kind, message and place of an exception; one of this project's says itself where it happened.
+
+    Of a function that runs an event loop of its own within ours, with what to do instead.
+    """
     said = message_of(error)
+    if type(error) is RuntimeError and any(words in said for words in _LOOP_IN_LOOP):
+        said += "; make the function an `async def`, and `await` in it"
     if issubclass(type(error), RlhfError):
         return said
     return (f"{type_of(error)}: {said}" if said else type_of(error)) + raised_at(error)
