@@ -168,7 +168,7 @@ def evaluate(
         summary: Any = finite(outside_of_loops(work))
     except (asyncio.CancelledError, KeyboardInterrupt):
         hint = f"the same call with out={str(out)!r} resumes it" if out else "give out=FOLDER to keep finished attempts"
-        raise Stopped("stopped", where=_CALL, got="interrupted", hint=hint) from None
+        raise Stopped("stopped", where=_CALL, hint=hint) from None
     return _evaluation(summary, folder)
 
 

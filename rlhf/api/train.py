@@ -216,14 +216,14 @@ class _Work:
             except (Interrupted, asyncio.CancelledError, KeyboardInterrupt) as error:
                 if self._callbacks.is_stopped and self.folder is not None:
                     return _stopped(self.loaded, self.folder)
-                raise self.stopped(error.got if isinstance(error, Interrupted) else "interrupted") from None
+                raise self.stopped(error.what if isinstance(error, Interrupted) else "stopped") from None
         return _result(values)
 
-    def stopped(self, got: str) -> Stopped:
+    def stopped(self, what: str) -> Stopped:
         """Say that the run was stopped, and how to go on with it."""
         folder = str(self.folder) if self.folder and (self.folder / "recipe.yaml").is_file() else ""
         hint = how_to_resume(Path(folder), in_python=True) if folder else ""
-        return Stopped("stopped", where=str(self.folder or "rlhf.train"), got=got, hint=hint)
+        return Stopped(what, where=str(self.folder or "rlhf.train"), hint=hint)
 
     def _refuse_recipe(self) -> None:
         if self.recipe is not None:

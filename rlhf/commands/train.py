@@ -192,11 +192,11 @@ def _run(recipe: Recipe, out: Path | None, resume: Path | None, profile: int | N
             result = run(recipe, folder, resume=resume, console=errors(), profile=profile)
             return result | pushed(recipe, folder, errors().print)
     except (Interrupted, CancelledError, KeyboardInterrupt) as error:
-        where, got = (error.where, error.got) if isinstance(error, Interrupted) else (str(folder), "interrupted")
+        what, where = (error.what, error.where) if isinstance(error, Interrupted) else ("stopped", str(folder))
         hint = "start it again with the same command"
         if (folder / "recipe.yaml").is_file():
             hint = how_to_resume(folder)
-        raise Stopped("stopped", where=where, got=got, hint=hint) from error
+        raise Stopped(what, where=where, hint=hint) from error
 
 
 @contextmanager

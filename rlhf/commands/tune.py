@@ -355,7 +355,7 @@ def _ends(words: Sequence[str], run: Path) -> bool:
         errors().print(str(error), highlight=False, markup=False)
         return False
     if code == EXIT_INTERRUPTED:
-        raise Stopped("stopped", where=str(run), got="interrupted", hint="run the same command to continue")
+        raise Stopped("stopped", where=str(run), hint="run the same command to continue")
     return code == 0
 
 

@@ -254,7 +254,7 @@ class Run:
             if save is None or (current().n > 1 and not current().stops_together):
                 raise
             saved = save()
-            raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {saved}") from error
+            raise self._interrupted(saved) from error
 
     def restore_stage(self, parts: LiveStage) -> None:
         """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""
@@ -285,7 +285,7 @@ class Run:
             yield
         except asyncio.CancelledError as error:
             last = self._save_whole(parts)
-            raise Interrupted("stopped", where=f"step {self.state.step}", got=f"saved {last}") from error
+            raise self._interrupted(last) from error
         except (CheckpointError, ProcessError):  # nothing can be written
             raise
         except Exception as error:
@@ -293,6 +293,10 @@ class Run:
             self.progress.say(f"the last checkpoint is {last}; to resume: {how_to_resume(self.folder)}")
             self.callbacks.raise_if_of_hook(error, f"step {self.state.step} of {self.state.label}")
             raise
+
+    def _interrupted(self, saved: Path | None) -> Interrupted:
+        what = f"stopped, and saved in {saved}" if saved else "stopped before anything was saved"
+        return Interrupted(what, where=f"step {self.state.step}")
 
     def _save_whole(self, parts: LiveStage) -> Path | None:
         """Save unless a step is half done, or other processes are elsewhere; return the newest checkpoint."""

@@ -80,7 +80,7 @@ def stop(recipe: Path, out: Path, checkpoint: str) -> None:
         if (out / "checkpoints" / checkpoint / "state.json").exists():
             signal.raise_signal(signal.SIGINT)
 
-    with words.on_every_step(recipe, press), pytest.raises(RlhfError, match="stopped"):
+    with words.on_every_step(recipe, press), pytest.raises(RlhfError, match=r"^step \d+: stopped, and saved in \S+$"):
         run(recipe, out)
     signal.signal(signal.SIGINT, before)
 
