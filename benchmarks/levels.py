@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/levels.py                                # all that is left: hours of two cores
     python benchmarks/levels.py --levels OpenDoor --seeds 0                      # one level, one seed
+    python benchmarks/levels.py --levels PutNextLocal --start runs/base/recall   # from another model
     python benchmarks/levels.py --page docs/proof.md                             # write the table into the page
 
 A row is a level and a seed. It is appended to --rows once it is measured and is not measured again; a run that was
@@ -45,7 +46,7 @@ LEVELS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 MARKS = "<!-- levels: written by benchmarks/levels.py -->", "<!-- end of levels -->"
-HEAD = "| level | base untrained | after SFT, by seed | after RL, by seed | above 80%, 20 points over untrained |\n"
+HEAD = "| level | start | untrained | after SFT, by seed | after RL, by seed | above 80%, 20 points over untrained |\n"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Row:
         n: tasks, the same of all three.
         untrained, imitated, learnt: shares of the base, and of the policy after imitation and after reinforcement.
         seconds: of the run with its two evaluations.
-        base: first digits of the SHA-256 of the base's weights.
+        base: first digits of the SHA-256 of the weights it starts from.
+        start: name of the folder with these.
     """
 
     level: str
@@ -81,6 +83,7 @@ class Row:
     commit: str
     base: str
     at: str
+    start: str = "base"
 
     @property
     def reached(self) -> bool:
@@ -88,18 +91,20 @@ class Row:
         return self.learnt.success > 0.8 and self.learnt.success - self.untrained.success >= 0.2
 
 
-def measured(level: str, seed: int, out: Path, rows: Path) -> Row:
-    """Train and return the row.
+def measured(level: str, seed: int, start: str, out: Path, rows: Path) -> Row:
+    """Train from the model of a folder and return the row.
 
     Raises:
         CalledProcessError: training failed; its output lies beside the run.
         RlhfError: the untrained base could not be evaluated.
     """
-    run = (out / f"{level}-seed{seed}-{base_digest()}").resolve()
+    digest = base_digest(start)
+    run = (out / f"{level}-seed{seed}-{digest}").resolve()
     recipe, keys = run.with_suffix(".yaml"), yaml.safe_load(LEARN.read_text("utf-8"))
     keys |= {"environment": dict(LEVELS[level]), "seed": seed}
+    keys["policy"]["path"] = start if start == "base" else str(Path(start).resolve())
     recipe.write_text(yaml.safe_dump(keys, sort_keys=False))
-    there = [row.untrained for row in read(rows) if (row.level, row.base) == (level, base_digest())]
+    there = [row.untrained for row in read(rows) if (row.level, row.base) == (level, digest)]
     untrained = there[0] if there else untrained_share(recipe, keys["evaluation"]["n_tasks"])
     begun = time.monotonic()
     trained(recipe, run)
@@ -113,8 +118,9 @@ def measured(level: str, seed: int, out: Path, rows: Path) -> Row:
         learnt=share_of(result["after"], "success"),
         seconds=round(time.monotonic() - begun, 1),
         commit=commit(rows),
-        base=base_digest(),
+        base=digest,
         at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        start=Path(start).name,
     )
 
 
@@ -141,18 +147,19 @@ def read(path: Path) -> list[Row]:
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, a line for each level."""
     lines = []
-    for level in dict.fromkeys(row.level for row in rows):
-        found = sorted((row for row in rows if row.level == level), key=lambda row: row.seed)
+    for level, base in dict.fromkeys((row.level, row.base) for row in rows):
+        found = sorted((row for row in rows if (row.level, row.base) == (level, base)), key=lambda row: row.seed)
         verdict = f"{sum(row.reached for row in found)} of {len(found)} seeds"
         imitated, learnt = (", ".join(str(getattr(row, name)) for row in found) for name in ("imitated", "learnt"))
-        lines.append(f"| {level} | {found[0].untrained} | {imitated} | {learnt} | {verdict} |\n")
-    return f"{HEAD}|---|---|---|---|---|\n{''.join(lines)}"
+        lines.append(f"| {level} | {found[0].start} | {found[0].untrained} | {imitated} | {learnt} | {verdict} |\n")
+    return f"{HEAD}|---|---|---|---|---|---|\n{''.join(lines)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--levels", nargs="+", default=list(LEVELS), choices=LEVELS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--start", default="base", help="folder of the model that is trained")
     parser.add_argument("--out", type=Path, default=Path("runs") / "levels")
     parser.add_argument("--rows", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "levels.json")
     parser.add_argument("--page", type=Path, help=f"write the table after the line {MARKS[0]} of this page")
@@ -162,13 +169,13 @@ def main() -> None:
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)
-    there = {(row.level, row.seed) for row in read(asked.rows) if row.base == base_digest()}
+    there = {(row.level, row.seed) for row in read(asked.rows) if row.base == base_digest(asked.start)}
     for seed, level in product(asked.seeds, asked.levels):
         if (level, seed) in there:
             continue
         print(level, seed, flush=True)
         try:
-            row = measured(level, seed, asked.out, asked.rows)
+            row = measured(level, seed, asked.start, asked.out, asked.rows)
         except (RlhfError, subprocess.CalledProcessError) as error:
             print(f"{level} {seed}: {error}", file=sys.stderr, flush=True)
             continue

@@ -227,13 +227,13 @@ def trained(recipe: Path, run: Path) -> Path:
     return every(run / "checkpoints")[-1]
 
 
-def base_digest() -> str:
-    """First digits of the SHA-256 of the base's weights."""
+def base_digest(folder: str = "base") -> str:
+    """First digits of the SHA-256 of the base's weights, or of another model's."""
     import hashlib
 
     from rlhf.training.policy.model_files import base_or
 
-    return hashlib.sha256((Path(base_or("base")) / "model.safetensors").read_bytes()).hexdigest()[:12]
+    return hashlib.sha256((Path(base_or(folder)) / "model.safetensors").read_bytes()).hexdigest()[:12]
 
 
 def commit(rows: Path) -> str:
