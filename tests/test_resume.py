@@ -223,7 +223,7 @@ def test_ctrl_c_loses_no_finished_step(tmp_path: Path) -> None:
     with words.on_every_step(path, press), pytest.raises(Interrupted) as stopped:
         runs.run(path, out)
     assert stopped.value.where == "step 3" and runs.newest(out).name == "1-policy_gradient-000003"
-    assert str(runs.newest(out)) in stopped.value.got
+    assert str(runs.newest(out)) in stopped.value.what
     again = runs.run(path, out, resume=True)
     assert f"resuming from {out / 'checkpoints' / '1-policy_gradient-000003'}" in again.said
     assert finished() == [1, 2, 3, 4, 5]
@@ -243,7 +243,7 @@ def test_ctrl_c_loses_no_update_on_demonstrations(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(TorchTrainer, "imitate", pressed)
     with pytest.raises(Interrupted) as stopped:
         runs.run(path, out)
-    assert stopped.value.where == "step 5" and "0-supervised-000005" in stopped.value.got
+    assert stopped.value.where == "step 5" and "0-supervised-000005" in stopped.value.what
     assert "0-supervised-000005" in runs.run(path, out, resume=True).said
     assert runs.lines(out) == runs.lines(tmp_path / "whole")
     assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(tmp_path / "whole"))
