@@ -16,7 +16,7 @@ from rlhf.errors import RecipeError, RewardError
 ANSWERS = ("answer", "response", "completion", "solution_str", "prediction", "reply", "output")
 REFERENCES = ("reference", "ground_truth", "expected", "target", "label", "gold", "solution")
 #: Parameters by which a function of verl's signature is told from others.
-OF_VERL = frozenset({"data_source", "solution_str", "ground_truth"})
+_OF_VERL = frozenset({"data_source", "solution_str", "ground_truth"})
 #: Names of what a verifier is not given.
 _NOT_GIVEN = frozenset(
     {"prompt", "prompts", "question", "query", "problem", "input", "instruction", "context", "history", "state", "info"}
@@ -31,7 +31,7 @@ def takes_completions(part: Any) -> bool:
 
 def takes_data_source(part: Any) -> bool:
     """True for a function of verl's signature, with parameters `data_source`, `solution_str` and `ground_truth`."""
-    return _parameters(part).keys() >= OF_VERL
+    return _parameters(part).keys() >= _OF_VERL
 
 
 def _parameters(part: Any) -> Mapping[str, inspect.Parameter]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -287,11 +288,9 @@ def refuse_unreachable(named: str, where: str) -> None:
 
     if is_local_model(named):
         return
-    try:
+    with suppress(Exception):
         hf_hub_download(named, "config.json", local_files_only=True)
         return
-    except Exception:
-        pass
     try:
         get_hf_file_metadata(hf_hub_url(named, "config.json"), timeout=CONNECT_S)
     except Exception as error:  # of the hub's client: of the network, of rights, of names

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from rewards.base import GroupReward
-from rewards.verified import OF_VERL
+from rewards.verified import takes_completions, takes_data_source
 from rlhf import given_parts, plugins
 from rlhf.catalog import CATALOG, PACKAGES_OF_EXTRA
 from rlhf.errors import MissingPackageError, RecipeError, UsageError, boundary, nearest
@@ -323,12 +323,11 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
 
 def _refuse_arguments(function: Any, n: int, kind: str, where: str) -> None:
     """Raise RecipeError where a reward cannot be called with two arguments, which `self` makes `n`."""
+    if takes_completions(function) or takes_data_source(function):  # which are called by names
+        return
     try:
         takes = inspect.signature(function)
     except (TypeError, ValueError):  # a function of another language
-        return
-    names = takes.parameters.keys()
-    if "completions" in names or names >= OF_VERL:  # a function of TRL's or verl's signature, which is called by names
         return
     try:
         takes.bind(*[None] * n)

@@ -111,6 +111,8 @@ DRILLS: dict[Callable[[random.Random, Sequence[str]], Exchange], float] = {
     look_up: 0.4,
     choose: 0.4,
 }
+#: Name -> drill; the last is in no chat of several drills.
+NAMED = {drill.__name__: drill for drill in (*DRILLS, find)}
 #: Words that half of the chats are made of.
 COMMON = 128
 
@@ -156,7 +158,7 @@ def measure(model: str, words: Sequence[str], n: int = 100) -> dict[str, tuple[f
 
     policy = Pretrained(path=model).build(0)
     found = {}
-    for drill in (*DRILLS, find):
+    for drill in NAMED.values():
         rng = random.Random(1)
         right: list[list[bool]] = []
         for _ in range(n):
@@ -176,13 +178,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a folder in Hugging Face format, or base")
     parser.add_argument("--write", type=Path, help="file of chats")
-    drill = {each.__name__: each for each in (*DRILLS, find)}
-    parser.add_argument("--drill", choices=drill, help="write chats of one exchange, of this drill alone")
+    parser.add_argument("--drill", choices=NAMED, help="write chats of one exchange, of this drill alone")
     parser.add_argument("--n", type=int, default=9000, help="chats that are written")
     asked = parser.parse_args()
     words = vocabulary(ROOT / "base" / "tokenizer.json")
     if asked.write:
-        one = partial(short, drill=drill[asked.drill]) if asked.drill else chat
+        one = partial(short, drill=NAMED[asked.drill]) if asked.drill else chat
         asked.write.write_text("\n".join(drills(asked.n, 0, words, one)) + "\n")
     if asked.model:
         print("| drill | tokens | whole answers |\n|---|---|---|")

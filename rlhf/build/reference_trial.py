@@ -130,9 +130,11 @@ class _Trial:
     def note_call(self, took_s: float) -> None:
         """Take down what a call took, and say once that the reward is slow; the first call may load what it needs."""
         self.calls_s.append(took_s)
+        if len(self.calls_s) != 2:
+            return
         parts = (part for _, part in with_parts("", as_named(self.weighted.reward)))
         expected_s = max(float(Capabilities(part).slow_s) for part in parts)
-        if len(self.calls_s) == 2 and min(self.calls_s) > expected_s:
+        if min(self.calls_s) > expected_s:
             self.say(
                 f"caution: {self.path} is slow: {sum(self.calls_s) / 2:.1f} s per call, for every attempt (expected: "
                 f"under {expected_s:g} s); it is tried for {_ENOUGH_S:g} s"

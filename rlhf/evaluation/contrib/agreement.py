@@ -28,7 +28,7 @@ def accuracy(values: Sequence[float], labels: Sequence[float], prompts: Sequence
 
 
 def kappa(agreed: Estimate, values: Sequence[float], labels: Sequence[float]) -> Estimate | None:
-    """Cohen's kappa, (p − c) / (1 − c), of an accuracy p and its expectation c by chance, at the rates of 1 of both.
+    """Cohen's kappa: agreement beyond chance, (p − c) / (1 − c), for an accuracy p and chance agreement c.
 
     The interval is that of p, with c held as it is, as in Cohen's own standard error (Educational and Psychological
     Measurement 20, 1960). Of 10 replies 5 are right; a reward that takes 4 of these and 1 other for right has p = .8,

@@ -108,19 +108,19 @@ def shared_problems(trainer: Any, context: CheckContext) -> Iterator[Problem]:
     if context.learns and stage.critic is not None:
         yield from _critic_problems(trainer, stage.critic, context)
     if sharding.parameters and policy.lora and context.learns and copies_adapter(context.recipe.stages, stage):
-        is_reset = stage.reference_reset is not None
-        key = "reference_reset" if is_reset else "loss"
+        key, got, do = (
+            "loss",
+            "adapters of an earlier stage",
+            "start this stage alone from `rlhf export` of the earlier one",
+        )
+        if stage.reference_reset is not None:
+            key, got, do = "reference_reset", "a reset reference", "remove reference_reset"
         yield Problem(
             "sharded adapters cannot be swapped for older ones, which are the reference",
             where=f"{path}.{key}",
-            got=f"{'a reset reference' if is_reset else 'adapters of an earlier stage'}, policy.lora and {said}",
+            got=f"{got}, policy.lora and {said}",
             expected=KEEPS_WHOLE,
-            do="use such a trainer, or "
-            + (
-                "remove reference_reset"
-                if is_reset
-                else "start a run of this stage alone from `rlhf export` of the earlier"
-            ),
+            do=f"use such a trainer, or {do}",
         )
     yield from format_problems(trainer, context)
     if policy.lora is not None and policy.lora.quantization is not None:
