@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from rewards.shaping.outcome import Outcome as OutcomeReward
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Task, Trajectory, Turn
 from rlhf.errors import RecipeError
-from rlhf.rollout.contrib.value_tree import ValueTree, nodes_of
+from rlhf.rollout.contrib.value_tree import Node, ValueTree, nodes_of
 from rlhf.rollout.group_structure import Tree, branches_of, trees_of
 from tests.rollout.small_world import Corridor
 from tests.rollout.test_group import LIMITS
@@ -56,6 +57,23 @@ def test_worked_example_of_the_bound() -> None:
     assert found == [after_b, after_a, after_d, after_b]
     # A judge that failed on an attempt says nothing of what only that one passed.
     assert tree.bound(after_d, {0: 1.0}, 1) == -math.inf
+
+
+def test_a_leaf_that_ended_before_the_states_counts_among_the_trees() -> None:
+    # Three leaves worth 1, 0 and 0; the last ended after one turn and passed the start alone. After B, which the first
+    # alone passed: 1 + √(ln 3) = 2.048147; after A, which two passed: .5 + √(ln 3 / 2) = 1.241152.
+    third, values = tried(2, said(-3.0)), {0: 1.0, 1: 0.0, 2: 0.0}
+    asked: list[float] = []
+
+    class Told(ValueTree):
+        def bound(self, node: Node, values: Mapping[int, float], n_leaves: int) -> float:
+            asked.append(super().bound(node, values, n_leaves))
+            return asked[-1]
+
+    nodes = nodes_of([FIRST, OTHER, third])
+    assert nodes[0].leaves == [0, 1, 2]
+    assert Told(judge=lambda task, t: 0.0, branches_per_round=1).chosen(nodes, values) == [nodes[2]]
+    assert asked[:2] == pytest.approx([1.241152, 2.048147], abs=1e-6)
 
 
 def test_worked_example_of_best_first_search() -> None:

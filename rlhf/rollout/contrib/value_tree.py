@@ -47,7 +47,8 @@ class ValueTree(Tree):
 
     With a judge, the value of a leaf is what the judge gives the attempt; it is backed up to all states on its way, and
     a state that n of the tree's N leaves passed is worth mean value + c √(ln N / n), the upper confidence bound. Leaves
-    worth 1 and 0 that both passed it, c = 1: .5 + √(ln 2 / 2) = 1.088705.
+    with a value are counted, in N also those that ended after one turn. Leaves worth 1 and 0 that both passed it,
+    c = 1: .5 + √(ln 2 / 2) = 1.088705; with a third that ended before it, .5 + √(ln 3 / 2) = 1.241152.
 
     Without one it is best-first search by the policy: states are taken by Σ log π of the tokens that lead there, over
     L^α, L the turns on the way, and no state again before all others. Log-probs −2 over 2 turns and −1.2 over 1: with
@@ -103,8 +104,8 @@ class ValueTree(Tree):
 
     def chosen(self, nodes: Sequence[Node], values: Mapping[int, float]) -> list[Node]:
         """Return the states of a tree to branch from, best first; from the first again where there are fewer."""
-        nodes = [node for node in nodes if node.turn > node.attempt.n_given] or list(nodes)
         n_leaves = len({i for node in nodes for i in node.leaves if i in values})
+        nodes = [node for node in nodes if node.turn > node.attempt.n_given] or list(nodes)
         worth = (lambda node: self.bound(node, values, n_leaves)) if self.judge is not None else self.likely
         order = sorted(nodes, key=worth, reverse=True)  # stable: of equals, the one that was met first
         return [order[i % len(order)] for i in range(self.branches_per_round if order else 0)]
