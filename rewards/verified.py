@@ -108,9 +108,12 @@ class Verified:
     """Reward of `verifier` on the last action's answer and the task's reference; 0 without actions.
 
     The answer is the argument of a call such as `answer[x]` (see `rewards.answers.calls`), else the text of the
-    action; or, for
-    a verifier with an attribute `reads_reply`, the whole reply without its thoughts, which may have many lines. One of
-    verl's signature is given the whole reply with its thoughts, and the task's columns `data_source` and `extra_info`.
+    action; or, for a verifier with an attribute `reads_reply`, the whole reply without its thoughts, which may have
+    many lines.
+
+    One of verl's signature is given all that follows the prompt, as in verl: every reply with its thoughts and, between
+    them, what the environment answered, each from a new line. Words of a chat template, such as the names of roles,
+    which verl leaves in, are not in it. It also gets the task's columns `data_source` and `extra_info`.
 
     A recipe names the verifier itself: `kind: ./my_verifier.py:judge`.
     """
@@ -135,12 +138,17 @@ class Verified:
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
         if takes_data_source(self.verifier):
-            said = trajectory.turns[-1].action
             columns: Mapping[str, Any] = task.info.get("columns") or {}
-            verdict: Verdict | float = _as_verl(self.verifier, said.said or said.text, task.reference, columns)
+            verdict: Verdict | float = _as_verl(self.verifier, _conversation(trajectory), task.reference, columns)
             return verdict
         action = last_action(trajectory)
         if action.strip() == task.reference.strip():  # a reference that is a call itself
             return self.verifier(action, task.reference)
         read = last_reply if Capabilities(self.verifier).reads_reply else last_answer
         return self.verifier(read(trajectory), task.reference)
+
+
+def _conversation(trajectory: Trajectory) -> str:
+    """All replies with the environment's answers between them, line by line; not its last, which nobody replied to."""
+    texts = [text for turn in trajectory.turns for text in (turn.action.said or turn.action.text, turn.reply)]
+    return "\n".join(texts[:-1])

@@ -15,7 +15,7 @@ from rewards.combinators.parts import compared_in
 from rewards.suite import Case, run
 from rewards.trl_function import as_reward
 from rewards.verified import is_verifier
-from rlhf.data import Action, Outcome, Trajectory, Turn
+from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import RecipeError
 from rlhf.recipe.rewards import rewards_of
 from rlhf.rollout.scoring import score_group
@@ -75,6 +75,22 @@ def test_a_function_of_verl_is_a_verifier_that_needs_the_reference() -> None:
     assert report.ok and report.subject == "verifier compute_score", str(report)
     cases = [Case("a/1", "a", "7", "7", right=True), Case("a/2", "a", "7", "8", right=False)]
     assert [one.value for one in run(compute_score, cases)] == [1.0, 0.0]
+
+
+def test_of_several_turns_a_function_is_given_all_that_follows_the_prompt() -> None:
+    said: list[str] = []
+
+    def compute_score(data_source, solution_str, ground_truth):  # type: ignore[no-untyped-def]
+        said.append(solution_str)
+        return 1.0
+
+    turns = (
+        Turn(Action("look", said="<think>first</think>\nlook"), "a door"),
+        Turn(Action("go"), ""),
+        Turn(Action("stop"), "over"),
+    )
+    as_reward(compute_score)(Task("t", reference="7"), Trajectory("t", 0, "where?", turns, Outcome.FAILED))
+    assert said == ["<think>first</think>\nlook\na door\ngo\n\nstop"]
 
 
 def test_a_function_of_three_other_parameters_is_refused_with_both_signatures(tmp_path: Path) -> None:
