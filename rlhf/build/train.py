@@ -62,6 +62,7 @@ from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import State
 from rlhf.training.contrib.profiling import profiler_of
 from rlhf.training.contrib.teacher import check_teachers
+from rlhf.training.critics.value_model import check_contexts
 from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.loop import train as run_stages
 from rlhf.training.policy.model import FromScratch, Policy, Pretrained, restore
@@ -261,6 +262,8 @@ async def _start(
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
     check_teachers([stage.loss for stage in recipe.stages if isinstance(stage, PolicyGradient)], policy)
+    learning = [(i, s) for i, s in enumerate(recipe.stages) if isinstance(s, PolicyGradient) and i >= state.stage]
+    check_contexts({f"stages[{i}].critic": stage.critic for i, stage in learning}, context_of(recipe, policy))
     recipe = await actors.with_servers(policy) if actors else recipe
     runner = await make_runner(recipe, policy, progress, folder / "engine.log")
     try:

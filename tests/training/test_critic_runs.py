@@ -10,11 +10,23 @@ import pytest
 import torch
 import yaml
 
+from rlhf.errors import ModelError
+from rlhf.training.critics.value_model import check_contexts
+from rlhf.training.critics.values import Critic
 from tests.test_resume import LORA, POLICY_GRADIENT, assert_equal, run_with_interruptions
-from tests.training import runs, words
+from tests.training import runs, tiny, words
 from tests.training.critics import StepCounter, recipe
 
 RATE = {"optimizer": {"lr": 1.0e-2, "schedule": "linear"}}
+
+
+def test_a_critic_with_a_shorter_context_than_the_policys_rows_is_refused_before_training(tmp_path: Path) -> None:
+    tiny.policy(max_context=64).save(tmp_path / "short")
+    path = recipe(tmp_path, "gae", {"path": str(tmp_path / "short")})  # the policy's is 128
+    with pytest.raises(ModelError, match="longer than the model supports") as refused:
+        runs.run(path, tmp_path / "run")
+    assert refused.value.where.startswith("stages[1].critic.path") and refused.value.got == "128"
+    check_contexts({"stages[1].critic": Critic(path=str(tmp_path / "short")), "stages[2].critic": Critic()}, 64)
 
 
 #: Critic, adapters of the policy, advantage. Adapters drop out at random, in the critic's updates too.

@@ -254,8 +254,8 @@ def use_packed_attention(model: nn.Module) -> None:
     base.set_attn_implementation(ATTENTION_NAME)
 
 
-def check_context(config: Any, max_context: int) -> None:
-    """Raise ModelError where rows of `max_context` tokens cannot be packed with others.
+def check_context(config: Any, max_context: int, where: str = "max_context") -> None:
+    """Raise ModelError, said of `where`, where rows of `max_context` tokens cannot be packed with others.
 
     Longrope has short factors and long ones, and the longest row of a call chooses for all.
     """
@@ -264,7 +264,7 @@ def check_context(config: Any, max_context: int) -> None:
     if positions is not None and max_context > positions:
         raise ModelError(
             "the context is longer than the model supports",
-            where="max_context",
+            where=where,
             got=str(max_context),
             expected=f"at most {positions}",
             hint="lower max_context, or use a model with more max_position_embeddings",
@@ -272,7 +272,7 @@ def check_context(config: Any, max_context: int) -> None:
     if short is not None and max_context > short:
         raise ModelError(
             "a longer row would change the positions of all rows beside it, as the model's rope_type is longrope",
-            where="max_context",
+            where=where,
             got=str(max_context),
             expected=f"at most {short}, original_max_position_embeddings of its configuration",
             hint=f"set limits.max_context: {short}, or use a model with other positions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from rlhf.checking import CheckContext, Problem, no_model
-from rlhf.inference.embedded.attention import use_packed_attention
+from rlhf.errors import ModelError, boundary
+from rlhf.inference.embedded.attention import check_context, use_packed_attention
 from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
@@ -150,6 +152,23 @@ def backbone_of(model: Any) -> nn.Module:
     """The transformer below the output layer of a causal language model; adapters stay inside."""
     backbone: nn.Module = causal_of(model).get_decoder()
     return backbone
+
+
+def check_contexts(critics: Mapping[str, object], max_context: int) -> None:
+    """Raise ModelError where rows of `max_context` tokens are too long for the model that a critic begins as.
+
+    Args:
+        critics: YAML path -> settings; those without a model of their own `path` are left out.
+        max_context: of the policy.
+    """
+    from transformers import AutoConfig
+
+    for place, critic in critics.items():
+        if isinstance(critic, CriticModelSettings) and critic.path is not None:
+            where = f"{place}.path {critic.path}"
+            with boundary(ModelError, where, "give the folder or the hub name of a causal language model"):
+                config = AutoConfig.from_pretrained(os.path.expanduser(critic.path))
+            check_context(config, max_context, where)
 
 
 class PartialCheckpointModule(nn.Module):
