@@ -41,7 +41,8 @@ class TrlFunction:
     It is given `prompts`, `completions`, `completion_ids` and the columns of the data set, each as a list with an entry
     for each attempt; the prompt and the reference under the names of their columns and under usual names (`question`,
     `problem`, ...; `answer`, `solution`, `ground_truth`, ...), as text. Of these a function without `**kwargs` is given
-    those that it names. None in place of a number counts as 0, as in TRL's sum.
+    those that it names. None in place of a number counts as 0, as in TRL's sum. Where nobody sampled an attempt, as in
+    the trial before training, its `completion_ids` are the bytes of its text in UTF-8.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -85,7 +86,7 @@ class TrlFunction:
             | {
                 "prompts": prompts,
                 "completions": [_completion(t, is_chat) for t in trajectories],
-                "completion_ids": [[i for g in t.generations for i in g.token_ids] for t in trajectories],
+                "completion_ids": [_ids(t) for t in trajectories],
             }
         )
         parameters = inspect.signature(self.function).parameters.values()
@@ -137,6 +138,14 @@ def _prompt(task: Task, trajectory: Trajectory, is_chat: bool) -> Any:
         return str(task.info.get("prompt", trajectory.opening))
     before = [{"role": m.role.value, "content": m.content} for m in task.messages]
     return [*before, {"role": "user", "content": trajectory.opening}]
+
+
+def _ids(trajectory: Trajectory) -> list[int]:
+    """Sampled ids; bytes of the text, or of a blank, where there are none: a function may fail at an empty list."""
+    said = "".join(turn.action.said or turn.action.text for turn in trajectory.turns)
+    return [i for g in trajectory.generations for i in g.token_ids] or list(
+        (said or " ").encode("utf-8", "surrogatepass")
+    )
 
 
 def _completion(trajectory: Trajectory, is_chat: bool) -> Any:

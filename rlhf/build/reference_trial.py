@@ -71,7 +71,7 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
     Each is given plain, in a box, in answer tags and behind phrases; one form that is taken for right is enough. Where
     the environment makes a reply of the reference, such as a program of its tests, it is that. Rewards that ask a model
     are left out. A function of TRL's signature need not compare with the reference: what is refused of a verifier is a
-    caution of it.
+    caution of it. Any other reward, of (task, trajectory), is tried on a reply that solves nothing alone.
 
     Raises:
         RewardError: it fails at them, with an error, NaN, or more than a right answer is worth; or, where rewards alone
@@ -101,10 +101,11 @@ async def _try_rewards(
             continue
         compares = any(compared_in(name, weighted.reward, None))
         asks = any(isinstance(part, AsksModel) for _, part in with_parts("", weighted.reward))
-        is_tried = (compares or isinstance(weighted.reward, TrlFunction)) and not asks
+        on_references = compares or isinstance(weighted.reward, TrlFunction)
+        is_tried = (on_references or properties_of(world).judged_by_rewards) and not asks
         if is_tried and (copied := to_try(weighted)) is not None:
             trial = _Trial(f"{path}rewards.{name}", copied, compares, limits, say)
-            await _try_reward(trial, world, split)
+            await (_try_reward if on_references else _try_on_nonsense)(trial, world, split)
 
 
 @dataclass
@@ -141,6 +142,18 @@ class _Trial:
             )
 
 
+async def _try_on_nonsense(trial: _Trial, world: Environment, split: str) -> None:
+    for task in tasks_of(world, split, 1):
+        await _try_nonsense(trial, task)
+
+
+async def _try_nonsense(trial: _Trial, task: Task) -> None:
+    """Say that a reward takes a reply for right that solves nothing, where it does."""
+    found = await _given(task, _NONSENSE, trial, time.monotonic() + _ENOUGH_S / 4)
+    if found is not None and not found.why:
+        trial.say(f"caution: {trial.path} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
+
+
 async def _try_reward(trial: _Trial, world: Environment, split: str) -> None:
     path, limits, say = trial.path, trial.limits, trial.say
     replies = ((task, _right_reply(world, task)) for task in tasks_of(world, split, _N_TRIED))
@@ -153,11 +166,8 @@ async def _try_reward(trial: _Trial, world: Environment, split: str) -> None:
             f"caution: {path} compares with a reference, and {len(without)} of the first {len(drawn)} tasks of {split} "
             f"have none, such as {_place(without[0])}: attempts at them are reward errors (limits.max_error_fraction)"
         )
-    begun = time.monotonic()
-    until = begun + _ENOUGH_S
-    nonsense = await _given(known[0][0], _NONSENSE, trial, begun + _ENOUGH_S / 4)
-    if nonsense is not None and not nonsense.why:
-        say(f"caution: {path} takes the reply {_NONSENSE!r} for right: every attempt may count as solved")
+    until = time.monotonic() + _ENOUGH_S
+    await _try_nonsense(trial, known[0][0])
     found, left = list[_Tried | None](), iter(known)
     at_a_time = _AT_A_TIME if inspect.iscoroutinefunction(type(trial.weighted.reward).__call__) else 1
     while (some := list(islice(left, at_a_time))) and (not found or time.monotonic() < until):

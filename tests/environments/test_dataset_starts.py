@@ -260,6 +260,23 @@ def test_a_function_of_trl_is_tried_on_nonsense_and_references_and_only_cautione
     assert len(said) == len(says) and all(part in line for part, line in zip(says, said, strict=True)), said
 
 
+@pytest.mark.parametrize(("value", "n_said"), [("1.0", 1), ("float('7' in trajectory.turns[-1].action.text)", 0)])
+def test_a_reward_of_task_and_trajectory_is_tried_on_nonsense(tmp_path: Path, value: str, n_said: int) -> None:
+    path, said = recipe(tmp_path, {"right": {"kind": "./mine.py:reward"}}), list[str]()
+    (tmp_path / "mine.py").write_text(f"def reward(task, trajectory):\n    return {value}\n")
+    asyncio.run(try_references(load(path), said.append))
+    assert len(said) == n_said and all("rewards.right takes the reply 'colourless green" in line for line in said)
+
+
+def test_a_function_of_trl_finds_ids_in_both_trials(tmp_path: Path) -> None:
+    path, said = recipe(tmp_path, {"right": {"kind": "./mine.py:score"}}), list[str]()
+    text = "def score(completions, completion_ids, **columns):\n    return [ids[-1] / 1000 for ids in completion_ids]\n"
+    (tmp_path / "mine.py").write_text(text)
+    asyncio.run(try_references(load(path), said.append))
+    asyncio.run(try_once(load(path), said.append))
+    assert not any("IndexError" in line for line in said)
+
+
 def test_a_function_of_verl_that_takes_anything_is_cautioned_of_and_one_that_takes_nothing_refused(
     tmp_path: Path,
 ) -> None:

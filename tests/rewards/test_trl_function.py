@@ -96,6 +96,15 @@ def test_several_turns_are_a_conversation() -> None:
     assert seen.columns["map"] == ["a"] and "answer" not in seen.columns
 
 
+def test_ids_are_those_sampled_and_bytes_of_the_text_where_nobody_sampled() -> None:
+    task, seen = Task(id="game/1"), Seen()
+    given = Trajectory(task.id, 1, "", (Turn(Action("é", said="<é>"), "a"), Turn(Action("b"), "")), Outcome.FAILED)
+    blank = Trajectory(task.id, 2, "", (Turn(Action(""), ""),), Outcome.FAILED)
+    as_reward(seen).over_group(task, [attempt(task, "go", "look"), given, blank])
+    # é is 195, 169 in UTF-8; < > b are 60, 62, 98
+    assert seen.columns["completion_ids"] == [[3, 4, 3, 4], [60, 195, 169, 62, 98], [32]]
+
+
 def test_a_function_without_keywords_is_given_what_it_names(tmp_path: Path) -> None:
     def right(completions, ground_truth, log_metric=None):  # type: ignore[no-untyped-def]
         assert log_metric is None
