@@ -181,7 +181,7 @@ loss/kl_teacher                 | nats       | KL to the teacher per token, k2; 
 loss/teacher_coef               | 1          | coefficient of the KL to the teacher
 loss/teacher_token_share        | share      | share of tokens with a KL to the teacher
 loss/off_policy_share           | share      | share of tokens not sampled by the policy
-loss/entropy                    | nats       | entropy, or estimate of it from all tokens trained on
+loss/entropy                    | nats       | entropy, or its estimate, over all tokens trained on, sampled or not
 loss/clip_high_share            | share      | clip fraction: share of tokens clipped at the upper bound
 loss/clip_low_share             | share      | clip fraction: share of tokens clipped at the lower bound
 loss/clip_dual_share            | share      | clip fraction: tokens at the dual-clip bound, for negative advantages
