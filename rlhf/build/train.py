@@ -261,9 +261,10 @@ async def _start(
     waits = found is None and recipe.policy.needs_texts
     played = await play_all(recipe, folder, progress) if waits else {}
     policy = await make_policy(recipe, folder, found, state, played, progress)
-    check_teachers([stage.loss for stage in recipe.stages if isinstance(stage, PolicyGradient)], policy)
     learning = [(i, s) for i, s in enumerate(recipe.stages) if isinstance(s, PolicyGradient) and i >= state.stage]
-    check_contexts({f"stages[{i}].critic": stage.critic for i, stage in learning}, context_of(recipe, policy))
+    longest = context_of(recipe, policy)
+    check_teachers([stage.loss for _, stage in learning], policy, longest)
+    check_contexts({f"stages[{i}].critic": stage.critic for i, stage in learning}, longest)
     recipe = await actors.with_servers(policy) if actors else recipe
     runner = await make_runner(recipe, policy, progress, folder / "engine.log")
     try:

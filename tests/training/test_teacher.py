@@ -19,7 +19,14 @@ from rlhf.losses.contrib.kdrl import KDRL
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.contrib.teacher import Teacher, TeacherHook, pupils, teacher_of, with_teacher_logprobs
+from rlhf.training.contrib.teacher import (
+    Teacher,
+    TeacherHook,
+    check_teachers,
+    pupils,
+    teacher_of,
+    with_teacher_logprobs,
+)
 from rlhf.training.policy.model import Policy
 from rlhf.training.run import Interrupted
 from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -138,12 +145,13 @@ def test_a_run_refuses_another_tokenizer_before_the_first_attempt(tmp_path: Path
     assert not (tmp_path / "run" / "metrics.jsonl").exists() and not (tmp_path / "run" / "trajectories").exists()
 
 
-def test_a_row_beyond_its_context_is_refused(tmp_path: Path, groups: list[ScoredGroup]) -> None:
+def test_a_shorter_context_than_the_policys_rows_is_refused(tmp_path: Path) -> None:
     policy(max_context=16).save(tmp_path)
-    stage, rows = stage_of(tmp_path), rows_of(groups)
-    with pytest.raises(ModelError, match="a row is longer than the teacher's context") as caught:
-        with_teacher_logprobs(loaded(stage, policy()), stage, TorchTrainer(policy(), AdamW(), 1), rows, groups)
-    assert "at most 16" in str(caught.value)
+    losses = [stage_of(tmp_path).loss]
+    check_teachers(losses, policy(), 16)
+    with pytest.raises(ModelError, match="longer than the model supports") as caught:
+        check_teachers(losses, policy(), 17)
+    assert caught.value.where == f"loss.teacher {tmp_path}" and "at most 16" in str(caught.value)
 
 
 def test_a_folder_without_a_model_is_told_before_anything_loads(tmp_path: Path) -> None:

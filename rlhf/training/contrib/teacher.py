@@ -23,7 +23,7 @@ from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.context import LiveStage, RunContext, StageKeys
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.policy.model import Policy
-from rlhf.training.policy.model_files import load_folder
+from rlhf.training.policy.model_files import check_context_of, load_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +54,17 @@ class Teacher:
         return cls(model, where)
 
     def teach(self, stage: StageKeys, trainer: TorchTrainer, rows: Sequence[Sample]) -> list[Floats]:
-        """Teacher log-probs of each row's policy tokens, at their sampling temperature.
-
-        Raises:
-            ModelError: a row is longer than the teacher's context.
-        """
-        longest, context = max(map(len, rows), default=0), int(self.model.config.max_position_embeddings)
-        if longest > context:
-            raise ModelError(
-                "a row is longer than the teacher's context",
-                where=self.where,
-                got=f"{longest} tokens",
-                expected=f"at most {context}",
-                hint=f"set limits.max_context: {context}, or use another teacher",
-            )
+        """Teacher log-probs of each row's policy tokens, at their sampling temperature."""
         rows = [replace(row, adapter="") for row in rows]  # adapters of roles are the policy's
         budget = stage.max_tokens_per_microbatch
         return trainer.scores(rows, (), temperature=stage.temperature, max_tokens=budget, model=self.model)["logprobs"]
 
 
-def check_teachers(losses: Iterable[object], policy: Policy) -> None:
-    """Raise ModelError where the teacher that a loss names has another tokenizer than the policy, or none."""
+def check_teachers(losses: Iterable[object], policy: Policy, max_context: int) -> None:
+    """Raise ModelError where the teacher that a loss names has another tokenizer than the policy, or none.
+
+    Or where it cannot read rows of `max_context` tokens.
+    """
     from transformers import AutoTokenizer
 
     for path in {loss.teacher for loss in losses if isinstance(loss, KDRL)}:
@@ -82,6 +72,7 @@ def check_teachers(losses: Iterable[object], policy: Policy) -> None:
         with boundary(ModelError, where, "give the folder or the hub name of a model with its tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(path))
         _check_tokenizers(tokenizer.get_vocab(), policy.tokenizer.get_vocab(), where)
+        check_context_of(path, max_context, where)
 
 
 def teacher_of(stage: StageKeys, policy: Policy) -> Teacher | None:

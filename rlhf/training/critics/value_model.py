@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,15 +15,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from rlhf.checking import CheckContext, Problem, no_model
-from rlhf.errors import ModelError, boundary
-from rlhf.inference.embedded.attention import check_context, use_packed_attention
+from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.sharding import unscaled
 from rlhf.training.policy.lora import causal_of, no_base
 from rlhf.training.policy.model import Lora, Policy
-from rlhf.training.policy.model_files import check_tokens, load_folder
+from rlhf.training.policy.model_files import check_context_of, check_tokens, load_folder
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -161,14 +159,9 @@ def check_contexts(critics: Mapping[str, object], max_context: int) -> None:
         critics: YAML path -> settings; those without a model of their own `path` are left out.
         max_context: of the policy.
     """
-    from transformers import AutoConfig
-
     for place, critic in critics.items():
         if isinstance(critic, CriticModelSettings) and critic.path is not None:
-            where = f"{place}.path {critic.path}"
-            with boundary(ModelError, where, "give the folder or the hub name of a causal language model"):
-                config = AutoConfig.from_pretrained(os.path.expanduser(critic.path))
-            check_context(config, max_context, where)
+            check_context_of(critic.path, max_context, f"{place}.path {critic.path}")
 
 
 class PartialCheckpointModule(nn.Module):

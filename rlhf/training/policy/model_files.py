@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import rlhf
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, boundary
+from rlhf.inference.embedded.attention import check_context
 from rlhf.inference.embedded.model_probe import without_dropout
 from rlhf.training.checkpoints.store import check_model
 from rlhf.training.policy.lora import loading_options, without_packing
@@ -59,6 +60,15 @@ def check_tokens(theirs: Any, ours: Any, where: str) -> None:
             expected=f"the {len(wanted)} tokens of the policy, by the same numbers",
             hint="use a model of the same family as the policy",
         )
+
+
+def check_context_of(path: str, max_context: int, where: str) -> None:
+    """Raise ModelError, said of `where`, where the model of a folder cannot read rows of `max_context` tokens."""
+    from transformers import AutoConfig
+
+    with boundary(ModelError, where, "give the folder or the hub name of a causal language model"):
+        config = AutoConfig.from_pretrained(os.path.expanduser(path))
+    check_context(config, max_context, where)
 
 
 def load_folder(
