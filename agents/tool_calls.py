@@ -331,6 +331,8 @@ def _of_node(node: ast.Call, names: Mapping[str, str]) -> ToolCall:
     except (ValueError, TypeError, SyntaxError, MemoryError):
         raise Unreadable("an argument is no plain value, such as a number, a text or a list of them") from None
     name = ast.unparse(node.func)
+    if not all(map(str.isidentifier, name.split("."))):
+        raise Unreadable(f"'{name[:80]}', which your call calls, is no name of a tool, such as f in f(x=1)")
     return ToolCall(names.get(name, name), arguments)
 
 

@@ -180,6 +180,8 @@ def test_what_is_broken_is_said_and_nothing_is_evaluated(style: Style, text: str
             "no </function> before <function=g>",
         ),
         ("python", "[f(x=1), h]", "'h', beside your calls, is no call"),
+        ("python", "[g(), f(x=1)(y=2)]", r"'f\(x=1\)', which your call calls, is no name"),
+        ("python", "[g(), 'a'.f(y=2)]", r"''a'.f', which your call calls, is no name"),
         ("json", '[{"name": "f"}, "g"]', "no `name`"),
         ("json", '```json\n{"name": "f"}\n```\n```json\n{"name": "g", \n```', "no valid JSON"),
         ("json", 'So:\n```json\n{"name": "f"}\n```\n```json\n{"name": "g", ', "no valid JSON"),
