@@ -70,8 +70,8 @@ class Notes:
     After a step the policy is asked (role `memory`) for a note of one attempt at each task, in JSON: content, context,
     keywords, tags. It is then shown the notes nearest to the new one, and says which of them it is to be linked to and
     which of them are to get another context or other tags. A reply that is not JSON leaves a plain note, or changes
-    nothing; an unknown id is passed over. Both count in `store/n_refused`. A task leaves one note, and another, in its
-    place, only where it was solved for the first time.
+    nothing; an unknown id is passed over, and so is a second change of one note. All this counts in `store/n_refused`.
+    A task leaves one note, and another, in its place, only where it was solved for the first time.
     """
 
     k: Annotated[int, Field(ge=1)] = 5
@@ -144,7 +144,7 @@ class Notes:
         return number
 
     def _evolve(self, store: Store, number: int, near: Sequence[Entry], said: str, counts: _Counts) -> None:
-        """Carry out what was said about the neighbours of a note; nothing of what names another id."""
+        """Carry out what was said about the neighbours of a note; nothing of what names another id, or one changed."""
         found = json_object(said)
         if found is None:
             counts.refused += 1
@@ -170,6 +170,7 @@ class Notes:
                 store.update(target.id, now.text, now.fields)
                 store.also(target.id, store.get(number).origin)
                 counts.evolved += 1
+                del known[target.id]
 
     @staticmethod
     def _figures(store: Store, counts: _Counts) -> dict[str, float]:

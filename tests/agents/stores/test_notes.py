@@ -63,6 +63,14 @@ def test_the_second_note_is_linked_to_the_first_and_changes_it(store: Store) -> 
     assert store.versions(1)[0] == "The red key opens the door houses [key, door]"
 
 
+def test_a_note_is_changed_once_by_a_reply(store: Store) -> None:
+    learn(store, says(KEY), group("a", "find the key", ("look", True)))
+    updates = [{"id": 1}, {"id": 1, "context": "red houses"}, {"id": 1, "tags": ["north"]}]
+    figures = learn(store, says(DOOR, {"updates": updates}), group("b", "find the door", ("north", False)))
+    assert figures["store/n_evolved"] == figures["store/n_refused"] == 1
+    assert store.get(1).text == "The red key opens the door red houses [key, door]" and store.get(1).version == 2
+
+
 def test_what_a_note_was_told_of_a_task_is_not_shown_to_that_task(store: Store) -> None:
     learn(store, says(KEY), group("b", "find the key", ("look", True)))
     change = {"updates": [{"id": 1, "context": "the door code is 1234"}]}
