@@ -94,6 +94,8 @@ class Store:
 
     def _begin(self, max_mb: float | None) -> None:
         with explained(self.path):
+            # A long transaction would write before its end, and nobody could read from then on.
+            self._base.execute("PRAGMA cache_spill = OFF")
             if max_mb is not None:
                 self._base.execute(f"PRAGMA max_page_count = {max(16, int(max_mb * 1e6) // _PAGE)}")
             names = {row[0] for row in self._base.execute("SELECT name FROM sqlite_master")}

@@ -248,6 +248,7 @@ def test_a_process_killed_within_a_transaction_leaves_what_was_there_before(stor
         from agents.stores.store import Store
         store = Store(Path(sys.argv[1]), split="train")
         store._base.execute("PRAGMA cache_size = 1")
+        store._base.execute("PRAGMA cache_spill = ON")
         with store.transaction():
             for i in range(300):
                 store.add("note", "x" * 500, Origin("game/2", "train"))

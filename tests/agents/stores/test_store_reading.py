@@ -72,3 +72,10 @@ def test_a_reader_sees_what_another_has_written(store: Store, tmp_path: Path) ->
         assert {hit.entry.text for hit in reader.search("key", 5)} == {"a red key", "a blue key"}
         assert [hit.entry.text for hit in reader.search("blue", 5, kind="fact")] == ["a blue key"]
         assert reader.search("blue", 5, kind="note") == []
+
+
+def test_who_reads_waits_for_no_transaction_however_much_it_has_changed(store: Store, tmp_path: Path) -> None:
+    with Store(tmp_path / "store.sqlite", busy_s=0.05) as reader, store.transaction():
+        for _ in range(100):
+            store.add("fact", "x" * 50_000, A)  # more than SQLite keeps in memory by itself
+        assert reader.n_entries() == 0
