@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class Programs:
         self._open: dict[str, Session] = {}
         self._n_failed = 0
         self._served: set[str] = set()  # keys of programs that have taken an attempt
+        self._complaints: dict[str, str] = {}  # by the key of a program that has ended
         self._starting = asyncio.Lock()
 
     async def begin(self, session: Session) -> Gateway:
@@ -51,6 +53,7 @@ class Programs:
         if self._loop is not asyncio.get_running_loop():  # programs of another loop have ended with it
             self._loop, self._running, self._n_failed = asyncio.get_running_loop(), {}, 0
             self._served.clear()
+            self._complaints.clear()
             self._starting = asyncio.Lock()
         gateway = await self._listening()
         self._open[session.id] = session
@@ -97,9 +100,12 @@ class Programs:
         return self.gateway
 
     def _claimed(self, session: Session, key: str) -> None:
-        """Remember which program has an attempt; called on the server's thread."""
+        """Remember which program has an attempt, which fails where that has ended; called on the server's thread."""
         self._attempts[session.id] = (key, session)
         self._served.add(key)
+        if complaint := self._complaints.get(key):  # looked up last: `_ended` notes it first
+            with contextlib.suppress(RuntimeError):  # the run is over
+                session.loop.call_soon_threadsafe(_fail, session, complaint)
 
     async def _start(self, gateway: Gateway) -> None:
         settings, key = self._settings, secrets.token_urlsafe(24)
@@ -126,14 +132,19 @@ class Programs:
         if program is None or self.gateway is None:
             return
         self.gateway.keys.discard(key)
-        own = [session for owner, session in list(self._attempts.values()) if owner == key and not session.is_finished]
+        self._complaints[key] = program.complaint
+        own = [session for owner, session in list(self._attempts.values()) if owner == key]
         self._n_failed = 0 if key in self._served else self._n_failed + 1
         self._served.discard(key)
         for session in own if self._n_failed < _MOST_FAILED else list(self._open.values()):
-            if not session.is_over:
-                session.end(failure=program.complaint)
+            _fail(session, program.complaint)
         if self._n_failed < _MOST_FAILED and any(not s.has_ended for s in self._open.values()):
             self._restarting = asyncio.create_task(self._start(self.gateway))
+
+
+def _fail(session: Session, why: str) -> None:
+    if not (session.is_over or session.is_finished):
+        session.end(failure=why)
 
 
 def programs_of(settings: External) -> Programs:

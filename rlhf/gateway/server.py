@@ -168,9 +168,11 @@ class Gateway:
             if not session.is_over:
                 session.end(failure="the client went away before the session began")
 
-        if self._opens is None and session.id in self._sessions:
+        if self._opens is None:
             self.waiting.appendleft(session)
-        elif self._opens is not None:
+            if session.id not in self._sessions:  # looked up last: it may be removed meanwhile, on the run's thread
+                self.remove(session)
+        else:
             with contextlib.suppress(RuntimeError):  # the run is over
                 session.loop.call_soon_threadsafe(end)
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.error
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -790,6 +791,50 @@ def test_an_attempt_is_not_given_to_a_client_that_goes_while_it_is_told() -> Non
         assert post(f"{gateway.url}/sessions", gateway.key)["id"] == "one" and claimed == ["one"]
     finally:
         gateway.close()
+
+
+def test_an_attempt_that_is_removed_while_it_is_put_back_waits_for_nobody() -> None:
+    gateway = Gateway(key="known")
+    session: Any = SimpleNamespace(id="one")
+
+    class Line(deque[Any]):
+        def appendleft(self, given: Any) -> None:  # the run's thread removes it at this moment
+            gateway.remove(session)
+            super().appendleft(given)
+
+    gateway.waiting = Line()
+    gateway.add(session, waits=False)
+    gateway.put_back(session)
+    assert not gateway.waiting
+
+
+DIES = """
+import os, pathlib, sys, time, urllib.request as u
+if (been := pathlib.Path(sys.argv[1])).exists(): time.sleep(60)
+been.touch()
+key = {"Authorization": "Bearer " + os.environ["RLHF_GATEWAY_KEY"]}
+u.urlopen(u.Request(os.environ["RLHF_GATEWAY"] + "/sessions", b"{}", key)).read(1)
+os.write(2, b"out of luck")
+os._exit(0)
+"""
+
+
+def test_a_program_that_ends_as_it_gets_its_attempt_fails_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Programs._claimed
+
+    def late(self: Programs, session: Session, key: str) -> None:
+        deadline = time.monotonic() + 20
+        while self.gateway and key in self.gateway.keys and time.monotonic() < deadline:
+            time.sleep(0.01)  # the run hears that the program has ended before the server does
+        real(self, session, key)
+
+    monkeypatch.setattr(Programs, "_claimed", late)
+    (tmp_path / "agent.py").write_text(DIES)
+    settings = {"command": (sys.executable, str(tmp_path / "agent.py"), str(tmp_path / "been")), "n_programs": 1}
+    (played,) = World(limits(start_timeout_s=9), settings=settings).play(lambda mine: None, 1, n_threads=0)
+    assert played.outcome is Outcome.AGENT_ERROR and "out of luck" in played.detail
 
 
 def test_programs_that_end_between_attempts_fail_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
