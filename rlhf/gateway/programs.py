@@ -8,6 +8,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+from environments.base import AgentFailed
 from rlhf.errors import EnvError
 from rlhf.gateway.program import Program
 from rlhf.gateway.server import Gateway
@@ -139,7 +140,15 @@ class Programs:
         for session in own if self._n_failed < _MOST_FAILED else list(self._open.values()):
             _fail(session, program.complaint)
         if self._n_failed < _MOST_FAILED and any(not s.has_ended for s in self._open.values()):
-            self._restarting = asyncio.create_task(self._start(self.gateway))
+            self._restarting = asyncio.create_task(self._restart(self.gateway))
+
+    async def _restart(self, gateway: Gateway) -> None:
+        """Start another program in the place of one that has ended; where none is left, attempts fail."""
+        try:
+            await self._start(gateway)
+        except AgentFailed as error:
+            for session in [] if self._running else list(self._open.values()):
+                _fail(session, str(error))
 
 
 def _fail(session: Session, why: str) -> None:

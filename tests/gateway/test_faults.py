@@ -764,6 +764,15 @@ def test_a_program_that_cannot_be_started_leaves_its_place_to_another(monkeypatc
     asyncio.run(run())
 
 
+def test_attempts_fail_at_once_where_no_program_can_be_started_again(tmp_path: Path) -> None:
+    program = tmp_path / "agent"
+    program.write_text('#!/bin/sh\nrm "$0"\n')
+    program.chmod(0o700)
+    settings = {"command": (str(program),), "n_programs": 1}
+    (played,) = World(limits(start_timeout_s=9), settings=settings).play(lambda mine: None, 1, n_threads=0)
+    assert played.outcome is Outcome.AGENT_ERROR and "cannot be started" in played.detail
+
+
 def test_an_attempt_is_not_given_to_a_client_that_has_gone() -> None:
     gateway = Gateway(key="known")
     gateway.start()
