@@ -47,6 +47,7 @@ class Programs:
         self._n_failed = 0
         self._served: set[str] = set()  # keys of programs that have taken an attempt
         self._complaints: dict[str, str] = {}  # by the key of a program that has ended
+        self._replacing = set[asyncio.Task[None]]()
         self._starting = asyncio.Lock()
 
     async def begin(self, session: Session) -> Gateway:
@@ -139,11 +140,16 @@ class Programs:
         self._served.discard(key)
         for session in own if self._n_failed < _MOST_FAILED else list(self._open.values()):
             _fail(session, program.complaint)
-        if self._n_failed < _MOST_FAILED and any(not s.has_ended for s in self._open.values()):
-            self._restarting = asyncio.create_task(self._restart(self.gateway))
+        again = self._n_failed < _MOST_FAILED and any(not s.has_ended for s in self._open.values())
+        task = asyncio.create_task(self._replace(program, self.gateway if again else None))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
 
-    async def _restart(self, gateway: Gateway) -> None:
-        """Start another program in the place of one that has ended; where none is left, attempts fail."""
+    async def _replace(self, program: Program, gateway: Gateway | None) -> None:
+        """End what an ended program began, and start another for a gateway; where none is left, attempts fail."""
+        await program.close()
+        if gateway is None:
+            return
         try:
             await self._start(gateway)
         except AgentFailed as error:

@@ -818,9 +818,11 @@ def test_an_attempt_that_is_removed_while_it_is_put_back_waits_for_nobody() -> N
 
 
 DIES = """
-import os, pathlib, sys, time, urllib.request as u
+import os, pathlib, subprocess as s, sys, time, urllib.request as u
 if (been := pathlib.Path(sys.argv[1])).exists(): time.sleep(60)
 been.touch()
+children = [s.Popen(["sleep", "60"]).pid for _ in sys.argv[2:]]
+been.write_text(" ".join(map(str, children)))
 key = {"Authorization": "Bearer " + os.environ["RLHF_GATEWAY_KEY"]}
 u.urlopen(u.Request(os.environ["RLHF_GATEWAY"] + "/sessions", b"{}", key)).read(1)
 os.write(2, b"out of luck")
@@ -846,6 +848,16 @@ def test_a_program_that_ends_as_it_gets_its_attempt_fails_it_at_once(
     assert played.outcome is Outcome.AGENT_ERROR and "out of luck" in played.detail
 
 
+def test_what_a_program_began_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(DIES)
+    command = (sys.executable, str(tmp_path / "agent.py"), str(tmp_path / "been"), "with a child")
+    settings = {"command": command, "n_programs": 1}
+    (played,) = World(limits(start_timeout_s=9), settings=settings).play(lambda mine: None, 1, n_threads=0)
+    child = Path("/proc", (tmp_path / "been").read_text(), "stat")
+    assert played.outcome is Outcome.AGENT_ERROR
+    assert not child.exists() or child.read_text().rpartition(") ")[2].startswith("Z")
+
+
 def test_programs_that_end_between_attempts_fail_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(self: Program) -> None:
         pass
@@ -865,7 +877,7 @@ def test_programs_that_end_between_attempts_fail_nobody(monkeypatch: pytest.Monk
             programs._claimed(done, key)
             programs.end(done)
             programs._ended(key)
-            await programs._restarting
+            await asyncio.gather(*programs._replacing)
             programs._running.clear()
         assert not waiting.is_over and not programs._served
 
