@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from rewards.base import Capabilities, GroupReward, name_of
@@ -181,6 +182,8 @@ async def _check_reward(
     right = [_example(*pair) for pair in examples]
     for task, trajectory in [*right, *records, *_made_up([task for task, _ in records or right] or _TASKS)]:
         before, during = repr((task, trajectory)), f"{task.id}, {len(trajectory.turns)} turns, {trajectory.outcome}"
+        if trajectory.turns:
+            during += f", the last action {shorten(trajectory.turns[-1].action.text, 40)}"
         verdict = await judge(task, trajectory, during=during)
         note(repr((task, trajectory)) == before, "call: leaves task and trajectory as they are", during)
         if verdict is not None:
@@ -231,16 +234,19 @@ def _check_per_turn(judge: _Judge, verdict: Verdict, trajectory: Trajectory, dur
 
 
 def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:
-    """Synthetic trajectories of several lengths and of every outcome, with all texts.
+    """Synthetic trajectories: every text in one turn and in three, every outcome, and none of either.
 
     They attempt `tasks`, so that a reward meets only references of the kind it is made for.
     """
     outcomes = [outcome for outcome in Outcome if not outcome.is_infrastructure_error]
+    shapes = [("", 0, outcome) for outcome in outcomes]
+    said = [(text, n_turns) for n_turns in (1, 3) for text in _TEXTS]
+    shapes += [(*one, outcome) for one, outcome in zip(said, cycle(outcomes), strict=False)]
     records = []
-    for i, text in enumerate(_TEXTS):
-        task, n_turns = tasks[i % len(tasks)], (0, 1, 3)[i % 3]
+    for i, (text, n_turns, outcome) in enumerate(shapes):
+        task = tasks[i % len(tasks)]
         turns = tuple(_turn(text, t, last=t == n_turns - 1) for t in range(n_turns))
-        records += [(task, Trajectory(task.id, 0, "You see a door.", turns, outcome)) for outcome in outcomes]
+        records.append((task, Trajectory(task.id, 0, "You see a door.", turns, outcome)))
     return records
 
 

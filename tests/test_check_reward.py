@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rewards.check import check_reward
+from rewards.check import _TEXTS, check_reward
 from rewards.code.sandboxed_reward import Sandboxed
 from rewards.verified import Verified
 from rlhf.data import Outcome, Task, Trajectory, Verdict
@@ -170,6 +170,26 @@ def test_broken_rewards_are_caught(reward: Any, promise: str, got: str) -> None:
     details = [finding.detail for finding in report.broken if finding.promise == promise]
     assert details, str(report)
     assert got in details[0]
+
+
+def test_every_text_is_tried_on_a_reward_in_one_turn_and_in_three() -> None:
+    """As a verifier meets them all: a recipe holds it as a reward, whose check must not keep what the other breaks."""
+    seen: set[tuple[str, int]] = set()
+
+    def reward(task: Task, trajectory: Trajectory) -> float:
+        seen.update((turn.reply, len(trajectory.turns)) for turn in trajectory.turns)
+        return 0.0
+
+    assert check_reward(reward).ok
+    assert seen == {(text, n_turns) for text in _TEXTS for n_turns in (1, 3)}
+
+
+def test_an_action_that_a_reward_fails_at_is_shown() -> None:
+    def reward(task: Task, trajectory: Trajectory) -> float:
+        return 1 / ("\0" not in "".join(turn.action.text for turn in trajectory.turns))
+
+    [finding] = check_reward(reward).broken
+    assert ", the last action '\\x00" in finding.detail and "ZeroDivisionError" in finding.detail
 
 
 def test_the_parts_of_a_message_are_told_apart() -> None:
