@@ -294,6 +294,30 @@ def test_an_environment_that_never_says_what_is_solved_is_told_of_once(
     assert (UNDECIDED in details) is bool(n_said), "what a reward decides is decided"
 
 
+@pytest.mark.parametrize(
+    ("advantage", "opening", "named"),
+    [
+        ({"kind": "gigpo"}, 'StepResult("Go.")', ["gigpo"]),
+        ({"kind": "hgpo"}, 'StepResult("Go.")', ["hgpo"]),
+        ({"kind": "gigpo"}, 'StepResult("Go.", state_key="start")', []),
+        ({"kind": "gigpo", "step_weight": 0.0}, 'StepResult("Go.")', []),
+        ({"kind": "grpo"}, 'StepResult("Go.")', []),
+    ],
+)
+def test_an_estimator_that_compares_states_of_an_environment_that_names_none_is_told_of(
+    tmp_path: Path, advantage: dict[str, Any], opening: str, named: list[str]
+) -> None:
+    (tmp_path / "world.py").write_text(WORLD.replace('StepResult("Go.")', opening))
+    said: list[str] = []
+    stages = [STAGES[1] | {"advantage": advantage}]
+    recipe = load(runs.write(tmp_path, stages, environment={"kind": "./world.py:World"}))
+    asyncio.run(try_once(recipe, said.append))
+    assert [text.partition(" compares")[0] for text in said] == [
+        f"caution: stages[0].advantage, {kind}," for kind in named
+    ]
+    assert all("world/train/0 names no state" in text for text in said)
+
+
 def test_more_tasks_than_there_are_is_said_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(WORLD)
     world = {"kind": "./world.py:World"}

@@ -27,6 +27,7 @@ from rlhf.evaluation.evaluate import Evaluation
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
 from rlhf.recipe.view import worlds
+from rlhf.registry import kind_of
 from rlhf.rollout.env_session import Ended
 from rlhf.rollout.episode import lanes_of
 from rlhf.rollout.limits import Limits
@@ -173,6 +174,7 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
             "hold; return an environments.base.Properties"
         )
     task, attempt = await attempted(recipe, split, path, say)
+    _tell_stateless(recipe, attempt, f"{path}environment, {task.id}", say)
     for name, weighted in recipe.rewards.items():
         if (copied := to_try(weighted)) is None:
             continue
@@ -195,6 +197,25 @@ async def _try_world(recipe: Recipe, split: str, path: str, say: Callable[[str],
             expected="a number or a verdict for every attempt, a bad one too",
             hint=f"fix it, and try it {check_alone('reward', weighted.reward)}",
         )
+
+
+def _tell_stateless(recipe: Recipe, attempt: Trajectory, where: str, say: Callable[[str], None]) -> None:
+    """Say which estimators compare states, where no turn of an attempt began in one that is known."""
+    if not attempt.turns or any(turn.state_key is not None for turn in attempt.turns):
+        return
+    for i, stage in enumerate(recipe.stages):
+        if isinstance(stage, PolicyGradient) and (
+            kinds := [
+                kind_of("advantage", part)
+                for part in with_nested(stage.advantage)
+                if EstimatorCapabilities(part).compares_states
+            ]
+        ):
+            say(
+                f"caution: stages[{i}].advantage, {kinds[0]}, compares turns that began in the same state, and {where} "
+                "names no state: no turn is compared; return a `state_key` with each StepResult, the opening too, or "
+                "choose an estimator that needs none: grpo, turn_rloo"
+            )
 
 
 def _check_per_turn(recipe: Recipe, found: ScoredGroup, name: str, where: str) -> None:

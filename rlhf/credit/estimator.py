@@ -67,6 +67,8 @@ class EstimatorCapabilities(CapabilityView):
     """Name of the reward whose values per turn it reads."""
     needs_branches = Capability[object](False)
     """It compares attempts that branch."""
+    compares_states = Capability(False, bool)
+    """It compares turns that began in one state (`Turn.state_key`), and has no signal of them where none is known."""
 
 
 def critic_of(estimator: object) -> str | None:

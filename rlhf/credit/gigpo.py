@@ -58,6 +58,11 @@ class GiGPO(CriticFree):
     eps: Annotated[float, Field(ge=0)] = 1e-6
     """Added to the standard deviation."""
 
+    @property
+    def compares_states(self) -> bool:
+        """True if turns that began in one state are compared."""
+        return self.step_weight > 0
+
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)

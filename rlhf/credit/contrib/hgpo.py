@@ -36,6 +36,8 @@ class HGPO(CriticFree):
     """
 
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("normalize", "mean", ("ddof", "eps")),)
+    #: Turns that began in one state, or after equal ones.
+    compares_states: ClassVar[bool] = True
 
     history: Annotated[int, Field(ge=0)] = 2
     """K, the maximum number of previous states compared: as many as the agent sees."""
