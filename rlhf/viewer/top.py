@@ -48,8 +48,10 @@ def shown(run: RunFolder) -> Group:
     parts: list[Any] = [title, *_bar(told), table]
     if told["waits_for"]:
         parts.append(Text(f"waits for {told['waits_for']}", "dim"))
-    for finding in [f for f in run.findings(data) if f.level != "fine"][:3]:
-        parts.append(Text(clean(f"{finding.name}: {finding.value}"), "red" if finding.level == "problem" else "yellow"))
+    for i, finding in enumerate(f for f in run.findings(data) if f.level != "fine"):
+        if i < 3 or finding.level == "problem":
+            colour = "red" if finding.level == "problem" else "yellow"
+            parts.append(Text(clean(f"{finding.name}: {finding.value}"), colour))
     parts += [Text(clean(f"{p['file']}: {p['says']}"), "red") for p in told["problems"]]
     return Group(*parts)
 

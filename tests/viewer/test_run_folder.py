@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from rlhf import locks
+from rlhf.evaluation.contrib.findings import Finding
 from rlhf.sinks import JsonlSink, LogLine
 from rlhf.viewer import top
 from rlhf.viewer.run_folder import RunFolder, RunLog
@@ -212,6 +213,17 @@ def test_a_check_that_cannot_be_made_hides_no_other(tmp_path: Path, monkeypatch:
     (tmp_path / "metrics.jsonl").write_bytes(line(3, **{"collapse/echo_trap": 1.0, "rollout/n_generations": 8.0}))
     assert [one.name for one in run.findings(run.poll())] == ["Echo trap", "Cut generations"], "the worst first"
     assert not run.problems
+
+
+def test_top_shows_every_problem_and_cuts_what_is_worth_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(line(1))
+    run, levels = RunFolder(tmp_path), ["problem"] * 4 + ["look"] * 5
+    found = [Finding(f"finding {i}", "1", level, "", "") for i, level in enumerate(levels)]  # type: ignore[arg-type]
+    for n_problems, n_shown in ((4, 4), (0, 3)):
+        monkeypatch.setattr(run, "findings", lambda data, first=4 - n_problems: found[first:])
+        console = Console(width=80, record=True, file=io.StringIO())
+        console.print(top.shown(run))
+        assert console.export_text().count("finding ") == n_shown
 
 
 def test_how_long_imitation_takes_follows_from_its_demonstrations(tmp_path: Path) -> None:
