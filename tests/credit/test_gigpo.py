@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.credit.estimator import EstimatorCapabilities
 from rlhf.credit.gigpo import GiGPO
 from rlhf.credit.groups import spread
 from rlhf.credit.grpo import GRPO
@@ -170,3 +171,8 @@ def test_every_token_of_a_turn_gets_its_number_in_all_generations():
 def test_spread_refuses_numbers_that_do_not_match_the_turns():
     with pytest.raises(DataError, match="do not match"):
         spread(group([[0.0, 0.0]]), [[1.0]])
+
+
+def test_states_are_compared_unless_steps_weigh_nothing() -> None:
+    assert EstimatorCapabilities(GiGPO()).compares_states
+    assert not EstimatorCapabilities(GiGPO(step_weight=0.0)).compares_states
