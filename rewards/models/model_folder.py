@@ -210,15 +210,9 @@ def logits_at(model: Any, rows: Sequence[Row]) -> Any:
     hidden = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
     at = [(i, place) for i, (_, ends) in enumerate(rows) for place in ends]
     row, place = torch.tensor(at, device=ids.device).T
-    return in_float32(model.score, hidden[row, place])[:, 0]
-
-
-def in_float32(layer: Any, hidden: Any) -> Any:
-    """What a linear layer says of `hidden` `[..., d]`, computed in float32."""
-    import torch
-
+    layer = model.score
     bias = None if layer.bias is None else layer.bias.float()
-    return torch.nn.functional.linear(hidden.float(), layer.weight.float(), bias)
+    return torch.nn.functional.linear(hidden[row, place].float(), layer.weight.float(), bias)[:, 0]
 
 
 def pooled_at(model: Any, rows: Sequence[Sequence[int]]) -> Any:

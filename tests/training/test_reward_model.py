@@ -210,26 +210,6 @@ def test_scores_of_a_model_in_bfloat16_are_not_rounded_to_it() -> None:
     assert one_by_one == pytest.approx(expected.tolist(), rel=1e-5)
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=2)], ids=["full", "lora"])
-def test_the_loss_of_a_model_in_bfloat16_is_of_scores_that_are_not_rounded(lora: Lora | None) -> None:
-    policy = tiny.policy()
-    policy.model.bfloat16()
-    torch.manual_seed(0)
-    model, _ = adapted(scoring_model(policy), lora)
-    with torch.no_grad():
-        model.score.weight.mul_(100)
-    pair = {"chosen_ids": [5, 6, 7], "rejected_ids": [8, 9, 10]}
-    chosen, rejected = (scores(model, [pair[side]], 1)[0] for side in ("chosen_ids", "rejected_ids"))
-    loss = float(bradley_terry(torch.tensor(chosen), torch.tensor(rejected), centring=0.1))
-    seen: list[Any] = []
-    stage = RewardModel(optimizer=AdamW(lr=1e-3), batch_size=1, pairs_per_microbatch=1, epochs=1, centring=0.1)
-    train_reward_model(model, policy.tokenizer, [pair], stage, lambda n, logs: seen.append(logs), seed=0)
-    assert chosen != float(torch.tensor(chosen).bfloat16())
-    assert seen[0]["loss"] == pytest.approx(loss, rel=1e-5)
-    assert seen[0]["margin"] == pytest.approx(chosen - rejected, rel=1e-5)
-    assert not model.score._forward_hooks
-
-
 @pytest.mark.parametrize("trouble", ["nan", "gone", "wrong"])
 def test_a_model_that_fails_is_an_error_and_never_a_score(tmp_path: Path, trouble: str) -> None:
     policy = tiny.policy()

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rewards.models.model_folder import in_float32
 from rlhf.errors import ModelError, TrainingError, boundary
 from rlhf.extras import import_optional
 from rlhf.training.backends.optimizer import AdamW
@@ -112,34 +111,12 @@ def train_reward_model(
     The other arguments and errors are those of `train_dpo`.
     """
     trl = load_trl()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        borrowed(model),
-        _scores_in_float32(model),
-        _failing_as_ours("TRL's RewardTrainer"),
-    ):
+    with tempfile.TemporaryDirectory() as folder, borrowed(model), _failing_as_ours("TRL's RewardTrainer"):
         config = trl.RewardConfig(
             **_arguments(model, folder, stage, seed),
             center_rewards_coefficient=stage.centring or None,
         )
         _run(_over_the_update(trl.RewardTrainer, _n_pairs), model, tokenizer, rows, stage, on_update, args=config)
-
-
-@contextmanager
-def _scores_in_float32(model: Any) -> Iterator[None]:
-    """Context in which the layer `score` is computed in float32: TRL takes differences in the format that it gives.
-
-    Families whose output layer has another name compute it in their own format.
-    """
-    layer = getattr(model, "score", None)
-    if layer is None:
-        yield
-        return
-    hook = layer.register_forward_hook(lambda layer, args, said: in_float32(layer, args[0]))
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def train_kto(
