@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 from rewards.base import Capabilities, GroupReward, name_of
@@ -239,11 +239,9 @@ def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:
     They attempt `tasks`, so that a reward meets only references of the kind it is made for.
     """
     outcomes = [outcome for outcome in Outcome if not outcome.is_infrastructure_error]
-    shapes = [("", 0, outcome) for outcome in outcomes]
-    said = [(text, n_turns) for n_turns in (1, 3) for text in _TEXTS]
-    shapes += [(*one, outcome) for one, outcome in zip(said, cycle(outcomes), strict=False)]
+    shapes = [*product((0,), ("",) * len(outcomes)), *product((1, 3), _TEXTS)]
     records = []
-    for i, (text, n_turns, outcome) in enumerate(shapes):
+    for i, ((n_turns, text), outcome) in enumerate(zip(shapes, cycle(outcomes), strict=False)):
         task = tasks[i % len(tasks)]
         turns = tuple(_turn(text, t, last=t == n_turns - 1) for t in range(n_turns))
         records.append((task, Trajectory(task.id, 0, "You see a door.", turns, outcome)))

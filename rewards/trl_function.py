@@ -142,10 +142,9 @@ def _prompt(task: Task, trajectory: Trajectory, is_chat: bool) -> Any:
 
 def _ids(trajectory: Trajectory) -> list[int]:
     """Sampled ids; bytes of the text, or of a blank, where there are none: a function may fail at an empty list."""
-    said = "".join(turn.action.said or turn.action.text for turn in trajectory.turns)
-    return [i for g in trajectory.generations for i in g.token_ids] or list(
-        (said or " ").encode("utf-8", "surrogatepass")
-    )
+    said = "".join(turn.action.said or turn.action.text for turn in trajectory.turns) or " "
+    sampled = [i for g in trajectory.generations for i in g.token_ids]
+    return sampled or list(said.encode("utf-8", "surrogatepass"))
 
 
 def _completion(trajectory: Trajectory, is_chat: bool) -> Any:

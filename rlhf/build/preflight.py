@@ -204,13 +204,8 @@ def _tell_stateless(recipe: Recipe, attempt: Trajectory, where: str, say: Callab
     if not attempt.turns or any(turn.state_key is not None for turn in attempt.turns):
         return
     for i, stage in enumerate(recipe.stages):
-        if isinstance(stage, PolicyGradient) and (
-            kinds := [
-                kind_of("advantage", part)
-                for part in with_nested(stage.advantage)
-                if EstimatorCapabilities(part).compares_states
-            ]
-        ):
+        parts = with_nested(stage.advantage) if isinstance(stage, PolicyGradient) else ()
+        if kinds := [kind_of("advantage", part) for part in parts if EstimatorCapabilities(part).compares_states]:
             say(
                 f"caution: stages[{i}].advantage, {kinds[0]}, compares turns that began in the same state, and {where} "
                 "names no state: no turn is compared; return a `state_key` with each StepResult, the opening too, or "

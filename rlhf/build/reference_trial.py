@@ -105,7 +105,11 @@ async def _try_rewards(
         is_tried = (on_references or properties_of(world).judged_by_rewards) and not asks
         if is_tried and (copied := to_try(weighted)) is not None:
             trial = _Trial(f"{path}rewards.{name}", copied, compares, limits, say)
-            await (_try_reward if on_references else _try_on_nonsense)(trial, world, split)
+            if on_references:
+                await _try_reward(trial, world, split)
+            else:
+                for task in tasks_of(world, split, 1):
+                    await _try_nonsense(trial, task)
 
 
 @dataclass
@@ -140,11 +144,6 @@ class _Trial:
                 f"caution: {self.path} is slow: {sum(self.calls_s) / 2:.1f} s per call, for every attempt (expected: "
                 f"under {expected_s:g} s); it is tried for {_ENOUGH_S:g} s"
             )
-
-
-async def _try_on_nonsense(trial: _Trial, world: Environment, split: str) -> None:
-    for task in tasks_of(world, split, 1):
-        await _try_nonsense(trial, task)
 
 
 async def _try_nonsense(trial: _Trial, task: Task) -> None:

@@ -49,9 +49,9 @@ def shown(run: RunFolder) -> Group:
     if told["waits_for"]:
         parts.append(Text(f"waits for {told['waits_for']}", "dim"))
     for i, finding in enumerate(f for f in run.findings(data) if f.level != "fine"):
-        if i < 3 or finding.level == "problem":
-            colour = "red" if finding.level == "problem" else "yellow"
-            parts.append(Text(clean(f"{finding.name}: {finding.value}"), colour))
+        is_problem = finding.level == "problem"
+        if is_problem or i < 3:
+            parts.append(Text(clean(f"{finding.name}: {finding.value}"), "red" if is_problem else "yellow"))
     parts += [Text(clean(f"{p['file']}: {p['says']}"), "red") for p in told["problems"]]
     return Group(*parts)
 
