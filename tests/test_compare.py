@@ -338,6 +338,23 @@ def test_nothing_follows_the_last_comparison(tmp_path: Path) -> None:
     assert printed.count("\n\n") == 1 and not printed.endswith("\n\n")
 
 
+def test_a_run_alone_is_compared_with_itself_before_training(tmp_path: Path) -> None:
+    course = [("before", 0, 4), ("1-policy_gradient", 5, 6), ("after", 9, 9)]
+    for stage, step, n in course:
+        folder = write(tmp_path / "a", tasks([i < n for i in range(12)]), stage=stage, step=step, is_run=True)
+    result = run("compare", folder)
+    words = " ".join(result.stdout.split())
+    assert "after training against before training: success +41.7%" in words and "5 better, 0 worse" in words
+    assert "measured: before training, step 0; after training, step 9" in words and not result.stderr
+
+    stopped = write(tmp_path / "b", tasks([True]), stage="before", is_run=True)
+    assert "a comparison needs two evaluations" in run("compare", stopped).stderr
+    write(stopped, tasks([True]), stage="1-policy_gradient", step=5, is_run=True)
+    found = run("compare", stopped)
+    assert "during 1-policy_gradient against before training" in found.stdout
+    assert found.stderr.count("is not finished") == 1 and "not measured at the same time" not in found.stderr
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     first = write(tmp_path / "first", tasks([True] * 4))
     other = write(tmp_path / "other", tasks([True] * 4, "flat/test"))

@@ -75,10 +75,10 @@ _COLUMNS = ("first", "second", "difference", "interval", "p_value", "p_holm", "n
 def compare(
     *sides: str | Path | TrainResult | Evaluation, metric: str = "success", difference: float = 0.05
 ) -> Comparisons:
-    """Compare the first evaluation or run with each of the others, paired by task.
+    """Compare the first evaluation or run with each of the others, or a run's first with its last, paired by task.
 
     Args:
-        sides: at least two: folders, results of `rlhf.train`, or of `rlhf.evaluate` with `out`.
+        sides: at least two, or one run: folders, results of `rlhf.train`, or of `rlhf.evaluate` with `out`.
         metric: `success` or `score`.
         difference: for which the record has the number of tasks needed to detect it.
 
@@ -86,18 +86,10 @@ def compare(
         DataError: no task in common, or tasks that are the same by name alone.
         RecipeError: one of them holds no evaluation, or there are fewer than two.
     """
-    from rlhf.evaluation.compare import compare_all, read_sides
+    from rlhf.evaluation.compare import compare_all, read_compared
 
-    if len(sides) < 2:
-        raise RecipeError(
-            "a comparison needs two evaluations",
-            where="rlhf.compare",
-            got=f"{len(sides)}",
-            expected="at least two folders or results",
-            hint="name the evaluation to compare with first",
-        )
     compared = one_of(Metric, str(metric), "metric", "metric")
-    found = compare_all(read_sides([_folder(side) for side in sides]), compared.value, seen=difference)
+    found = compare_all(read_compared([_folder(side) for side in sides]), compared.value, seen=difference)
     return Comparisons(metric, tuple(_comparison(row) for row in found["comparisons"]))
 
 

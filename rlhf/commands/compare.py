@@ -17,7 +17,6 @@ from rich.text import Text
 
 from rlhf.commands.output import AsJson, caution, command, one_of, print_json, results
 from rlhf.commands.tables import number, percent
-from rlhf.errors import RecipeError
 from rlhf.terminal import CleanConsole
 
 #: Differing keys of two recipes that are printed, and characters of a value.
@@ -34,7 +33,7 @@ class Metric(StrEnum):
 @command
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FIRST SECOND...", help="Two or more evaluation or run folders.")
+        list[Path], typer.Argument(metavar="FIRST SECOND...", help="Two or more evaluation or run folders, or one run.")
     ],
     metric: Annotated[str, typer.Option(metavar="|".join(Metric), help="Metric to compare.")] = Metric.success.value,
     difference: Annotated[
@@ -43,23 +42,15 @@ def compare(
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of tasks shown per kind of flip.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the first evaluation with each of the others, paired by task.
+    """Compare the first evaluation with each of the others, or a run's first with its last, paired by task.
 
-    Examples: rlhf compare evaluations/before evaluations/after; rlhf compare runs/a runs/b runs/c --metric score
+    Examples: rlhf compare evaluations/before evaluations/after; rlhf compare runs/a runs/b runs/c; rlhf compare runs/a
     """
-    if len(folders) < 2:
-        raise RecipeError(
-            "a comparison needs two evaluations",
-            where="rlhf compare",
-            got=f"{len(folders)} folder",
-            expected="at least two folders",
-            hint="name the evaluation to compare with first",
-        )
     compared = one_of(Metric, metric, "--metric", "metric")
-    from rlhf.evaluation.compare import compare_all, read_sides
+    from rlhf.evaluation.compare import compare_all, read_compared
 
-    found = compare_all(read_sides(folders), compared.value, seen=difference)
-    for row, folder in zip(found["comparisons"], folders[1:], strict=True):
+    found = compare_all(read_compared(folders), compared.value, seen=difference)
+    for row, folder in zip(found["comparisons"], folders[1:] or folders, strict=True):
         row["recipe_differences"] = _recipe_differences(folders[0], folder)
     _caution(caution for row in found["comparisons"] for caution in row["cautions"])
     if as_json:
@@ -232,8 +223,10 @@ def _measured(name: str, found: dict[str, Any]) -> str:
     """Label of one side of a comparison: `a after training, step 30`."""
     from rlhf.evaluation.compare import when
 
-    phase = found["phase"]
-    return f"{name} by `rlhf evaluate`" if phase == "evaluation" else f"{name} {when(phase)}, step {found['step']}"
+    if found["phase"] == "evaluation":
+        return f"{name} by `rlhf evaluate`"
+    time = when(found["phase"])
+    return f"{name if name == time else f'{name} {time}'}, step {found['step']}"
 
 
 def _flips(row: dict[str, Any], write: Any, limit: int, width: int) -> Table:

@@ -71,8 +71,31 @@ def read_sides(folders: Sequence[Path]) -> list[Side]:
     return sides
 
 
-def read_side(folder: Path) -> Side:
-    """Read the evaluation in a folder, or the last one of a run.
+def read_compared(folders: Sequence[Path]) -> list[Side]:
+    """Read two or more, or the first evaluation and the last of one run.
+
+    Raises:
+        DataError: a file is damaged.
+        RecipeError: one of the folders holds no evaluation, or there are fewer than two.
+    """
+    sides = read_sides(folders)
+    if len(sides) == 1 and sides[0].stage:
+        first, last = (replace(side, name=when(side.stage)) for side in (read_side(folders[0], 0), *sides))
+        if first.stage != last.stage:
+            return [first, last]
+    if len(sides) < 2:
+        raise RecipeError(
+            "a comparison needs two evaluations",
+            where="rlhf compare",
+            got=", ".join(map(str, folders)) or "nothing",
+            expected="at least two, or one run that was evaluated before and after training",
+            hint="name the evaluation to compare with first",
+        )
+    return sides
+
+
+def read_side(folder: Path, number: int = -1) -> Side:
+    """Read the evaluation in a folder, or the one of this number, in order of time, of a run.
 
     Raises:
         DataError: a file is damaged.
@@ -85,7 +108,7 @@ def read_side(folder: Path) -> Side:
     name = folder.name or str(folder)
     if is_evaluation(folder):
         return Side(name, folder, read_attempts(stored), is_finished=(folder / SUMMARY).is_file())
-    stage = stages[-1]
+    stage = stages[number]
     step = max(s.step for s in list_steps(stored) if (s.phase, s.stage) == ("eval", stage))
     is_finished = stage == "after" or (folder / "result.json").is_file()
     return Side(name, folder, read_attempts(stored, stage=stage), stage, step, is_finished)
@@ -135,9 +158,11 @@ def _standing(run: Path) -> str:
 
 def _cautions(first: Side, second: Side, n_unpaired: int) -> list[str]:
     """Cautions on a comparison: unpaired tasks, figures from before the end, and success that is judged otherwise."""
-    found = [caution for side in (first, second) if (caution := caution_of(side))]
+    one_run = first.folder == second.folder
+    sides = [replace(second, name=str(second.folder))] if one_run else [first, second]
+    found = [caution for side in sides if (caution := caution_of(side))]
     stages = [side.stage for side in (first, second)]
-    if all(stages) and len(set(stages)) > 1:
+    if all(stages) and len(set(stages)) > 1 and not one_run:
         times = " and ".join(f"{side.name} {when(side.stage)}" for side in (first, second))
         found.append(f"not measured at the same time of a run: {times}")
     found += _judged_otherwise(first, second)
