@@ -90,8 +90,10 @@ def refuse_absent_models(recipe: Recipe) -> None:
 
 def refuse_unreachable_models(recipe: Recipe) -> None:
     """Raise ModelError where a hub model of the recipe is neither cached nor reachable, before hours of other work."""
+    from rlhf.training.policy.model_files import base_or
+
     for where, named in models_of(recipe):
-        refuse_unreachable(named, where)
+        refuse_unreachable(base_or(named), where)
 
 
 def models_of(recipe: Recipe) -> Iterator[tuple[str, str]]:

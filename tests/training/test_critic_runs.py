@@ -13,6 +13,7 @@ import yaml
 from rlhf.errors import ModelError
 from rlhf.training.critics.value_model import check_contexts
 from rlhf.training.critics.values import Critic
+from tests import commands
 from tests.test_resume import LORA, POLICY_GRADIENT, assert_equal, run_with_interruptions
 from tests.training import runs, tiny, words
 from tests.training.critics import StepCounter, recipe
@@ -27,6 +28,19 @@ def test_a_critic_with_a_shorter_context_than_the_policys_rows_is_refused_before
         runs.run(path, tmp_path / "run")
     assert refused.value.where.startswith("stages[1].critic.path") and refused.value.got == "128"
     check_contexts({"stages[1].critic": Critic(path=str(tmp_path / "short")), "stages[2].critic": Critic()}, 64)
+
+
+def test_a_critic_and_a_teacher_may_be_the_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loss, critic = {"kind": "kdrl", "teacher": "base"}, {"path": "base", "lora": LORA}
+    stage = {**POLICY_GRADIENT, "steps": 1, "advantage": {"kind": "gae"}, "loss": loss, "critic": critic}
+    stage["filters"] = {"drop_zero_advantage": False}
+    policy = {"kind": "pretrained", "path": "base", "lora": LORA}
+    path = runs.write(tmp_path, [stage], policy=policy, evaluation={"n_tasks": 1})
+    done = commands.run("train", path, "--out", "run")
+    assert done.exit_code == 0, done.stderr
+    assert runs.curve(tmp_path / "run", "critic/n_updates") == [2.0]
+    assert runs.curve(tmp_path / "run", "loss/kl_teacher") == [pytest.approx(0.0, abs=1e-9)]
 
 
 #: Critic, adapters of the policy, advantage. Adapters drop out at random, in the critic's updates too.

@@ -6,7 +6,6 @@ recipe: the coefficient is a function of the step.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +22,7 @@ from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.context import LiveStage, RunContext, StageKeys
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.policy.model import Policy
-from rlhf.training.policy.model_files import check_context_of, load_folder
+from rlhf.training.policy.model_files import base_or, check_context_of, load_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def check_teachers(losses: Iterable[object], policy: Policy, max_context: int) -
     for path in {loss.teacher for loss in losses if isinstance(loss, KDRL)}:
         where = f"loss.teacher {path}"
         with boundary(ModelError, where, "give the folder or the hub name of a model with its tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(path))
+            tokenizer = AutoTokenizer.from_pretrained(base_or(path))
         _check_tokenizers(tokenizer.get_vocab(), policy.tokenizer.get_vocab(), where)
         check_context_of(path, max_context, where)
 

@@ -30,8 +30,8 @@ class CriticModelSettings:
     """Settings of a critic that may have a model of its own."""
 
     path: str | None = None
-    """For a separate model: folder or hub name of the causal language model to initialise from. null copies the policy
-    at the stage's start; with adapters, its base model."""
+    """For a separate model: folder or hub name of the causal language model to initialise from, or `base`. null copies
+    the policy at the stage's start; with adapters, its base model."""
     lora: Lora | None = None
     """For a separate model: train adapters instead of all weights."""
     optimizer: AdamW = Field(default_factory=lambda: AdamW(lr=1e-5))

@@ -67,7 +67,7 @@ def check_context_of(path: str, max_context: int, where: str) -> None:
     from transformers import AutoConfig
 
     with boundary(ModelError, where, "give the folder or the hub name of a causal language model"):
-        config = AutoConfig.from_pretrained(os.path.expanduser(path))
+        config = AutoConfig.from_pretrained(base_or(path))
     check_context(config, max_context, where)
 
 
@@ -80,15 +80,16 @@ def load_folder(
     template: Path | None = None,
     loader: Loader | None = None,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer of a Hugging Face folder or hub name, with a named chat template if any.
+    """Model and tokenizer of a Hugging Face folder, a hub name or `base`, with a named chat template if any.
 
     Raises:
         ModelError: what is missing, said of `where`, by default of the recipe's `policy.path`.
         CheckpointError: the folder lies in a checkpoint or a run, and a file of it is not what was written.
     """
-    folder = Path(path).expanduser()
-    local = folder.exists() or path.startswith((".", "/", "~"))
     where = where or f"policy.path {path}"
+    path = base_or(path)
+    folder = Path(path)
+    local = folder.exists() or path.startswith((".", "/"))
     if local:
         check_model(folder)
     if local and not (folder / "config.json").is_file():
