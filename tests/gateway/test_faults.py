@@ -620,6 +620,13 @@ def test_every_wire_tells_of_a_client_that_takes_one_call_at_a_time(wire: Any, b
     assert not wire.read({**body, "parallel_tool_calls": True}).sampling
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_response_repeats_whether_calls_may_be_parallel(parallel: bool) -> None:
+    asked = responses.read({"input": "Begin.", "parallel_tool_calls": parallel})
+    said = responses.reply(ChatReply("ab", "", (), Finish.STOP, 0, 0), asked)
+    assert said["parallel_tool_calls"] is parallel
+
+
 def test_one_call_at_a_time_is_no_parameter_where_no_more_are_made() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     asked = chat.read({"messages": HELLO, "tools": tools, "parallel_tool_calls": False})

@@ -97,7 +97,8 @@ def _response(answered: ChatReply, asked: ChatRequest, output: list[Any], status
         "status": status or ("incomplete" if was_cut else "completed"),
         "incomplete_details": {"reason": "max_output_tokens"} if was_cut and not status else None,
         "model": asked.options.get("model", "policy"), "output": output, "error": None, "metadata": {},
-        "instructions": asked.instructions or None, "parallel_tool_calls": True, "tool_choice": "auto",
+        "instructions": asked.instructions or None, "tool_choice": "auto",
+        "parallel_tool_calls": asked.sampling.get("parallel_tool_calls", True),
         "tools": asked.options.get("tools", []), "previous_response_id": asked.previous or None,
         "usage": None if status else usage,
     }  # fmt: skip
