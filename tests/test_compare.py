@@ -145,11 +145,11 @@ def test_it_says_when_runs_were_measured_and_which_have_not_ended(tmp_path: Path
     half = write(tmp_path / "half", tasks([False] * 8), stage="before", is_run=True)
     begun(half, "1-policy_gradient", 33, 500)
     result = run("compare", done, half)
-    assert "measured: done after training, step 30; half before training, step 0" in result.stdout
+    assert "measured: done after training, step 30; half before RL, step 0" in result.stdout
     wanted = [
-        "half was measured before training, and its run is not finished, it is at step 33 of 500 of 1-policy_gradient; "
+        "half was measured before RL, and its run is not finished, it is at step 33 of 500 of 1-policy_gradient; "
         f"resume it: rlhf train --resume {half}",
-        "not measured at the same time of a run: done after training and half before training",
+        "not measured at the same time of a run: done after training and half before RL",
     ]
     assert result.stderr.splitlines() == [f"caution {text}" for text in wanted]
     other = write(tmp_path / "other", tasks([True] * 8), stage="after", step=30, is_run=True)
@@ -329,7 +329,7 @@ def test_a_run_without_metrics_is_not_finished_either(tmp_path: Path) -> None:
     (runs[0] / "result.json").write_text("{}")
     [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
     [caution] = row["cautions"]
-    assert caution.startswith("b was measured before training, and its run is not finished; resume it")
+    assert caution.startswith("b was measured before RL, and its run is not finished; resume it")
 
 
 def test_nothing_follows_the_last_comparison(tmp_path: Path) -> None:
@@ -344,14 +344,14 @@ def test_a_run_alone_is_compared_with_itself_before_training(tmp_path: Path) -> 
         folder = write(tmp_path / "a", tasks([i < n for i in range(12)]), stage=stage, step=step, is_run=True)
     result = run("compare", folder)
     words = " ".join(result.stdout.split())
-    assert "after training against before training: success +41.7%" in words and "5 better, 0 worse" in words
-    assert "measured: before training, step 0; after training, step 9" in words and not result.stderr
+    assert "after training against before RL: success +41.7%" in words and "5 better, 0 worse" in words
+    assert "measured: before RL, step 0; after training, step 9" in words and not result.stderr
 
     stopped = write(tmp_path / "b", tasks([True]), stage="before", is_run=True)
     assert "a comparison needs two evaluations" in run("compare", stopped).stderr
     write(stopped, tasks([True]), stage="1-policy_gradient", step=5, is_run=True)
     found = run("compare", stopped)
-    assert "during 1-policy_gradient against before training" in found.stdout
+    assert "during 1-policy_gradient against before RL" in found.stdout
     assert found.stderr.count("is not finished") == 1 and "not measured at the same time" not in found.stderr
 
 
@@ -617,6 +617,6 @@ def test_a_board_of_runs_says_what_they_attempted_and_when(tmp_path: Path) -> No
     assert {board["suite"]: [row["policy"] for row in board["rows"]] for board in found} == {
         "house/test, after training": ["a", "b"],
         "house/test, during 1-policy_gradient": ["c"],
-        "house0/test, house1/test, house2/test and 2 more, before training": ["d"],
+        "house0/test, house1/test, house2/test and 2 more, before RL": ["d"],
     }
     assert "house/test, after training (2 tasks)" in run("leaderboard", tmp_path / "runs").stdout

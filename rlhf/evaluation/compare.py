@@ -115,8 +115,8 @@ def read_side(folder: Path, number: int = -1) -> Side:
 
 
 def when(stage: str) -> str:
-    """Label of the time of a run's evaluation: `after training`."""
-    return f"{stage} training" if stage in ("before", "after") else f"during {stage}"
+    """Label of the time of a run's evaluation: `after training`; that before it comes after SFT where a run has it."""
+    return {"before": "before RL", "after": "after training"}.get(stage, f"during {stage}")
 
 
 def caution_of(side: Side) -> str:

@@ -30,7 +30,7 @@ class Evaluation:
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature; 0 is greedy."""
     before: bool = True
-    """Evaluate before training too."""
+    """Evaluate before RL too: before the first stage that is not SFT."""
     validation_split: str = "dev"
     """Split of the evaluations during training, and of those by which `rlhf tune` selects."""
     validation_n_tasks: Annotated[int, Field(ge=1)] = 64
