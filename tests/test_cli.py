@@ -18,6 +18,7 @@ import pytest
 import typer
 
 import rlhf
+from rlhf.commands import output
 from rlhf.commands.output import command, print_json
 from rlhf.estimate.arithmetic import arithmetic
 from rlhf.recipe import load
@@ -303,6 +304,17 @@ def test_check_walks_a_strangers_parts(echo: Path) -> None:
     found = json.loads(bad.stdout.splitlines()[-1])
     assert not found["ok"] and any("NotImplementedError" in f["detail"] for f in found["reports"][0]["findings"])
     assert run("check", "reward", f"{parts}:same").exit_code == 0
+
+
+def test_check_says_what_it_does_where_that_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n\n\ndef same(answer, reference):\n    time.sleep(0.02)\n    return float(answer == reference)\n"
+    )
+    monkeypatch.setattr(output, "_SLOW_S", 0.05)
+    slow = run("check", "reward", f"{tmp_path}/slow.py:same")
+    assert slow.exit_code == 0 and slow.stderr.startswith("checking the reward slow.py:same: ")
+    monkeypatch.setattr(output, "_SLOW_S", 600.0)
+    assert not run("check", "reward", f"{tmp_path}/slow.py:same").stderr
 
 
 def test_check_walks_every_part_of_a_recipe(echo: Path) -> None:

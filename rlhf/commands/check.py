@@ -12,7 +12,7 @@ import typer
 
 from rlhf.commands.contrib.check_labels import holds_labels, on_labels
 from rlhf.commands.contrib.check_on import on_answers, on_attempts, refuse_absent, show_worst
-from rlhf.commands.output import EXIT_USER_ERROR, AsJson, command, one_of, print_json, results
+from rlhf.commands.output import EXIT_USER_ERROR, AsJson, command, one_of, print_json, results, said_if_slow
 from rlhf.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -225,17 +225,18 @@ def _records(recipe: Recipe, split: str) -> list[tuple[Task, Trajectory]]:
 
 
 def _walk(section: str, part: Any, records: list[tuple[Task, Trajectory]] | None = None) -> Report:
-    if section == "environment":
-        from environments.check import check_environment
+    with said_if_slow(f"checking the {section} {_kind(section, part)}: many calls, up to a minute where each is slow"):
+        if section == "environment":
+            from environments.check import check_environment
 
-        return check_environment(part)
-    if section == "agent":
-        from agents.check import check_agent
+            return check_environment(part)
+        if section == "agent":
+            from agents.check import check_agent
 
-        return check_agent(part)
-    from rewards.check import check_reward
+            return check_agent(part)
+        from rewards.check import check_reward
 
-    return check_reward(part, records)
+        return check_reward(part, records)
 
 
 def _plain(report: Report) -> dict[str, Any]:

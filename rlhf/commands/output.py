@@ -12,6 +12,7 @@ import json
 import os
 import select
 import sys
+import threading
 import traceback
 import warnings
 from asyncio import CancelledError
@@ -36,6 +37,8 @@ R = TypeVar("R")
 Word = TypeVar("Word", bound=StrEnum)
 
 EXIT_UNEXPECTED, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+#: Seconds of silent work after which a command says what it does.
+_SLOW_S = 4.0
 
 #: The arguments that several commands share.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on the last line of stdout.")]
@@ -82,6 +85,17 @@ def quiet_libraries() -> None:
 def caution(text: str) -> None:
     """Print a caution to standard error."""
     errors().print(Text.assemble(("caution", "yellow"), " ", text), soft_wrap=True)
+
+
+@contextmanager
+def said_if_slow(text: str) -> Iterator[None]:
+    """Context that prints a line to standard error where its work takes more than some seconds."""
+    timer = threading.Timer(_SLOW_S, errors().print, (text,), {"soft_wrap": True, "markup": False})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
