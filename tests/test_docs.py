@@ -120,6 +120,7 @@ def test_the_questions_and_answers_of_the_page_are_scored(tmp_path: Path, monkey
 
 def test_the_parts_of_a_page_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written(DOCS / "plugins.md", tmp_path / "side_by_side"))
+    assert CliRunner().invoke(app, ["check", "environment", "./lake.py:Lake"]).exit_code == 0
     small = ["limits.max_turns=3", "limits.max_tokens=4", "evaluation.n_tasks=2", "policy.hidden_size=32"]
     short = ["steps=1", "tasks_per_step=2", "group_size=3", "filters.drop_zero_advantage=false"]
     command = ["train", "maze.yaml", *small, *(f"stages.0.{text}" for text in short), "--out", "run", "--json"]
