@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from rlhf.data import Verdict
 from rlhf.data.untrusted import cut, number, shown, slots, text
@@ -71,3 +72,11 @@ def total_of(values: tuple[float, ...], where: str) -> float:
             expected=_EXPECTED,
         )
     return total
+
+
+def earned(verdict: Verdict, n_given: int) -> Verdict:
+    """Take away what a reward says of the first `n_given` turns, which are not the policy's doing."""
+    if not n_given or verdict.per_turn is None:
+        return verdict
+    per_turn = (0.0,) * n_given + verdict.per_turn[n_given:]
+    return replace(verdict, value=total_of(per_turn, "the turns that were not given"), per_turn=per_turn)

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from rewards.base import Reward
 from rewards.combinators.ask import ask
+from rewards.validation import earned
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.settings import STRICT
 
@@ -77,7 +78,8 @@ class Combine:
 
     Weights 1 and .5, values 1 and −.4 clipped at −.2: 1 + .5 · −.2 = .9. Every part is asked, behind a closed gate too,
     and stands in the reason. Parts with values per turn count on those turns, the others on the last; what a cap takes
-    away or adds, and a closed gate, count on the last turn too.
+    away or adds, and a closed gate, count on the last turn too. Bounds and gates of what the policy earns look at its
+    own turns, without those given by the task.
     """
 
     parts: Mapping[str, Part]
@@ -101,7 +103,13 @@ class Combine:
     async def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Ask every part; raises what they raise."""
         verdicts = {name: await ask(part.reward, task, trajectory) for name, part in self.parts.items()}
-        return self.sum(verdicts, step_of(trajectory), len(trajectory.turns))
+        step, n_turns, n_given = step_of(trajectory), len(trajectory.turns), trajectory.n_given
+        found = self.sum(verdicts, step, n_turns)
+        if not n_given or found.per_turn is None:
+            return found
+        own = self.sum({name: earned(verdict, n_given) for name, verdict in verdicts.items()}, step, n_turns)
+        assert own.per_turn is not None
+        return replace(found, per_turn=(own.per_turn[0] + found.value - own.value, *own.per_turn[1:]))
 
     def sum(self, verdicts: Mapping[str, Verdict], step: int, n_turns: int) -> Verdict:
         """Combine the verdicts of the parts."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rewards.base import Capabilities, GroupReward
-from rewards.validation import checked_verdict, total_of
+from rewards.validation import checked_verdict, earned, total_of
 from rlhf.data import Failure, Outcome, Score, ScoredGroup, Task, Trajectory, Verdict
 from rlhf.data.clock import CALL_CLOCK, Clock
 from rlhf.data.untrusted import shown
@@ -223,7 +223,7 @@ class _Scorer:
         errors: dict[str, str] = {}
         for name, weighted in self.rewards.items():
             try:
-                verdict = _earned(await self._verdict(weighted, trajectory, shared), trajectory.n_given)
+                verdict = earned(await self._verdict(weighted, trajectory, shared), trajectory.n_given)
             except RewardError as error:
                 if weighted.monitor is None:
                     return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error), trajectory=trajectory)
@@ -306,14 +306,6 @@ def _decided(trajectory: Trajectory, verdict: Verdict | RewardError | None, leas
     if (verdict.value >= least) != trajectory.solved:
         return replace(trajectory, outcome=Outcome.FAILED if trajectory.solved else Outcome.SOLVED, detail=detail)
     return replace(trajectory, detail=detail) if detail != trajectory.detail else trajectory
-
-
-def _earned(verdict: Verdict, n_given: int) -> Verdict:
-    """Take away what a reward says of the first `n_given` turns, which are not the policy's doing."""
-    if not n_given or verdict.per_turn is None:
-        return verdict
-    per_turn = (0.0,) * n_given + verdict.per_turn[n_given:]
-    return replace(verdict, value=total_of(per_turn, "the turns that were not given"), per_turn=per_turn)
 
 
 def _total(parts: Mapping[str, Verdict], rewards: Mapping[str, Weighted], n_turns: int) -> Score:

@@ -18,8 +18,9 @@ from rewards.check import check_reward
 from rewards.combinators.ask import ask
 from rewards.combinators.combine import Combine, Part, Schedule, step_of
 from rewards.contrib.ranked import Factor, Ranked, decided_at
-from rewards.shaping.outcome import Outcome
+from rewards.shaping.outcome import EnvironmentReward, Outcome
 from rewards.shaping.penalties import InvalidActionPenalty, TurnCost
+from rlhf.data import Outcome as End
 from rlhf.data import Verdict
 from rlhf.errors import RewardError
 from rlhf.recipe import dump, load
@@ -139,6 +140,38 @@ def test_what_a_part_does_wrong_is_an_error():
         score_group(task("x"), [played("x")], {"a": Weighted("a", 1, Combine(parts={"a": Part(reward=fixed("yes"))}))})
     )
     assert not group.scores and "no finite number" in group.failures[0].message
+
+
+CHEAPEST = Combine(parts={"turns": Part(reward=TurnCost(cost=0.1))}, min_value=-0.5)
+AT_MOST_ONE = Combine(parts={"earned": Part(reward=EnvironmentReward())}, max_value=1.0)
+SOLVED_BEHIND_GATE = Combine(
+    parts={"earned": Part(reward=EnvironmentReward(), weight=0.0), "solved": Part(reward=Outcome())},
+    gates={"earned": 0.5},
+)
+
+
+@pytest.mark.parametrize(
+    ("reward", "given", "own", "expected"),
+    [
+        (CHEAPEST, [0.0] * 10, [0.0] * 2, -0.2),
+        (CHEAPEST, [0.0] * 10, [0.0] * 6, -0.5),
+        (AT_MOST_ONE, [0.8], [0.5], 0.5),
+        (AT_MOST_ONE, [1.0, 1.0], [0.1], 0.1),
+        (AT_MOST_ONE, [0.8], [1.5], 1.0),
+        (SOLVED_BEHIND_GATE, [0.8], [0.0], 0.0),
+        (SOLVED_BEHIND_GATE, [0.0], [0.8], 1.0),
+        (Combine(parts={"inner": Part(reward=CHEAPEST, weight=2.0)}), [0.0] * 10, [0.0] * 2, -0.4),
+    ],
+)  # fmt: skip
+def test_bounds_and_gates_look_at_the_turns_of_the_policy(
+    reward: Combine, given: list[float], own: list[float], expected: float
+) -> None:
+    attempt = played(*["go"] * len(given + own), outcome=End.SOLVED)
+    turns = [replace(turn, reward=earned) for turn, earned in zip(attempt.turns, given + own, strict=True)]
+    attempt = replace(attempt, turns=tuple(turns), n_given=len(given))
+    group = asyncio.run(score_group(task(), (attempt,), {"total": Weighted("total", 1.0, reward)}))
+    [score] = group.scores
+    assert score.total == pytest.approx(expected) and not any(score.turns[: len(given)])
 
 
 @pytest.mark.parametrize(
