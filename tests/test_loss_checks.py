@@ -115,9 +115,10 @@ def test_what_is_probably_not_meant_is_cautioned(echo: Path, overrides: list[str
 def test_an_overlong_that_no_episode_can_reach_is_an_error(echo: Path) -> None:
     # 3 turns of at most 8 tokens
     with pytest.raises(RecipeError) as caught:
-        load(echo, ["rewards.long={kind: overlong, max_tokens: 30, buffer: 6}"])
+        load(echo, ["rewards.long={kind: overlong, max_tokens: 30, buffer: 6}", "limits.max_generations_per_turn=1"])
     assert caught.value.where == "rewards.long.max_tokens" and "= 24 sampled tokens" in caught.value.expected
-    load(echo, ["rewards.long={kind: overlong, max_tokens: 30, buffer: 7}"])
+    load(echo, ["rewards.long={kind: overlong, max_tokens: 30, buffer: 7}", "limits.max_generations_per_turn=1"])
+    load(echo, ["rewards.long={kind: overlong, max_tokens: 30, buffer: 6}", "limits.max_generations_per_turn=2"])
 
 
 def test_scores_that_are_not_right_or_wrong_are_cautioned(echo: Path) -> None:

@@ -81,9 +81,10 @@ class Overlong:
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse a number of tokens that no episode can come near to."""
         limits = context.recipe.limits
-        longest = limits.max_turns * limits.max_tokens
+        longest = limits.max_turns * limits.max_generations_per_turn * limits.max_tokens
         if context.parent is None and longest <= self.max_tokens - self.buffer:
-            why = f"an episode has at most limits.max_turns x limits.max_tokens = {longest} sampled tokens"
+            factors = "limits.max_turns x limits.max_generations_per_turn x limits.max_tokens"
+            why = f"an episode has at most {factors} = {longest} sampled tokens"
             yield no_effect(context.at("max_tokens"), self.max_tokens, why)
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
