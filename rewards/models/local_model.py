@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.models.loading import loaded
+from rlhf.data.control_tokens import ControlTokens
 
 #: How many tokens are listed of what may come first.
 N_LISTED = 20
@@ -76,13 +77,18 @@ def load_chat(path: str) -> tuple[Any, Any]:
 
 
 def _ids(model: Any, tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> Any:
-    """Ids `[1, L]` of messages and the beginning of a reply; plain text where the tokenizer has no template."""
+    """Ids `[1, L]` of messages and the beginning of a reply; plain text where the tokenizer has no template.
+
+    Control tokens that a message spells out are ordinary text: a record of an attempt cannot end the turn it stands in.
+    """
     import torch
 
     if tokenizer.chat_template:
-        said = [dict(m) for m in messages]
+        control = ControlTokens(tokenizer)
+        said = [{**message, "content": control.escaped(message["content"])} for message in messages]
         text = str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: Sequence[int] = control.encode(text)
     else:
-        ids = tokenizer("\n\n".join([*(m["content"] for m in messages), "Reply: "]))["input_ids"]
+        plain = "\n\n".join([*(m["content"] for m in messages), "Reply: "])
+        ids = tokenizer(plain, split_special_tokens=True)["input_ids"]
     return torch.tensor([ids], device=next(model.parameters()).device)

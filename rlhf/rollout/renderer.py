@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlhf.data import Generation, Message, Prompt, Role
+from rlhf.data.control_tokens import ControlTokens
 from rlhf.data.tokens import packed_ids
 from rlhf.errors import DataError, ModelError, boundary, nearest
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 _MARKER = "marker7c1e4b"
 _PROBE = (Message(Role.USER, "x"), Message(Role.ASSISTANT, _MARKER))
-#: Private-use characters around control tokens that a message spells out; such text is encoded as ordinary text.
-_OPEN, _CLOSE = "\ue000", "\ue001"
-_ESCAPED = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _THINK, _THINK_END = "<think>", "</think>"
 #: Control tokens that a reply is parsed by; the last is that of Mistral's calls.
 _KEPT = (_THINK, _THINK_END, "[TOOL_CALLS]")
@@ -76,11 +74,8 @@ class Renderer:
         self.tokenizer, self._adapters = tokenizer, frozenset(adapters)
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self._check_template()
-        self._special = _special_ids(tokenizer)
-        self._hidden = frozenset(i for text, i in self._special.items() if text not in _KEPT)
-        longest_first = sorted(self._special, key=len, reverse=True)
-        self._control = _any_of(longest_first)
-        self._escaped_in_replies = _any_of([text for text in longest_first if text not in _KEPT])
+        self._control = ControlTokens(tokenizer, said=_KEPT)
+        self._hidden = frozenset(i for text, i in self._control.ids.items() if text not in _KEPT)
         self._first = lru_cache(cache_size)(self._make_first)
         self._glue = lru_cache(cache_size)(self._make_glue)
         with boundary(ModelError, where="chat template", hint="the template must accept user and assistant messages"):
@@ -174,12 +169,7 @@ class Renderer:
 
     def encode_escaped(self, text: str) -> tuple[int, ...]:
         """Ids of what a template wrote; what is escaped in it is encoded as ordinary text."""
-        ids: list[int] = []
-        for i, piece in enumerate(_ESCAPED.split(text)):
-            plain = piece.replace(_OPEN, "").replace(_CLOSE, "")
-            if plain:
-                ids += self.tokenizer.encode(plain, add_special_tokens=False, split_special_tokens=bool(i % 2))
-        return tuple(ids)
+        return self._control.encode(text)
 
     @staticmethod
     def extends(previous: Generation, prompt: Prompt) -> bool:
@@ -274,17 +264,12 @@ class Renderer:
         return rest
 
     def _escaped(self, text: str, *, is_assistant: bool = False) -> str:
-        """`text` with its literal control tokens escaped, so that an observation cannot fake a turn.
-
-        What the assistant says keeps those by which replies are parsed, as `decode` does: it would sample them.
-        """
-        text = text.encode("utf-8", "replace").decode()  # half characters, which no tokenizer takes
-        text = text.replace(_OPEN, "").replace(_CLOSE, "")
-        return (self._escaped_in_replies if is_assistant else self._control).sub(rf"{_OPEN}\g<0>{_CLOSE}", text)
+        """Text that fakes no turn. What the assistant says keeps tokens that replies are parsed by: it samples them."""
+        return self._control.escaped(text, is_assistant=is_assistant)
 
     def _find_stop_ids(self, after_reply: str, generation_config: Any) -> tuple[int, ...]:
         end = next(iter(self.tokenizer.encode(after_reply.lstrip(), add_special_tokens=False)), None)
-        found = [end] if end in self._special.values() else []
+        found = [end] if end in self._control.ids.values() else []
         for eos in (self.tokenizer.eos_token_id, generation_config and generation_config.eos_token_id):
             found += eos if isinstance(eos, list | tuple) else [eos]
         stop_ids = tuple(dict.fromkeys(i for i in found if i is not None))
@@ -308,15 +293,3 @@ class Renderer:
             if token in self._hidden or self.decode((token,)).strip():
                 break
         return glue
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """Pattern of any of these texts; matches nothing where there is none."""
-    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
-
-
-def _special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Text and id of every control token. The named ones miss those that a tokenizer file merely marks special."""
-    named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-    added = ((t.content, i) for i, t in tokenizer.added_tokens_decoder.items() if t.special)
-    return {str(text): int(i) for text, i in (*named, *added)}
