@@ -149,6 +149,14 @@ MISTAKES = {
         "stages[0].rejection_sampling.kind",
         ("Attempts has no key 'kind'",),
     ),
+    "a key of SFT in a stage of RL": Mistake(
+        ("stages.1.n_demonstrations=10",),
+        "stages[1].n_demonstrations",
+        ("'n_demonstrations' belongs to kind supervised;",),
+    ),
+    "a key of another world that other toolkits mean otherwise": Mistake(
+        ("environment={kind: dataset, path: x.jsonl, max_steps: 4}",), "environment.max_steps", ("belongs to kind",)
+    ),
     "a rollout beside attempts": Mistake(
         ("stages.0.rollout={kind: retry}",), "stages[0].rollout", ("rejection_sampling: {..., rollout: ...}",)
     ),

@@ -252,13 +252,16 @@ def _meant_by_kind(name: str, value: Any, keys: Mapping[str, Key]) -> str:
     return "".join(f"{value} is a kind of {of}: write {holder}: {{kind: {value}}}" for holder, of in found[:1])
 
 
-def _one_level_down(name: str, keys: Mapping[str, Key], base: Path) -> str:
-    """Key of `keys` with a sub-key of this name: 'lr' belongs to `optimizer` of a stage. '' where none has."""
+def _one_level_down(name: str, keys: Mapping[str, Key], base: Path, *, of_kinds: bool = True) -> str:
+    """Key of `keys` with a sub-key of this name: 'lr' belongs to `optimizer` of a stage. '' where none has.
+
+    Keys whose sub-keys depend on a kind are looked at only `of_kinds`.
+    """
     holders = []
     for key in keys.values():
         section, settings = section_in(key.annotation), without_none(key.annotation)
         if section:
-            held = any(name in _keys_of_kind(section, kind, base) for kind in CATALOG[section])
+            held = of_kinds and any(name in _keys_of_kind(section, kind, base) for kind in CATALOG[section])
         else:
             held = is_settings(settings) and name in keys_of(settings)
         holders += [key.name] if held else []
@@ -274,15 +277,14 @@ def _refuse_of_other_kinds(
             continue
         others = [other for other in CATALOG[section] if other != kind and key in _keys_of_kind(section, other, base)]
         if others:
+            below = _one_level_down(str(key), keys, base, of_kinds=False)
             raise UnknownKeyError(
                 f"kind {kind} has no key '{key}'",
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=_elsewhere(str(key), keys, path)
-                or _one_level_down(str(key), keys, base)
-                or f"'{key}' belongs to kind {' or '.join(others[:3])}; to change the kind on the command line, "
-                f"give all its keys: {_replaced(path, 'kind: ..., ...')}",
+                hint=f"'{key}' belongs to kind {' or '.join(others[:3])}; {below and f'or {below}; '}to change the kind "
+                f"on the command line, give all its keys: {_replaced(path, 'kind: ..., ...')}",
             )
 
 
