@@ -76,7 +76,7 @@ def test_the_table_names_flipped_tasks_and_the_tasks_needed(tmp_path: Path) -> N
     result = run("compare", first, second, "--limit", "1", "--difference", "0.1")
     assert result.exit_code == 0
     words = " ".join(result.stdout.split())
-    assert "second against first: success +65.0%" in words and "15 better, 2 worse" in words
+    assert "second against first: success 25.0% → 90.0%, difference +65.0%" in words and "15 better, 2 worse" in words
     assert "to see +10.0%" in words and "and 15 more" in words and "McNemar" in words
     assert "disagree" not in words
 
@@ -344,7 +344,7 @@ def test_a_run_alone_is_compared_with_itself_before_training(tmp_path: Path) -> 
         folder = write(tmp_path / "a", tasks([i < n for i in range(12)]), stage=stage, step=step, is_run=True)
     result = run("compare", folder)
     words = " ".join(result.stdout.split())
-    assert "after training against before RL: success +41.7%" in words and "5 better, 0 worse" in words
+    assert "after training against before RL: success 33.3% → 75.0%, difference +41.7%" in words and "5 better, 0 worse" in words
     assert "measured: before RL, step 0; after training, step 9" in words and not result.stderr
 
     stopped = write(tmp_path / "b", tasks([True]), stage="before", is_run=True)

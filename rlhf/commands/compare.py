@@ -154,8 +154,9 @@ def _show(row: dict[str, Any], metric: Metric, limit: int) -> None:
     console.print(
         Text.assemble(
             (row["second"], "bold"),
-            f" against {row['first']}: {metric} {_signed(row['difference'], write)} "
-            f"(95% interval {_signed(low, write)} to {_signed(high, write)})",
+            f" against {row['first']}: {metric} {' → '.join(map(write, row['means']))}, "
+            f"difference {_signed(row['difference'], write)} (95% interval {_signed(low, write)} to "
+            f"{_signed(high, write)})",
         ),
         soft_wrap=True,
     )

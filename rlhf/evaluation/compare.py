@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from rlhf.errors import DataError, RecipeError
@@ -233,9 +234,11 @@ def compare_all(sides: Sequence[Side], metric: Metric = "success", *, seen: floa
 def _row(first: Side, second: Side, pair: Paired, p_holm: float, metric: Metric, seen: float) -> dict[str, Any]:
     values = [side.values(metric) for side in (first, second)]
     difference = pair.difference
+    both = [task for task in values[0] if task in values[1]]
     return {
         "first": first.name,
         "second": second.name,
+        "means": [fmean(fmean(side[task]) for task in both) for side in values],
         "difference": difference.value,
         "interval": [difference.low, difference.high],
         "p_value": pair.p_value,
