@@ -160,7 +160,8 @@ class _EnvironmentCheck:
             ok, tasks = await self.walk.call("tasks(): raises nothing", self._list, split, during=f"split '{split}'")
             if not ok:
                 return None
-            strange = next((f"{shorten(t)} in '{split}'" for t in tasks if not isinstance(t, Task)), "")
+            odd = (f"{shorten(t)} ({type(t).__name__})" for t in tasks if not isinstance(t, Task))
+            strange = next((f"split '{split}': got {one}, expected Task(id=...)" for one in odd), "")
             if not self.walk.note(not strange, "tasks(): gives Task objects", strange):
                 return None
             lists.append(tasks)
@@ -218,7 +219,8 @@ class _EnvironmentCheck:
         if not ok or not self.walk.note(
             issubclass(type(result), StepResult),
             "step(): gives a StepResult",
-            f"{during}: {shorten(result)}{defined_at(episode.step)}",
+            f"{during}: got {shorten(result)}, expected StepResult(reply, reward=..., terminated=..., success=...)"
+            f"{defined_at(episode.step)}",
         ):
             return None
         return self.look_over(result, during)

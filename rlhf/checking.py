@@ -304,11 +304,11 @@ def refuse_unreachable(named: str, where: str) -> None:
 
 
 def _near_folder(named: str) -> str:
-    """Question whether a model's folder of a similar name was meant, here or beside what is named; '' without one."""
+    """Question whether a folder of a similar name, or the shipped `base`, was meant; '' without one."""
     beside = {
         str(path.parent) for root in (Path(named).expanduser().parent, Path()) for path in root.glob("*/config.json")
     }
-    return nearest(named, sorted(beside))
+    return nearest(named, [*sorted(beside), "base"])
 
 
 def _policy_within(folder: Path) -> str:

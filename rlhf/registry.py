@@ -216,6 +216,7 @@ def refuse_import(call: str) -> None:
 
 
 _FILE_PREFIX = "recipe_file_"
+_GYMNASIUM = "to bring a Gymnasium environment, write a class around it: docs/plugins.md#a-gymnasium-class"
 #: By its id: a part that was resolved, and the module and name that it was found under.
 _NAMES: dict[int, tuple[Any, str, str]] = {}
 #: Folders that modules of parts were looked for in; another process, or a run's own recipe, does not know them.
@@ -305,13 +306,14 @@ def _checked(section: str, target: Any, kind: str, where: str) -> Any:
         )
     cls = type(target) if is_object else target
     missing = [member for member in REQUIRED_MEMBERS.get(section, ()) if not hasattr(target, member)]
+    is_gymnasium = hasattr(cls, "reset") and hasattr(cls, "step")
     if missing and not (section == "reward" and issubclass(cls, GroupReward)):
         raise RecipeError(
             f"this is no {section}: {cls.__name__} lacks {', '.join(missing)}",
             where=where,
             got=kind,
             expected=f"a class with {', '.join(REQUIRED_MEMBERS[section])}",
-            hint="docs/plugins.md has complete examples",
+            hint=_GYMNASIUM if is_gymnasium else "docs/plugins.md has complete examples",
         )
     if section == "reward" and is_object:
         _refuse_arguments(target, 2, kind, where)

@@ -233,6 +233,33 @@ def test_a_model_is_no_recipe_and_a_name_no_checkpoint(echo: Path, tmp_path: Pat
     assert "there is no such folder" in refused("evaluate", str(echo), "--checkpoint", "Qwen/Qwen3-0.6B")
 
 
+def test_a_model_or_a_checkpoint_that_is_not_there_is_told_the_nearest(
+    echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert "did you mean 'model'?" in refused("evaluate", "modle")
+    assert "did you mean 'model'?" in refused("evaluate", str(echo), "--checkpoint", "modle")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "recipe.yaml").write_text("seed: 0\n")
+    assert "its run is run" in refused("evaluate", "run/checkpoints")
+
+
+def test_a_policy_that_is_no_model_is_told(echo: Path) -> None:
+    assert "did you mean 'base'?" in refused("train", str(echo), "policy={kind: pretrained, path: bse}")
+    nowhere = refused("check", "recipe", str(echo), "policy={kind: pretrained, path: ./nowhere}")
+    assert "there is no model in this folder" in nowhere
+
+
+def test_data_is_no_recipe(tmp_path: Path) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    for command in ("train", "evaluate"):
+        message = refused(command, str(data))
+        assert "this is data and no recipe" in message and f"{{kind: dataset, path: {data}}}" in message
+
+
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
     message = refused("train", str(tmp_path / "quickstrat.yaml"))
     assert "no such recipe" in message and all(part in message for part in PARTS)

@@ -109,6 +109,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "angry.py").write_text("raise KeyError('no luck')\n")
     (tmp_path / "empty.py").write_text("")
+    (tmp_path / "gym.py").write_text("import gymnasium\n\n\nclass Grid(gymnasium.Env):\n    pass\n")
     package = tmp_path / "strange_package_of_tests"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -133,6 +134,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
         ("reward", "./parts.py:not_a_class", ["is a int", "a class or a function"]),
         ("agent", "./parts.py:solved", ["this is no agent", "a class"]),
         ("agent", "./parts.py:Echo", ["Echo lacks act", "docs/plugins.md"]),
+        ("environment", "./gym.py:Grid", ["Grid lacks tasks, start", "docs/plugins.md#a-gymnasium-class"]),
         ("reward", "no_such_package_of_tests.a:R", ["no module is called 'no_such_package_of_tests'"]),
         ("reward", "strange_package_of_tests.other:R", ["no module is called 'strange_package_of_tests.other'"]),
     ],

@@ -18,6 +18,7 @@ from rlhf.training.checkpoints.store import latest
 from rlhf.training.contrib.weight_extrapolation import merged
 from rlhf.training.hub import Hub
 from rlhf.training.policy.model import restore
+from rlhf.training.policy.model_files import save_folder
 
 
 def write_model(checkpoint: Path, out: Path) -> tuple[bool, int | None]:
@@ -97,5 +98,5 @@ def _merge(folder: Path, into: Path) -> None:
     run = folder.parent.parent
     policy = restore(policy_settings_of(run), folder / "policy", run)
     policy.name_stop_tokens()
-    merged(policy).save_pretrained(into)
+    save_folder(merged(policy), into)
     policy.tokenizer.save_pretrained(into)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlhf.commands.check_availability import refuse_absent_models
 from rlhf.commands.contrib.check_labels import holds_labels, on_labels
 from rlhf.commands.contrib.check_on import on_answers, on_attempts, refuse_absent, show_worst
 from rlhf.commands.output import EXIT_USER_ERROR, AsJson, command, one_of, print_json, results, said_if_slow
@@ -145,6 +146,7 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     from rlhf.build.preflight import lacking_reference, splits_of
     from rlhf.build.supervised_data import check_data
 
+    refuse_absent_models(recipe)
     check_sources(recipe)
     check_data(recipe)
     from rlhf.recipe.view import worlds

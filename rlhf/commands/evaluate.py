@@ -254,8 +254,9 @@ def _refuse_misspelt(asked: EvaluationRequest) -> None:
     from rlhf.recipe.files import list_recipes
 
     names = {recipe.name for recipe in list_recipes()}
-    hint = nearest(asked.target, [*names, *BASELINES])
-    if asked.target not in names and not Path(asked.target).exists() and any(f"'{name}'" in hint for name in BASELINES):
+    others = [*BASELINES, *(path.parent.name for path in Path().glob("*/config.json"))]
+    hint = nearest(asked.target, [*others, *names])
+    if asked.target not in names and not Path(asked.target).exists() and any(f"'{name}'" in hint for name in others):
         raise RecipeError(
             "no such policy",
             where=asked.target,
@@ -385,7 +386,8 @@ def recipe_and_checkpoint(target: str, checkpoint: Path | None) -> tuple[str, Pa
             where=f"--checkpoint {checkpoint}",
             got="a file" if checkpoint.exists() else "nothing",
             expected="a checkpoint of a run, or a model folder",
-            hint="look into checkpoints/ of the run; a model on a hub is policy={kind: pretrained, path: NAME}",
+            hint=nearest(str(checkpoint), sorted(str(path) for path in checkpoint.parent.glob("*") if path.is_dir()))
+            or "look into checkpoints/ of the run; a model on a hub is policy={kind: pretrained, path: NAME}",
         )
     target = os.path.expanduser(target)
     folder = Path(target)

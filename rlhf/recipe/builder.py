@@ -283,8 +283,8 @@ def _refuse_of_other_kinds(
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=f"'{key}' belongs to kind {' or '.join(others[:3])}; {below and f'or {below}; '}to change the kind "
-                f"on the command line, give all its keys: {_replaced(path, 'kind: ..., ...')}",
+                hint=f"'{key}' belongs to kind {' or '.join(others[:3])}; {below and f'or {below}; '}to change the "
+                f"kind on the command line, give all its keys: {_replaced(path, 'kind: ..., ...')}",
             )
 
 

@@ -10,6 +10,9 @@ import rlhf
 from rlhf.errors import RecipeError, closest, meant, nearest
 from rlhf.evaluation.folder import nearest_beside, same_name
 
+#: Endings of data files, which are no recipes.
+_DATA = frozenset({".jsonl", ".csv", ".tsv", ".parquet"})
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -61,6 +64,14 @@ def find(path_or_name: str | Path) -> Path:
         RecipeError: there is none, or more than one.
     """
     path = Path(path_or_name).expanduser()
+    if path.is_file() and path.suffix in _DATA:
+        raise RecipeError(
+            "this is data and no recipe",
+            where=str(path_or_name),
+            got=f"a {path.suffix} file",
+            expected="a YAML file",
+            hint=f"name it in a recipe: environment: {{kind: dataset, path: {path}}}",
+        )
     if path.is_file():
         return path
     if (path / "recipe.yaml").is_file():
@@ -93,6 +104,8 @@ def _no_recipe(name: str, path: Path, listed: list[Listed]) -> RecipeError:
             hint=nearest(path.name, there) or "name one of them",
         )
     run = nearest_beside(path) if not path.suffix else ""
+    if path.name == "checkpoints" and (path.parent / "recipe.yaml").is_file():
+        run = f"its run is {path.parent}"
     names, beside = {name: name for name in _names(listed)}, files_beside(path)
     # In a folder that is named, what lies there; here, what is most like it, a file where an ending was written.
     merged = names | beside if path.suffix else beside | names

@@ -17,6 +17,7 @@ from rlhf.processes import current
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.policy.lora import Lora, unadapted
 from rlhf.training.policy.model import Policy
+from rlhf.training.policy.model_files import save_folder
 
 
 class OfTask(Protocol):
@@ -78,7 +79,7 @@ def scoring_model(policy: Policy, objective: str = "pairwise") -> Any:
 def save(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write the model as an ordinary folder, with the tokenizer of the rows that it reads."""
     with disk("the reward model", folder):
-        model.save_pretrained(folder)
+        save_folder(model, folder)
         tokenizer.save_pretrained(folder)
 
 

@@ -299,7 +299,7 @@ GALLERY: list[tuple[Any, str, str]] = [
     (Shuffles(), "tasks(): same tasks in the same order every time", "'corridor/train/0', then 'corridor/train/2'"),
     (SameId(), "tasks(): ids are unique", "'corridor' is more than once in 'train'"),
     (EvaluatesOnTrain(), "tasks(): no task is in two splits", "3 of 'train' are in 'test'"),
-    (Numbers(), "tasks(): gives Task objects", "0 in 'train'"),
+    (Numbers(), "tasks(): gives Task objects", "split 'train': got 0 (int), expected Task(id=...)"),
     (Empty(), "tasks(): lists at least one task", "none in split 'train'"),
     (Secretive(), "Task.info: holds plain JSON values", "not JSON serializable"),
     (Arrays(), "Task.info: holds plain JSON values", "Object of type ndarray is not JSON serializable"),

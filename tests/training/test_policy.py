@@ -81,6 +81,7 @@ def test_a_saved_policy_is_an_ordinary_folder(tmp_path: Path, family: Any) -> No
     policy = built(FromScratch(family=family, hidden_size=16, n_layers=1, n_heads=2, max_context=64, vocab_size=340))
     expected = logits(policy)
     policy.save(tmp_path)
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1, "whoever may read one file may read all"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert model.config.model_type == family
     assert tokenizer.chat_template == policy.tokenizer.chat_template
@@ -189,6 +190,7 @@ def test_only_adapters_are_trained(tmp_path: Path, kind: str) -> None:
 def test_a_saved_adapter_is_an_ordinary_peft_folder(tmp_path: Path, kind: str) -> None:
     _, policy = with_adapter(kind, tmp_path)
     stirred(policy).save(tmp_path / "saved")
+    assert len({file.stat().st_mode for file in (tmp_path / "saved").iterdir()}) == 1
     named = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["base_model_name_or_path"]
     base, tokenizer = AutoModelForCausalLM.from_pretrained(named), AutoTokenizer.from_pretrained(tmp_path / "saved")
     found = plain_logits(PeftModel.from_pretrained(base, str(tmp_path / "saved")).eval(), tokenizer)

@@ -169,6 +169,7 @@ def _write(
     """Write the new model; returns the directions of the last checkpoint, and the folder."""
     from rlhf.training.backends.sharded import cast_parameters
     from rlhf.training.contrib import weight_extrapolation as maths
+    from rlhf.training.policy.model_files import save_folder
 
     begin = start or checkpoints[-1].with_name(checkpoints[-1].name.rpartition("-")[0] + "-000000")
     policy = _policy(begin, checkpoints[-1])
@@ -191,7 +192,7 @@ def _write(
     cast_parameters(model, dtype)
     maths.put(model, maths.moved(before, changes, dtype))
     with whole("the model", out) as partial:
-        model.save_pretrained(partial)
+        save_folder(model, partial)
         policy.tokenizer.save_pretrained(partial)
     return found[-1], out
 

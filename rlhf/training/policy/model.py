@@ -30,7 +30,7 @@ from rlhf.training.backends.sharded import device_of, full_state, is_laid_out
 from rlhf.training.checkpoints.store import check_model, way_out_of
 from rlhf.training.policy.lora import Lora as Lora
 from rlhf.training.policy.lora import load_adapters
-from rlhf.training.policy.model_files import Loader, base_or, first_line, load_folder
+from rlhf.training.policy.model_files import Loader, base_or, first_line, load_folder, save_folder
 from rlhf.training.policy.tokenizer import train_tokenizer
 
 
@@ -265,7 +265,7 @@ class Policy:
         if self.base is not None:
             folder = run_folder.resolve() / "base"
             if current().is_main:
-                self.base.save_pretrained(folder)
+                save_folder(self.base, folder)
                 self.tokenizer.save_pretrained(folder)
             self.base = None
             for settings in self.model.peft_config.values():
@@ -288,7 +288,7 @@ class Policy:
         given: dict[str, Any] = {} if weights is None else {"state_dict": weights}
         if self.is_lora:  # which asks the hub for the base's configuration else
             given["save_embedding_layers"] = False
-        self.model.save_pretrained(folder, **given)
+        save_folder(self.model, folder, **given)
 
     def name_stop_tokens(self) -> None:
         """Name every token that ends a reply in the model's generation config, as the end of a turn may not be EOS."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,14 @@ def load_folder(
         without_packing(model)
     give_template(tokenizer, template, where)
     return model, tokenizer
+
+
+def save_folder(model: Any, folder: Path, **given: Any) -> None:
+    """Write a model by its `save_pretrained`, its weights as readable as its configuration: safetensors hides them."""
+    model.save_pretrained(folder, **given)
+    like = next(folder.glob("*config.json"))
+    for file in folder.glob("*.safetensors"):
+        shutil.copymode(like, file)
 
 
 def _load(source: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[Any, Any, list[str]]:
