@@ -36,9 +36,7 @@ def show_summary(summary: Mapping[str, Any], console: CleanConsole) -> None:
         console.print(f"errors {kinds}; counted as failures, success is {share(summary['if_errors_failed'])}")
     cut = ", ".join(f"{n} {_LIMITS.get(kind, kind)}" for kind, n in summary["truncated"].items() if n)
     n_unsolved = summary["n_failed"] + sum(summary["truncated"].values())
-    ways = [f"{summary['n_failed']} ended by the environment"] * bool(summary["n_failed"]) + [f"cut off {cut}"] * bool(
-        cut
-    )
+    ways = [f"{summary['n_failed']} failed"] * bool(summary["n_failed"]) + [f"cut off {cut}"] * bool(cut)
     console.print(f"not solved {n_unsolved}" + (f": {', '.join(ways)}" if ways else ""), soft_wrap=True)
     for k, passed in summary["pass"].items():
         if int(k) > 1:

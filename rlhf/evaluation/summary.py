@@ -91,7 +91,7 @@ def _rewards(attempts: Sequence[Attempt]) -> dict[str, dict[str, Any]]:
 
 
 def _truncated(attempts: Sequence[Attempt]) -> dict[str, int]:
-    """Attempts by the limit that ended them; `reply_limit` where the last reply was cut at `limits.max_tokens`."""
+    """Attempts by the limit that ended them; `reply_limit` where the turns ran out with a reply that was cut."""
     is_reply = [a.outcome is Outcome.TURN_LIMIT and a.was_cut for a in attempts]
     ends = Counter(a.outcome for a, cut in zip(attempts, is_reply, strict=True) if not cut)
     return {"reply_limit": sum(is_reply)} | {str(outcome): ends[outcome] for outcome in _CUT}
