@@ -47,7 +47,9 @@ class MultipleChoice:
     def letters(self, text: str, n: int | None = None) -> set[str]:
         """Return the letters that a short text names, among the first `n`, or `n_choices`."""
         text = re.sub(r"\\text(?:bf|it|rm)?\s*\{([^{}]*)\}|[$*]", r"\1", text).strip()
+        text = re.sub(r"^(?:option|choice)\s+(?=\(?[A-Za-z]\b)", "", text, flags=re.IGNORECASE)
         head = re.match(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$))\s*(?!or\b|and\b)", text)
+        head = head or re.match(r"([A-Z])\s+(?:\((?![A-Z]\))|[-–—]\s+(?![A-Z]\b))", text)
         if head is not None and (len(text) > 8 or not _ALONE.search(text, head.end())):
             found = [head[1]]
         else:

@@ -283,9 +283,9 @@ def fenced(answer: str) -> Iterator[tuple[str, str]]:
 
     A line of n backticks, three or more, opens a block, with or without the name of a language, and a line of n or more
     without one closes it; lines of fewer are text of the block. Where a second one with a name comes first, the block
-    begins anew there: what was open was never closed.
+    begins anew there: what was open was never closed. Lines lose the indent of the fence, as in an item of a list.
     """
-    language, width = "", 0
+    language, width, indent = "", 0, 0
     lines: list[str] = []
     for line in answer.split("\n"):
         mark = line.strip()
@@ -297,5 +297,6 @@ def fenced(answer: str) -> Iterator[tuple[str, str]]:
                 width = 0
             else:
                 language, width, lines = named, n, []
+                indent = len(line) - len(line.lstrip(" "))
         elif width:
-            lines.append(line + "\n")
+            lines.append(line[min(indent, len(line) - len(line.lstrip(" "))) :] + "\n")

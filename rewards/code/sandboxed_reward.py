@@ -16,7 +16,7 @@ from rewards.sandbox.run import Bounds, Sandbox
 from rlhf.checking import CheckContext, Problem, no_effect
 from rlhf.settings import STRICT
 
-_LANGUAGES = ("", "python", "python3", "py")
+_LANGUAGES = ("python", "python3", "py")
 _Seconds = Annotated[float, Field(gt=0, le=600)]
 
 
@@ -75,6 +75,11 @@ def sandbox_record(rewards: Mapping[str, Any]) -> dict[str, object] | None:
 
 
 def program_of(answer: str) -> str | None:
-    """Return the last Python block of `answer`, between lines of three backticks; None where it has none."""
-    found = [text for language, text in fenced(answer) if language.lower() in _LANGUAGES]
+    """Return the last Python block of `answer`, between lines of three backticks; None where it has none.
+
+    Blocks without a language count where none is Python: behind a program they show what it prints.
+    """
+    blocks = list(fenced(answer))
+    found = [text for language, text in blocks if language.lower() in _LANGUAGES]
+    found = found or [text for language, text in blocks if not language]
     return found[-1] if found and found[-1].strip() else None

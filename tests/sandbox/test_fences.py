@@ -38,6 +38,9 @@ def test_the_last_block_is_the_program() -> None:
     assert program_of("```\na\n```\nno:\n```py\nb\nc\n```\nend") == "b\nc\n"
     assert program_of("```python\nx = '''\n```\n") == "x = '''\n"
     assert program_of("```Python\na\n```\n```js\nb\n```") == "a\n"
+    assert program_of("```python\na\n```\nOutput:\n```\n3\n```") == "a\n"
+    assert program_of("```\na\n```\nor\n```\nb\n```") == "b\n"
+    assert program_of("1. It is:\n   ```python\n   if a:\n     b\n\n  c\n   ```") == "if a:\n  b\n\nc\n"
     assert program_of("```js\na\n```") is None and program_of("```python\n \n```") is None
 
 
