@@ -15,6 +15,7 @@ from rewards.combinators.parts import with_parts
 from rlhf.build.contamination import caution_learnt
 from rlhf.data import Action, Task, Trajectory
 from rlhf.data.task import origin_of
+from rlhf.data.trajectory import SEAT
 from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import where_to_look
 from rlhf.evaluation.store import list_steps, read_trajectories
@@ -106,14 +107,23 @@ class _AsSaid:
         return self.agent.act(*args)
 
     def write(self, shown: DemonstrationInputs) -> str:
-        whole = shown.action.said if isinstance(shown.action, _Words) else ""
-        return whole or str(self.agent.write(shown))
+        words = shown.action
+        return words.said if isinstance(words, _Words) and self._reads(words) else str(self.agent.write(shown))
+
+    def _reads(self, words: _Words) -> bool:
+        """True if the agent reads the action in the reply, or the agent of that time could not."""
+        read = getattr(self.agent, "read", None)
+        if read is None or not words.is_read:
+            return bool(words.said)
+        found = read(words.said)
+        return bool(words.said) and found.error is None and found.text == words
 
 
 class _Words(str):
-    """An action, and the whole reply that it was read from."""
+    """An action, the whole reply that it was read from, and whether it could be read."""
 
     said: str = ""
+    is_read: bool = True
 
 
 def _worded(trajectory: Trajectory) -> Trajectory:
@@ -121,7 +131,7 @@ def _worded(trajectory: Trajectory) -> Trajectory:
     turns = []
     for turn in trajectory.turns:
         text = _Words(turn.action.text)
-        text.said = turn.action.said
+        text.said, text.is_read = turn.action.said, turn.action.error is None
         turns.append(replace(turn, action=Action(text, parts=turn.action.parts, error=turn.action.error)))
     return replace(trajectory, turns=tuple(turns))
 
@@ -143,6 +153,23 @@ def _attempts(recipe: Recipe, data: Chats, split: str, where: str) -> list[Demon
         raise RecipeError(
             "this agent cannot rewrite stored attempts", where="agent", got=got, expected="a method `write`"
         )
+    for part_path, part in with_parts("agent", recipe.agent):
+        if getattr(part, "show_admissible", False):
+            raise RecipeError(
+                "stored attempts do not say which actions were possible",
+                where=f"{part_path}.show_admissible",
+                got="true",
+                expected="false in a recipe that imitates them",
+                hint="set it to false, or imitate the oracle: n_demonstrations",
+            )
+        if roles := [role for role in Capabilities(part).roles if role]:
+            raise RecipeError(
+                "stored attempts say the words of actions alone, and this agent is asked for others",
+                where=part_path,
+                got=f"calls in the roles {', '.join(roles)}",
+                expected="an agent with one call a turn",
+                hint="imitate the oracle: n_demonstrations; or imitate with agent: {kind: chat}",
+            )
     tasks = {task.id: task for task in tasks_of(recipe.environment, split)}
     kept: dict[str, list[tuple[float, Trajectory]]] = {}
     n, n_known = 0, 0
@@ -175,4 +202,5 @@ def _best(task: Task, found: Sequence[tuple[float, Trajectory]], most: int | Non
     for _, t in sorted(found, key=lambda one: -one[0]):
         different.setdefault(tuple(turn.action.said or turn.action.text for turn in t.turns), t)
     for t in list(different.values())[:most]:
-        yield Demonstration(task, _worded(t), ((),) * len(t.turns))
+        seats = tuple(turn.action.notes.get(SEAT, "") for turn in t.turns)
+        yield Demonstration(task, _worded(t), ((),) * len(t.turns), seats=seats if any(seats) else ())

@@ -112,6 +112,8 @@ def test_one_goes_with_the_other(tmp_path: Path) -> None:
     load(path, [rollout, order, "stages.1.group_size=4"])
     with pytest.raises(RecipeError, match="the estimator would not tell attempts with shuffled events apart"):
         load(path, [rollout, "stages.1.advantage={kind: grpo}", "stages.1.group_size=4"])
+    with pytest.raises(RecipeError, match="in a stage of kind policy_gradient with advantage"):
+        load(path, ["stages.1={kind: preference, rollout: {kind: shuffled_events}}"])
     with pytest.raises(RecipeError, match="no attempt has shuffled events"):
         load(path, [order, "stages.1.group_size=4"])
     with pytest.raises(RecipeError, match="the shuffled attempts are not the compared ones"):

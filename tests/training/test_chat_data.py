@@ -254,6 +254,16 @@ def test_cells_of_a_table_hold_messages_as_json_and_older_calls_are_learnt(tmp_p
     call = {"role": "assistant", "content": "Look:", "function_call": {"name": "f", "arguments": '{"x": 1}'}}
     [older] = read_chats(Chats(path=written(tmp_path, {"messages": [question, call]})), "data")
     assert [(c.name, c.arguments) for c in older.messages[-1].calls] == [("f", {"x": 1})]
+    for arguments, read in (('{"x": null}', {"x": None}), ({"x": 1, "y": None}, {"x": 1})):  # of JSON, and of a table
+        call["function_call"] = {"name": "f", "arguments": arguments}
+        [one] = read_chats(Chats(path=written(tmp_path, {"messages": [question, call]})), "data")
+        assert one.messages[-1].calls[0].arguments == read
+    greeting = {"role": "assistant", "content": "Hello."}
+    [greeted] = read_chats(Chats(path=written(tmp_path, {"messages": [greeting, question, answer]})), "data")
+    assert [m.is_learnt for m in greeted.messages] == [False, False, True]
+    unlearnt = {"messages": [greeting, question, {**answer, "weight": 0}]}
+    with pytest.raises(RecipeError, match="this row has no tokens to train on"):
+        list(read_chats(Chats(path=written(tmp_path, unlearnt)), "data"))
 
 
 def test_lines_that_are_no_json_and_empty_files_are_named(tmp_path: Path) -> None:
@@ -366,6 +376,25 @@ def test_failed_attempts_are_imitated_under_a_message_of_their_own(tmp_path: Pat
     left = asyncio.run(rows_of(dropping, 0, found, Renderer(tokenizer), longest - 1))
     assert left.n_dropped > 0 and len(left.learnt) + left.n_dropped == len(rows.learnt)
     assert sum("Get it wrong." in text for text in told) == len(told) - n_solved == len(different) - n_solved > 0
+
+
+def test_attempts_are_imitated_in_the_format_of_the_agent_that_learns(tmp_path: Path) -> None:
+    sampled = {"kind": "policy_gradient", "steps": 1, "tasks_per_step": 8, "group_size": 8}
+    first = runs.run(runs.write(tmp_path, [START, sampled], evaluation={"n_tasks": 2}), tmp_path / "first")
+    tokenizer = AutoTokenizer.from_pretrained(runs.newest(first.folder) / "policy")
+    data = {"from_run": str(first.folder)}
+
+    def told(**agent: Any) -> list[str]:
+        loaded = load(recipe(tmp_path / "b", data, agent=agent or {"kind": "chat", "system": ""}))
+        rows = asyncio.run(rows_of(loaded, 0, texts_of(loaded, 0), Renderer(tokenizer), 512))
+        return [tokenizer.decode(sample.token_ids) for group in rows.learnt for sample in group]
+
+    assert all("<action>" not in text for text in told())
+    assert all("<action>" in text for text in told(kind="chat", format="tagged"))
+    with pytest.raises(RecipeError, match="stored attempts do not say which actions were possible"):
+        told(kind="chat", show_admissible=True)
+    with pytest.raises(RecipeError, match="this agent is asked for others"):
+        told(kind="planner")
 
 
 def test_what_is_wrong_with_a_run_is_told_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

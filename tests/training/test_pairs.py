@@ -65,6 +65,14 @@ def test_every_two_attempts_that_differ_enough_are_a_pair_the_furthest_first() -
     assert [said(p) for p in Pairs(max_per_task=1).of([one(1.0, 0.0, 0.4)], 0)] == [([10], [11])]
 
 
+def test_attempts_at_different_prompts_are_no_pair() -> None:
+    [better, worse] = (found := one(1.0, 0.0)).trajectories
+    told = replace(worse.turns[0].action.generations[0], prompt=Prompt((1, 2, 10, 3)))  # a retry has read the first
+    turn = replace(worse.turns[0], action=replace(worse.turns[0].action, generations=(told,)))
+    assert len(Pairs().of([found], 0)) == 1
+    assert Pairs().of([replace(found, trajectories=(better, replace(worse, turns=(turn,))))], 0) == []
+
+
 def test_attempts_of_equal_score_are_no_pair() -> None:
     assert Pairs().of([one(0.5, 0.5, 0.5)], 0) == []
 

@@ -46,14 +46,15 @@ class ShuffledEvents(Independent):
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse estimators that would train on the shuffled attempts."""
-        kind = context.kind_of("advantage", context.stage.advantage)
-        if kind != "event_order" and context.recipe.is_listed("advantage", context.stage.advantage):
+        advantage = getattr(context.stage, "advantage", None)
+        kind = "none" if advantage is None else context.kind_of("advantage", advantage)
+        if kind != "event_order" and (advantage is None or context.recipe.is_listed("advantage", advantage)):
             yield Problem(
                 "the estimator would not tell attempts with shuffled events apart",
                 where=context.at("kind"),
                 got=f"shuffled_events with advantage {kind}",
                 expected="an estimator that handles them",
-                do="use advantage: {kind: event_order}",
+                do="use it in a stage of kind policy_gradient with advantage: {kind: event_order}",
             )
 
     def n_from_start(self, group_size: int) -> int:

@@ -136,7 +136,9 @@ class _Form:
         system = row.get("system")
         if isinstance(system, str) and system.strip() and said[0].role is not Role.SYSTEM:
             said.insert(0, ChatMessage(Role.SYSTEM, system))
-        if not any(one.is_learnt for one in said):
+        asked = next((i for i, one in enumerate(said) if one.role is not Role.ASSISTANT), len(said))
+        said = [*(replace(one, is_learnt=False) for one in said[:asked]), *said[asked:]]  # what answers nothing
+        if len(said) > asked and not any(one.is_learnt for one in said):
             got = ", ".join(str(one.role) for one in said)
             raise line.wrong("this row has no tokens to train on", got, "a message of the assistant")
         while said[-1].role is not Role.ASSISTANT:

@@ -98,16 +98,17 @@ class Line:
 
     def calls(self, value: Any) -> tuple[ToolCall, ...]:
         """Calls of tools: OpenAI's, with arguments as an object or as JSON, or name and arguments alone."""
-        found = []
+        found, as_json = [], isinstance(value, str)
         value = (json_of(value) or value) if isinstance(value, str) else value
         for one in (value if isinstance(value, list) else [value]) if value else ():
             inner = one.get("function", one) if isinstance(one, Mapping) else {}
             arguments = inner.get("arguments", inner.get("parameters"))
+            is_json = as_json or isinstance(arguments, str)  # a table's null stands for a key that the row has not
             arguments = json_of(arguments) if isinstance(arguments, str) else {} if arguments is None else arguments
             if not isinstance(inner.get("name"), str) or not isinstance(arguments, dict):
                 expected = "{function: {name: ..., arguments: {...}}}"
                 raise self.wrong("a call of a tool cannot be read", repr(one)[:80], expected)
-            found.append(ToolCall(inner["name"], {k: v for k, v in arguments.items() if v is not None}))
+            found.append(ToolCall(inner["name"], {k: v for k, v in arguments.items() if is_json or v is not None}))
         return tuple(found)
 
     def wrong(self, what: str, got: str, expected: str, hint: str = "") -> RecipeError:

@@ -71,9 +71,9 @@ class Pairs:
     """JSON lines, JSON, CSV, TSV, Parquet or a folder of `datasets` with prompt, chosen and rejected instead: texts, or
     messages, also ShareGPT's; conversations that part in their last message need no prompt."""
     level: Literal["trajectory", "state", "parting", "expert"] = "trajectory"
-    """Level of comparison: whole attempts by their score; actions taken in the same state of the environment, or the
-    first actions by which two attempts part, both by what was earned from there on; or, in each state of a
-    demonstration, the oracle's action with those of the policy, `group_size` of them, that are another."""
+    """Level of comparison: whole attempts at one prompt by their score; actions taken in the same state of the
+    environment, or the first actions by which two attempts part, both by what was earned from there on; or, in each
+    state of a demonstration, the oracle's action with those of the policy, `group_size` of them, that are another."""
     turns: Annotated[int, Field(ge=1)] = 1
     """Turns of the segments that `parting` compares, from where two attempts diverge."""
     role: str | None = None
@@ -97,7 +97,7 @@ class Pairs:
         Raises:
             TrainingError: an attempt, or an action, was not sampled in one row.
         """
-        find = {"trajectory": _of_attempts, "state": self._of_states, "parting": self._of_partings}[self.level]
+        find = {"trajectory": self._of_attempts, "state": self._of_states, "parting": self._of_partings}[self.level]
         spoken = (self._spoken(group) for group in groups)
         return self.chosen((find(group) for group in spoken), seed)
 
@@ -175,13 +175,15 @@ class Pairs:
     def _earned(self, score: Score, k: int) -> float:
         return sum(self.gamma**i * x for i, x in enumerate(score.turns[k:]))
 
-
-def _of_attempts(group: ScoredGroup) -> Iterator[Pair]:
-    sides = [whole(t) for t in group.trajectories]
-    for i, j in permutations(range(len(sides)), 2):
-        better, worse, ahead = sides[i], sides[j], group.scores[i].total - group.scores[j].total
-        if ahead > 0 and better and worse and better != worse:
-            yield Pair(group.origin, better, worse, ahead)
+    def _of_attempts(self, group: ScoredGroup) -> Iterator[Pair]:
+        """Pairs of whole attempts. They answer one prompt, except in one role, whose prompt others have a part in."""
+        sides = [whole(t) for t in group.trajectories]
+        asked = [next((g.prompt for turn in t.turns for g in turn.generations), None) for t in group.trajectories]
+        for i, j in permutations(range(len(sides)), 2):
+            better, worse, ahead = sides[i], sides[j], group.scores[i].total - group.scores[j].total
+            is_alike = self.role is not None or asked[i] == asked[j]
+            if ahead > 0 and better and worse and better != worse and is_alike:
+                yield Pair(group.origin, better, worse, ahead)
 
 
 def _in_role(trajectory: Trajectory, role: str) -> Trajectory:
