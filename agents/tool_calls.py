@@ -33,6 +33,8 @@ _CONTENT = re.compile(r"\S")
 _CALL = re.compile(r"<tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
 _OPENING = re.compile(r"[\[{]")
+#: How an object begins that may be a call, cut or broken; other braces, as in `{x}`, are of a sentence.
+_BEGUN = re.compile(r"""\{\s*+(?:["'{\[]|\Z|(?:name|tool|function|arguments|parameters)\s*+:)""")
 _FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>")
 _INSIDE = re.compile(r"<(function|parameter)=([^<>\s](?:[^<>]*[^<>\s])?)\s*>")
 _TAG = re.compile(r"</?(?:function|parameter)\b")
@@ -339,14 +341,17 @@ def _of_node(node: ast.Call, names: Mapping[str, str]) -> ToolCall:
 def _objects(text: str, *, must: bool = False) -> Iterator[ToolCall]:
     """Yield the calls in JSON objects of `text`, or in lists; `must` requires at least one."""
     decoder, at, n = json.JSONDecoder(), 0, 0
+    refused: Unreadable | None = None
     while (found := _OPENING.search(text, at)) is not None:
         at = found.start()
         try:
             value, at = decoder.raw_decode(text, at)
         except ValueError as error:
-            if must or text[at] == "{":
-                raise Unreadable(f"your call is no valid JSON: {error}") from None
-            at += 1  # a bracket in a sentence
+            broken = Unreadable(f"your call is no valid JSON: {error}")
+            if must or _BEGUN.match(text, at):
+                raise broken from None
+            refused = refused or (broken if text[at] == "{" else None)
+            at += 1  # a bracket or a brace in a sentence
             continue
         several = value if isinstance(value, list) else [value]
         if not (must or any(isinstance(one, dict) for one in several)):
@@ -354,6 +359,8 @@ def _objects(text: str, *, must: bool = False) -> Iterator[ToolCall]:
         for one in several:
             yield _of_object(one)
             n += 1
+    if refused and not n:
+        raise refused
     if must and not n:
         raise Unreadable("your call is no JSON object")
 

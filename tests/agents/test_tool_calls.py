@@ -105,6 +105,21 @@ def test_calls_as_models_write_them(style: Style, text: str) -> None:
     assert read_calls('[plot(points={1: 2, "a": 3})]', "python") == [ToolCall("plot", {"points": {"1": 2, "a": 3}})]
 
 
+@pytest.mark.parametrize("style", ["json", "llama"])
+@pytest.mark.parametrize(
+    "prose", ["Use {braces}.", "The set {1,2} matters.", r"So \boxed{\frac{1}{2}}.", "Let { x | x > 0 }."]
+)
+def test_braces_of_a_sentence_are_passed_over(style: Style, prose: str) -> None:
+    written = write_calls([ToolCall("f", {"x": 1})], style)
+    for text in (f"{written}\n\n{prose}", f"{prose} {written}", f"{prose}\n{written}\n{prose}"):
+        assert read_calls(text, style) == [ToolCall("f", {"x": 1})]
+    with pytest.raises(Unreadable, match="no valid JSON"):
+        read_calls(prose, style)
+    for half in ('{"name": "g", "arg', "{", "{'name': 'g'}", '{name: "g"}', '{{"name": "g"}}'):
+        with pytest.raises(Unreadable, match="no valid JSON"):
+            read_calls(f"{prose} {written}\n{half}", style)
+
+
 def test_a_tag_of_llama_in_an_argument_is_text() -> None:
     calls = [ToolCall("f", {"x": 1}), ToolCall("g", {"y": "<|python_tag|>"})]
     assert read_calls(write_calls(calls, "llama"), "llama") == calls
