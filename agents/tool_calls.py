@@ -41,6 +41,12 @@ _TAG = re.compile(r"</?(?:function|parameter)\b")
 _CALLED = re.compile(r"\w\(")
 #: A name before an opening bracket, also one that Python has not, as `get-weather`; texts in quotes are passed over.
 _NAMED = re.compile(r"""('{3}|"{3}|['"])(?:\\.|(?!\1).)*+(?:\1|\Z)|(?<![\w.\-/])(\w[\w.\-/]*+)(?=\()""", re.DOTALL)
+#: Texts in quotes and brackets of Python.
+_BRACKET = re.compile(r"""('{3}|"{3}|['"])(?:\\.|(?!\1).)*+(?:\1|\Z)|[\[\]]""", re.DOTALL)
+#: What stands in a list of calls, also in a broken one, and hardly in another.
+_BROKEN = re.compile(r"\[\s*+\w[\w.\-/]*+\(|\w\(\s*+(?:\w+\s*+=(?!=)|\*\*|\Z)")
+#: Brackets of a text that are tried in vain; each may take a look at all of it.
+_MOST_BRACKETS = 16
 _KEYWORD = re.compile(rf"[(,]\s*+({'|'.join(kwlist)})\s*+=(?!=)")
 _LLAMA_TAG = "<|python_tag|>"
 #: What stands in a call, also in a broken one, and hardly in an answer.
@@ -55,6 +61,7 @@ _TYPES: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}), int: frozenset({"integer", "number"}), float: frozenset({"number"}),
     type(None): frozenset({"null"}), list: frozenset({"array"}), dict: frozenset({"object"}),
 }  # fmt: skip
+_JSON_WORDS = {"true": True, "false": False, "null": None}
 #: Keys of a call in JSON without a tag. An answer may well have one of them, so it takes two, or one and a tool's name.
 _KEYS = ('"name"', '"tool"', '"arguments"', '"parameters"')
 
@@ -274,32 +281,80 @@ def _of_python(text: str) -> Iterator[ToolCall]:
     for source in map(str.strip, fences or [text]):
         is_list = source.startswith("[")
         try:
-            found = [*found, *_of_source(source, must=is_list and len(fences) > 1)]
+            found = [*found, *_of_source(source, with_lists=is_list or source.endswith("]") or not fences)]
         except Unreadable:
             if is_list or not found:
                 raise  # else a program behind the calls
     yield from found
 
 
-def _of_source(source: str, *, must: bool) -> Iterator[ToolCall]:
-    """Yield the calls in an expression; `must` raises for what is none."""
-    begin = source.find("[")
-    source = source[begin:] if begin > 0 and source.endswith("]") else source
+def _of_source(source: str, *, with_lists: bool) -> Iterator[ToolCall]:
+    """Yield the calls in Python statements; of other text those in its lists, if `with_lists`."""
+    body, names = _parsed(source)
+    groups = [_nodes(one.value) for one in body if isinstance(one, ast.Expr)]
+    calls = [node for nodes in groups for node in nodes if isinstance(node, ast.Call)]
+    if len(groups) == len(body) and any(len(body) == 1 or not call.args for call in calls):  # else a program
+        yield from (call for nodes in groups for call in _of_nodes(nodes, names))
+        return
+    found = [call for nodes, names in (_lists(source) if with_lists else ()) for call in _of_nodes(nodes, names)]
+    if not (body or found):
+        _check_keywords(source)
+    yield from found
+
+
+def _parsed(source: str) -> tuple[list[ast.stmt], Mapping[str, str]]:
+    """Statements of Python, none where it is no Python, and the names of `_with_names_of_python`."""
     source, names = _with_names_of_python(source)
     try:
         with warnings.catch_warnings():  # of Python, about what no Python program says
             warnings.simplefilter("ignore", SyntaxWarning)
-            body = ast.parse(source, mode="eval").body
+            return ast.parse(source).body, names
     except (SyntaxError, ValueError, MemoryError):
-        called = _CALLED.search(source)
-        if called and (word := _KEYWORD.search(source, called.start())):
-            raise Unreadable(f"{word[1]} is a word of Python; write **{{'{word[1]}': ...}} for {word[1]}=...") from None
-        if must:
-            raise Unreadable("one of your lists of calls is no valid Python") from None
-        return
-    nodes = body.elts if isinstance(body, ast.List | ast.Tuple) else [body]
+        return [], names
+
+
+def _nodes(value: ast.expr) -> list[ast.expr]:
+    return value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+
+
+def _lists(text: str) -> Iterator[tuple[list[ast.expr], Mapping[str, str]]]:
+    """Yield the elements of each list in a text, and names as of `_parsed`. Raises Unreadable for a broken list."""
+    at = n_others = 0
+    while (begin := text.find("[", at)) >= 0 and n_others < _MOST_BRACKETS:
+        end = _end_of_list(text, begin)
+        body, names = _parsed(text[begin:end])
+        if end and body and isinstance(body[0], ast.Expr):
+            yield _nodes(body[0].value), names
+            at = end
+            continue
+        at = begin + 1
+        part = text[begin : end or (text.find("[", at) + 1 or None)]
+        if _BROKEN.search(part):
+            _check_keywords(part)
+            raise Unreadable("one of your lists of calls is no valid Python")
+        n_others += 1
+
+
+def _end_of_list(text: str, begin: int) -> int:
+    """Where the list ends that begins at this bracket; 0 if it does not."""
+    depth = 0
+    for found in _BRACKET.finditer(text, begin):
+        depth += {"[": 1, "]": -1}.get(found[0], 0)
+        if not depth:
+            return found.end()
+    return 0
+
+
+def _check_keywords(source: str) -> None:
+    """Raise Unreadable for an argument that is named by a word of Python."""
+    called = _CALLED.search(source)
+    if called and (word := _KEYWORD.search(source, called.start())):
+        raise Unreadable(f"{word[1]} is a word of Python; write **{{'{word[1]}': ...}} for {word[1]}=...")
+
+
+def _of_nodes(nodes: Sequence[ast.expr], names: Mapping[str, str]) -> Iterator[ToolCall]:
     if not any(isinstance(node, ast.Call) for node in nodes):
-        return  # a list in a sentence
+        return  # a list or a word in a sentence
     for node in nodes:
         if not isinstance(node, ast.Call):
             raise Unreadable(f"'{ast.unparse(node)[:80]}', beside your calls, is no call, such as f(x=1)")
@@ -321,13 +376,20 @@ def _with_names_of_python(source: str) -> tuple[str, Mapping[str, str]]:
     return _NAMED.sub(renamed, source), names
 
 
+class _Constants(ast.NodeTransformer):
+    """Puts the values of true, false and null, as JSON has them, in the place of their names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
+
+
 def _of_node(node: ast.Call, names: Mapping[str, str]) -> ToolCall:
     if node.args:
         raise Unreadable("arguments have to be named, as in f(x=1)")
     try:
         arguments: dict[Any, Any] = {}
         for argument in node.keywords:
-            value = ast.literal_eval(argument.value)
+            value = ast.literal_eval(_Constants().visit(argument.value))
             arguments |= value if argument.arg is None else {argument.arg: value}
         arguments = json.loads(json.dumps(arguments, allow_nan=False))
     except (ValueError, TypeError, SyntaxError, MemoryError):

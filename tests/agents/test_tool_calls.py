@@ -120,6 +120,50 @@ def test_braces_of_a_sentence_are_passed_over(style: Style, prose: str) -> None:
             read_calls(f"{prose} {written}\n{half}", style)
 
 
+F, G = ToolCall("f", {"x": 1}), ToolCall("g", {"y": [True, {"a": None}, False]})
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("[f(x=1)]\nI will wait.", [F]),
+        ("[f(x=1)]\nWait", [F]),
+        ("[f(x=1)]\nNote: wait", [F]),
+        ("I see [1]. Calling [f(x=1)]", [F]),
+        ("In [0, 1) it's [g-h(x=1)], [see a(1)] and so on.", [ToolCall("g-h", {"x": 1})]),
+        ("[f(x=1)] [g(y=[true, {'a': null}, false])]", [F, G]),
+        ("f(x=1)\ng(y=[True, {'a': None}, False])", [F, G]),
+        ("So:\n```python\nf(x=1)\ng(y=[true, {'a': null}, False])\n```", [F, G]),
+        ("```python\n[f(x=1)]\n[g(y=[true, {'a': null}, False])]\n```", [F, G]),
+        ("```python\nprint(1)\nprint(2)\n```\n```python\nf(x=1)\n```", [F]),
+        ("```js\nlet x = [f(x=2)];\n```\n```python\nf(x=1)\n```", [F]),
+    ],
+)
+def test_calls_in_python_are_read_beside_prose_and_one_after_another(text: str, calls: list[ToolCall]) -> None:
+    assert read_calls(text, "python") == calls
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[f(x=1)]\nThen [g(y=", "no valid Python"),
+        ("[f(x=1)] and [h, g(y=1), i(", "no valid Python"),
+        ("[f(x=1)] and [g(y=1) h]", "no valid Python"),
+        ("[f(x=1)] and [g(in=1)].", "in is a word of Python"),
+        ("So: convert(in=1).", "in is a word of Python"),
+        ("[f(x=1)] and [h, g(y=1)].", "'h', beside your calls"),
+        ("f(x=1)\ng(1)", "have to be named"),
+        ("print(1)\nprint(2)", "no call of a tool"),
+        ("x = 1\nf(x=1)", "no call of a tool"),
+        ("['" * 40_000, "no call of a tool"),
+        ("[a b " * 15_000 + "]" * 15_000, "no call of a tool"),
+    ],
+)
+def test_a_broken_call_in_python_beside_prose_is_said(text: str, says: str) -> None:
+    with pytest.raises(Unreadable, match=says):
+        read_calls(text, "python")
+
+
 def test_a_tag_of_llama_in_an_argument_is_text() -> None:
     calls = [ToolCall("f", {"x": 1}), ToolCall("g", {"y": "<|python_tag|>"})]
     assert read_calls(write_calls(calls, "llama"), "llama") == calls
