@@ -62,6 +62,7 @@ _TYPES: Mapping[type, frozenset[str]] = {
     type(None): frozenset({"null"}), list: frozenset({"array"}), dict: frozenset({"object"}),
 }  # fmt: skip
 _JSON_WORDS = {"true": True, "false": False, "null": None}
+_WORDS = {**_JSON_WORDS, "none": None}
 #: Keys of a call in JSON without a tag. An answer may well have one of them, so it takes two, or one and a tool's name.
 _KEYS = ('"name"', '"tool"', '"arguments"', '"parameters"')
 
@@ -473,14 +474,28 @@ def _types(schema: Any) -> set[str]:
 def _typed(text: str, types: Collection[str]) -> Any:
     """`_value`, and the text itself where the types allow a text and not that value.
 
+    Also Python's words and, where a text is not allowed, its lists and dictionaries: templates of chats write them.
     In quotes is only what `_as_parameter` puts in quotes; others that a model writes belong to the text.
     """
     value = _value(text)
+    if isinstance(value, str) and (word := value.strip().lower()) in _WORDS:
+        value = _WORDS[word] if _TYPES[type(_WORDS[word])] & set(types) and value == text else value
     if "string" not in types:
-        return value
+        return _literal(value, types) if isinstance(value, str) else value
     if isinstance(value, str):
         return value if _as_parameter(value) == text else text
     return value if _TYPES[type(value)] & set(types) else text
+
+
+def _literal(text: str, types: Collection[str]) -> Any:
+    """A list or dictionary of Python, where the types allow it, else the text itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            value = json.loads(json.dumps(ast.literal_eval(text.strip()), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, MemoryError):
+        return text
+    return value if {"array", "object"} & _TYPES.get(type(value), frozenset()) & set(types) else text
 
 
 def _plain(call: ToolCall) -> dict[str, Any]:
@@ -499,7 +514,11 @@ def _xml(call: ToolCall) -> str:
 
 def _as_parameter(value: Any) -> str:
     """A text as it is, unless it would be read as something else; anything else in JSON."""
-    if isinstance(value, str) and _value(value) == value and not _TAG.search(value):
+    if (
+        isinstance(value, str)
+        and not (_TAG.search(value) or value.strip().lower() in _WORDS)
+        and _value(value) == value
+    ):
         return value
     text = _json(value)
     return text.replace("<", "\\u003c") if _TAG.search(text) else text

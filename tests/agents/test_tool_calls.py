@@ -287,6 +287,21 @@ def test_a_forgotten_end_of_a_parameter_is_no_part_of_its_value() -> None:
         ({"type": ["string", "integer"]}, "2024", 2024),
         ({"type": "integer"}, "2024", 2024),
         ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "FALSE", False),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "null"]}, '"None"', "None"),  # as `write_calls` has it
+        ({"type": "string"}, "True", "True"),
+        ({"type": ["string", "null"]}, "True", "True"),
+        ({"type": "integer"}, "None", "None"),
+        ({}, "True", "True"),
+        ({"type": "array"}, "['a', (1, None)]", ["a", [1, None]]),
+        ({"type": "object"}, "{'a': True, 2: '\\d'}", {"a": True, "2": "\\d"}),
+        ({"type": "array"}, "{'a': True}", "{'a': True}"),
+        ({"type": "array"}, "[open('x')]", "[open('x')]"),
+        ({"type": "array"}, "[1e999, 'a']", "[1e999, 'a']"),
+        ({"type": ["array", "string"]}, "['a']", "['a']"),
         ({}, "2024", 2024),
         (None, "2024", 2024),
     ],
@@ -297,10 +312,12 @@ def test_text_in_xml_is_text_where_the_schema_says_so(schema: Any, written: str,
     assert read_calls(text, "xml", [tool]) == [ToolCall("search", {"query": value})]
 
 
-@given(text=TEXTS | TAGGED | st.from_regex(r"-?[0-9.e]{1,4}|null|true|NaN|\"[a0\"]{0,3}\"", fullmatch=True))
+@given(text=TEXTS | TAGGED | st.from_regex(r"-?[0-9.e]{1,4}|null|true|True|None|NaN|\"[a0\"]{0,3}\"", fullmatch=True))
 def test_any_text_of_a_text_argument_is_read_back_from_xml(text: str) -> None:
-    [found] = read_calls(write_calls([ToolCall("search", {"query": text})], "xml"), "xml", [SEARCH])
-    assert found.arguments == {"query": text}
+    optional = {"name": "search", "parameters": {"properties": {"query": {"type": ["string", "null", "boolean"]}}}}
+    for tool in (SEARCH, optional):
+        [found] = read_calls(write_calls([ToolCall("search", {"query": text})], "xml"), "xml", [tool])
+        assert found.arguments == {"query": text}
 
 
 def test_an_agent_reads_xml_by_the_schemas_of_its_tools() -> None:
