@@ -90,6 +90,44 @@ def address(folder: Path) -> Iterator[str]:
     process.wait()
 
 
+#: Two pages of tools; where it has an argument, the second names itself as the next.
+PAGES = """
+import asyncio, sys
+from mcp.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+
+def tool(name):
+    return Tool(name=name, input_schema={"type": "object", "properties": {}})
+
+async def listed(context, asked):
+    if asked is None or asked.cursor is None:
+        return ListToolsResult(tools=[tool("first")], next_cursor="2")
+    return ListToolsResult(tools=[tool("second")], next_cursor="2" if len(sys.argv) > 1 else None)
+
+async def called(context, asked):
+    return CallToolResult(content=[TextContent(type="text", text=f"called {asked.name}")])
+
+async def main():
+    server = Server("pages", on_list_tools=listed, on_call_tool=called)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("repeats", [(), ("repeats",)])
+def test_tools_of_every_page_can_be_called(folder: Path, repeats: tuple[str, ...]) -> None:
+    (folder / "pages.py").write_text(PAGES)
+    command = (sys.executable, str(folder / "pages.py"), *repeats)
+    environment = McpTools(questions=folder / "questions.jsonl", command=command)
+    names = [tool["function"]["name"] for tool in environment.tasks("test")[0].info["tools"]]
+    assert names == ["first", "second", "answer"]
+    said = asyncio.run(play(environment, [call("second")]))
+    assert said[-1].reply == "called second"
+
+
 def call(tool: str, /, **arguments: Any) -> str:
     return json.dumps({"name": tool, "arguments": arguments})
 

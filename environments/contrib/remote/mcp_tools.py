@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -249,7 +249,7 @@ class _Session:
 
         try:
             async with Client(self._settings.server(), read_timeout_seconds=self._settings.call_timeout_s) as client:
-                self.tools = [_definition(tool) for tool in (await client.list_tools()).tools]
+                self.tools = [_definition(tool) async for tool in _listed(client)]
                 ready.set_result(None)
                 while (wanted := await self._calls.get()) is not None:
                     name, arguments, answer = wanted
@@ -277,6 +277,16 @@ class _Session:
         shown = (part.text if isinstance(part, TextContent) else f"({part.type})" for part in result.content)
         text = "\n".join(shown)
         return (f"Error: {text}", False) if result.is_error else (text or "(nothing)", True)
+
+
+async def _listed(client: Any) -> AsyncIterator[Any]:
+    """Yield the tools on every page of the server's list, which ends with no cursor or one that was already given."""
+    cursors: list[str | None] = [None]
+    while len(set(cursors)) == len(cursors):
+        page = await client.list_tools(cursor=cursors[-1])
+        for tool in page.tools:
+            yield tool
+        cursors.append(page.next_cursor or None)
 
 
 def _definition(tool: Any) -> dict[str, Any]:
