@@ -6,6 +6,7 @@ r"""Calls of tools, as the families of models write them: read, never evaluated,
 | `hermes` | `<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>` | Hermes, Qwen2.5, Qwen3 |
 | `llama` | `{"name": "f", "parameters": {"x": 1}}`, with or without `<|python_tag|>` | Llama 3 |
 | `mistral` | `[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]` | Mistral |
+| `mistral` | `[TOOL_CALLS]f[ARGS]{"x": 1}`, also without `[ARGS]` | Devstral, Magistral, Ministral 3; read only |
 | `xml` | `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>` | Qwen3-Coder |
 | `python` | `[f(x=1), g()]` | Llama 4, BFCL |
 
@@ -31,7 +32,8 @@ _MOST_CHARS = 100_000
 _FENCE = re.compile(r"`{3,}(\w++(?=\s)|json|python|tool_code|)(.*?)(?:`{3,}|\Z)", re.DOTALL)
 _CONTENT = re.compile(r"\S")
 _CALL = re.compile(r"<tool_call>")
-_MISTRAL = re.compile(r"\[TOOL_CALLS\](.*)", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\]")
+_MISTRAL_NAME = re.compile(r"\s*+(\w[\w.\-/]*+)(?:\[CALL_ID\]\w++)?\s*+(?:\[ARGS\])?\s*+(?=\{)")
 _OPENING = re.compile(r"[\[{]")
 #: How an object begins that may be a call, cut or broken; other braces, as in `{x}`, are of a sentence.
 _BEGUN = re.compile(r"""\{\s*+(?:["'{\[]|\Z|(?:name|tool|function|arguments|parameters)\s*+:)""")
@@ -203,8 +205,17 @@ def _of_llama(text: str) -> Iterator[ToolCall]:
 
 
 def _of_mistral(text: str) -> Iterator[ToolCall]:
-    if found := _MISTRAL.search(text):
-        yield from _objects(found[1], must=True)
+    tag = _MISTRAL.search(text)
+    while tag is not None:
+        at = tag.end()
+        named = _MISTRAL_NAME.match(text, at)
+        tag = _MISTRAL.search(text, end := _end_of_json(text, named.end() if named else at))
+        if named and end > named.end():
+            yield _of_object({"name": named[1], "arguments": json.loads(text[named.end() : end])})
+            if _MISTRAL_NAME.match(text, end) or "[ARGS]" in text[end : tag.start() if tag else None]:
+                raise Unreadable("there is no [TOOL_CALLS] before one of your calls")
+        else:
+            yield from _objects(text[at : tag.start() if tag else None], must=True)
 
 
 def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _MARKER = "marker7c1e4b"
 _PROBE = (Message(Role.USER, "x"), Message(Role.ASSISTANT, _MARKER))
 _THINK, _THINK_END = "<think>", "</think>"
-#: Control tokens that a reply is parsed by; the last is that of Mistral's calls.
-_KEPT = (_THINK, _THINK_END, "[TOOL_CALLS]")
+#: Control tokens that a reply is parsed by; those in brackets are of Mistral's calls.
+_KEPT = (_THINK, _THINK_END, "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 #: Texts up to so many characters for each token that there is room for are tokenised without a look before.
 _TOLD_AT_ONCE = 4
 #: Characters of which the tokens are counted at a time, and tokens forgiven for the cut.

@@ -92,6 +92,9 @@ def test_any_text_is_read_or_refused_in_a_sentence(style: Style, text: str) -> N
         ("llama", '<|python_tag|>{"name": "search", "parameters": {"query": "a"}}'),
         ("llama", 'In {x}: <|python_tag|>{"name": "search", "parameters": {"query": "a"}}'),
         ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}]'),
+        ("mistral", 'Well. [TOOL_CALLS]search[ARGS]{"query": "a"}'),
+        ("mistral", '[TOOL_CALLS]search{"query": "a"}'),
+        ("mistral", '[TOOL_CALLS]search[CALL_ID]aB3dE5fG7[ARGS]{"query": "a"}'),
         ("xml", "<tool_call>\n<function=search>\n<parameter=query>\na\n</parameter>\n</function>\n</tool_call>"),
         ("python", "[search(query='a')]"),
         ("python", '```python\nsearch(query="a")\n```'),
@@ -183,6 +186,15 @@ def test_a_tag_of_llama_in_an_argument_is_text() -> None:
         ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1e999}"}</tool_call>', "NaN or infinite"),
         ("json", "[" * 50_000, "no call of a tool|nested too deeply"),
         ("hermes", "<tool_call>search</tool_call>", "no JSON object"),
+        ("mistral", '[TOOL_CALLS]search[ARGS]{"query": ', "no valid JSON"),
+        ("mistral", "[TOOL_CALLS]search[ARGS]", "no valid JSON"),
+        ("mistral", "[TOOL_CALLS]search", "no JSON object"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{"x"', "no valid JSON"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{}g[ARGS]{}", "no .TOOL_CALLS. before"),
+        ("mistral", "[TOOL_CALLS]f{}g{}", "no .TOOL_CALLS. before"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{} and g[ARGS]{}", "no .TOOL_CALLS. before"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]", "no JSON object"),
+        ("mistral", "[TOOL_CALLS]f{}" * 6_000 + "[TOOL_CALLS]", "no JSON object"),
         ("hermes", "<tool_call>{", "<tool_call> is not closed"),
         ("python", "[search('a')]", "have to be named"),
         ("python", "[f(x=__import__('os').getpid())]", "no plain value"),
@@ -446,9 +458,16 @@ def test_a_call_without_arguments_may_say_null_and_no_number_is_infinite() -> No
         read_calls("[move(x=1e999)]", "python")
 
 
-def test_the_mark_of_a_call_that_is_a_control_token_is_read() -> None:
+def test_the_marks_of_a_call_that_are_control_tokens_are_read() -> None:
     tokenizer = train_tokenizer(["a"], vocab_size=300, max_context=64)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
-    ids = tokenizer.encode('[TOOL_CALLS][{"name": "look", "arguments": {}}]', add_special_tokens=False)
-    [found] = read_calls(Renderer(tokenizer).reply_text(ids), "mistral")
-    assert found == ToolCall("look", {})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]})
+    renderer = Renderer(tokenizer)
+    for text in ('[TOOL_CALLS][{"name": "look", "arguments": {}}]', "[TOOL_CALLS]look[CALL_ID]a1[ARGS]{}"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert read_calls(renderer.reply_text(ids), "mistral") == [ToolCall("look", {})]
+
+
+def test_several_calls_of_mistral_each_have_a_mark() -> None:
+    text = '[TOOL_CALLS]f[ARGS]{"x": "[TOOL_CALLS]g[ARGS]{}"}[TOOL_CALLS]get-weather[ARGS]{"city": "Paris"} So.'
+    weather = ToolCall("get-weather", {"city": "Paris"})
+    assert read_calls(text, "mistral") == [ToolCall("f", {"x": "[TOOL_CALLS]g[ARGS]{}"}), weather]
