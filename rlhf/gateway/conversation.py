@@ -7,6 +7,7 @@ a request leaves every path, a new row begins for the trainer; a `Fork` says why
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,18 @@ class ChatMessage:
         calls = f" {[call.text for call in self.calls]}" if self.calls else ""
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
         return f"{self.role.value}: {text!r}{calls}"
+
+
+def in_call_order(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Messages with the results of parallel calls in the order of the calls, where their ids say it."""
+    found: list[ChatMessage] = []
+    for is_result, run in itertools.groupby(messages, lambda message: message.role is Role.TOOL):
+        several = list(run)
+        asked = found[-1].ids if found else ()
+        if is_result and all(message.ids and message.ids[0] in asked for message in several):
+            several.sort(key=lambda message: asked.index(message.ids[0]))
+        found += several
+    return tuple(found)
 
 
 def _with_ints(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agents.tool_calls import ToolCall
 from rlhf.data import Finish, Role
-from rlhf.gateway.conversation import ChatMessage
+from rlhf.gateway.conversation import ChatMessage, in_call_order
 
 #: Code of OpenAI's for a conversation that leaves no room for a reply.
 CONTEXT_FULL = "context_length_exceeded"
@@ -62,9 +62,9 @@ class ChatRequest:
     previous: str = ""
 
     def after(self, history: Sequence[ChatMessage]) -> ChatRequest:
-        """The request with the history that it goes on from, and its instructions before that."""
+        """The request with the history that it goes on from, and its instructions before that, `in_call_order`."""
         first = (ChatMessage(Role.SYSTEM, self.instructions),) if self.instructions else ()
-        return replace(self, messages=(*first, *history, *self.messages))
+        return replace(self, messages=in_call_order((*first, *history, *self.messages)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ class ChatReply:
     @property
     def said(self) -> ChatMessage:
         """The reply as a message of a later request."""
-        return ChatMessage(Role.ASSISTANT, self.text, tuple(call for _, call in self.calls))
+        ids = tuple(f"call_{name}" for name, _ in self.calls)
+        return ChatMessage(Role.ASSISTANT, self.text, tuple(call for _, call in self.calls), ids)
 
 
 def digest_of(wire: str, body: Mapping[str, Any]) -> str:

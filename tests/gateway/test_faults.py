@@ -19,6 +19,7 @@ from typing import Any
 import openai
 import pytest
 
+from agents.tool_calls import ToolCall
 from agents.tools import ToolAgent
 from environments.games.key_door import Keyhole
 from environments.workers.pool import Processes
@@ -922,7 +923,17 @@ def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(wire: Any) ->
         },
     }
     for ids, told in ((("b", "a"), ["Oslo", "Rome"]), (("b", "c"), ["Rome", "?"])):
-        assert [message.text for message in wire.read(of_wire[wire](ids)).messages[1:]] == told
+        assert [message.text for message in wire.read(of_wire[wire](ids)).after(()).messages[1:]] == told
+
+
+def test_results_of_parallel_calls_of_a_reply_gone_on_from_stand_in_the_order_of_the_calls() -> None:
+    calls = tuple((str(n), ToolCall("f", {"n": n})) for n in range(2))
+    answered = ChatReply("", "", calls, Finish.STOP, 1, 1)
+    items = responses.reply(answered, responses.read({"input": "a"}))["output"]
+    called = [item["call_id"] for item in items if item["type"] == "function_call"]
+    outputs = [{"type": "function_call_output", "call_id": name, "output": name} for name in reversed(called)]
+    asked = responses.read({"input": outputs, "previous_response_id": responses.id_of(answered)})
+    assert [message.text for message in asked.after([answered.said]).messages[1:]] == called
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
-from rlhf.gateway.wires.parts import call_in, event, given, in_call_order, listed, pieces, text_in, tool, whole, wrong
+from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "tool": Role.TOOL}
 #: Parameters that change what is sampled from, each with the values at which it does not.
@@ -26,9 +26,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         raise Refusal(400, "functions is the form of 2023. Expected: tools. Do: send tools.")
     options = body.get("stream_options") or {}
     return ChatRequest(
-        messages=in_call_order(
-            [_message(m, f"messages[{i}]") for i, m in enumerate(listed(body, "messages", needed=True))]
-        ),
+        messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(listed(body, "messages", needed=True))),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_completion_tokens", "max_tokens"),
         sampling=given(body, _SAMPLING),

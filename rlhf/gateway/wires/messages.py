@@ -8,7 +8,7 @@ from typing import Any
 from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
-from rlhf.gateway.wires.parts import call_in, event, given, in_call_order, listed, pieces, text_in, tool, whole, wrong
+from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
 
 _SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "temperature": (), "top_p": (1,), "top_k": (0,), "stop_sequences": ([],), "tool_choice": ({"type": "auto"},),
@@ -24,7 +24,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         said += _message(message, f"messages[{i}]")
     thinking = body.get("thinking") or {}
     return ChatRequest(
-        messages=in_call_order(said),
+        messages=tuple(said),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_tokens"),
         sampling=given(body, _SAMPLING),

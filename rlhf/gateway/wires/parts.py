@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.tool_calls import ToolCall
-from rlhf.data import Role
-from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import Refusal
 
 
@@ -49,18 +46,6 @@ def call_in(name: Any, arguments: Any, where: str) -> ToolCall:
     if not isinstance(name, str) or not name:
         raise wrong(f"{where}.name", name, "the name of a tool")
     return ToolCall(name, arguments_in(arguments, f"{where}.arguments"))
-
-
-def in_call_order(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Messages with the results of parallel calls in the order of the calls, where their ids say it."""
-    found: list[ChatMessage] = []
-    for is_result, run in itertools.groupby(messages, lambda message: message.role is Role.TOOL):
-        several = list(run)
-        asked = found[-1].ids if found else ()
-        if is_result and all(message.ids and message.ids[0] in asked for message in several):
-            several.sort(key=lambda message: asked.index(message.ids[0]))
-        found += several
-    return tuple(found)
 
 
 def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf.data import Finish, Role
 from rlhf.gateway.conversation import ChatMessage
 from rlhf.gateway.request import ChatReply, ChatRequest, Refusal, digest_of
-from rlhf.gateway.wires.parts import call_in, event, given, in_call_order, listed, pieces, text_in, tool, whole, wrong
+from rlhf.gateway.wires.parts import call_in, event, given, listed, pieces, text_in, tool, whole, wrong
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _TEXTS = ("input_text", "output_text", "text", "refusal")
@@ -29,7 +29,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
     items = [{"role": "user", "content": given_}] if isinstance(given_, str) else listed(body, "input", needed=True)
     instructions = text_in(body.get("instructions"), "instructions")
     return ChatRequest(
-        messages=in_call_order(list(_messages(items))),
+        messages=tuple(_messages(items)),
         tools=tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(listed(body, "tools"))),
         max_tokens=whole(body, "max_output_tokens"),
         sampling=given(body, _SAMPLING),
