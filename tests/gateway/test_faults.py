@@ -621,6 +621,14 @@ def test_every_wire_tells_of_a_client_that_takes_one_call_at_a_time(wire: Any, b
     assert not wire.read({**body, "parallel_tool_calls": True}).sampling
 
 
+def test_a_text_as_it_is_anyway_is_no_parameter_of_a_response() -> None:
+    form, length = {"format": {"type": "text"}}, {"verbosity": "medium"}
+    for text in ({}, form, length, {**form, **length}, {**length, **form}):
+        assert not responses.read({"input": "Begin.", "text": text}).sampling
+    for text in ({**form, "verbosity": "low"}, {"format": {"type": "json_object"}, **length}):
+        assert responses.read({"input": "Begin.", "text": text}).sampling == {"text": text}
+
+
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_response_repeats_whether_calls_may_be_parallel(parallel: bool) -> None:
     asked = responses.read({"input": "Begin.", "parallel_tool_calls": parallel})

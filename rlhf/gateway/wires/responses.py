@@ -14,7 +14,10 @@ _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "a
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "temperature": (), "top_p": (1,), "tool_choice": ("auto",), "top_logprobs": (0,),
-    "text": ({"format": {"type": "text"}}, {}, {"verbosity": "medium"}), "parallel_tool_calls": (True,),
+    "parallel_tool_calls": (True,),
+    "text": tuple(
+        {**form, **length} for form in ({}, {"format": {"type": "text"}}) for length in ({}, {"verbosity": "medium"})
+    ),
 }  # fmt: skip
 _UNKNOWN = ("background", "conversation", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
