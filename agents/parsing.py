@@ -10,11 +10,12 @@ _THINK, _THINK_END = "<think>", "</think>"
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 _OPEN_TAG = re.compile(r"<action>", re.IGNORECASE)
 _ANY_TAG = re.compile(r"</?action>", re.IGNORECASE)
-_FENCE = re.compile(r"^\s*(```|~~~)")
+#: The line of a code fence; not one that holds the whole of it, as "```go north```".
+_FENCE = re.compile(r"^\s*(?:~~~|```(?!\s*+[^`\s][^`]*+```\s*$))")
 _PREFIX = re.compile(
     r"^(?:[-*>]\s+)?(?:(?:\*\*)?(?:next |final )?(?:action|command|answer)(?:\*\*)?\s*:\s*(?:\*\*)?)?", re.IGNORECASE
 )
-_QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "‘": "’", "«": "»", "**": "**"}
+_QUOTES = {"```": "```", '"': '"', "'": "'", "`": "`", "“": "”", "‘": "’", "«": "»", "**": "**"}
 
 
 @dataclass(frozen=True, slots=True)
