@@ -29,6 +29,13 @@ _PHRASE = re.compile(
     r"|(?:\btherefore|\bthus|\bhence|\bso|∴)[ \t,]+(?:the )?(?:answer|result|solution|value)[ \t]+(?:is|are|=))",
     re.IGNORECASE,
 )
+#: What a phrase says about an answer that was given before: `This answer is well known`, `The result is verified`.
+_ABOUT_BEFORE = re.compile(r"\b(?:this|that|these|those|above)\s+(?:final\s+)?\Z", re.IGNORECASE)
+_JUDGEMENT = re.compile(
+    r"\s+(?:\w+ly\s+|indeed\s+|also\s+)?(?:correct|right|valid|verified|confirmed|clear|supported|based|justified|consistent"
+    r"|reasonable|well[ -]known)(?=[.,;!]|\s*\Z|\s+(?:and|as|because|by|for|from|given|in|on|since|to|with)\b)",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(  # with a ratio, or a time of the day
     r"(?<![\w.])(?<!\d,)[-+−]?(?:\d+(?::\d+)+(?:\s*[ap]\.?m\b\.?)?|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?"
 )
@@ -103,12 +110,14 @@ def tagged(text: str, tag: str = "answer") -> str | None:
 def after_phrase(text: str, to: Literal["sentence", "line"] = "sentence") -> str | None:
     """Text after the last "the answer is", "Answer:", "####" or the like, to the end of its sentence or line.
 
-    Phrases that are denied, as in "I doubt that the answer is", do not count; empty where there is no other.
+    Phrases that are denied, as in "I doubt that the answer is", do not count; empty where there is no other. Remarks
+    about an answer, as in "This answer is correct", count only where there is no other.
     """
     phrases = list(_PHRASE.finditer(text))[-_MAX_PHRASES:]
-    last = next((found for found in reversed(phrases) if not is_denied(text[: found.start()])), None)
-    if last is None:
+    stated = [found for found in reversed(phrases) if not is_denied(text[: found.start()])]
+    if not stated:
         return "" if phrases else None
+    last = next((found for found in stated if not _is_remark(text, found)), stated[0])
     rest = text[last.end() : last.end() + MAX_ANSWER].lstrip(" \t:*")
     if rest.startswith("\n"):
         rest = rest.lstrip()
@@ -122,6 +131,17 @@ def after_phrase(text: str, to: Literal["sentence", "line"] = "sentence") -> str
         r"\n|(?<=[^\s.])\.(?=\s|$)|[!?](?=\s|$)|(?<![\d}])[,;](?=\s+[a-z]{3,})| because | since ", rest, maxsplit=1
     )[0]
     return line.strip(" \t*`")[:MAX_ANSWER] or None
+
+
+def _is_remark(text: str, phrase: re.Match[str]) -> bool:
+    """True if a phrase affirms an answer given before it; what denies one is no remark."""
+    begin, end = phrase.start(), phrase.end()
+    behind = text[end - 1 : end + 100] if phrase[0][-1].isspace() else text[end : end + 100]
+    if phrase[0].rstrip()[-1] in ":=#*" or is_denied("", " is" + behind):
+        return False
+    if _ABOUT_BEFORE.search(text[max(0, begin - 40) : begin]):
+        return re.match(r"\s+[a-z]{2}", behind) is not None
+    return _JUDGEMENT.match(behind) is not None
 
 
 def last_number(text: str) -> str | None:

@@ -400,6 +400,26 @@ def test_a_number_beside_a_denial_is_an_answer(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("The answer is 42. This answer is correct because 6*7=42.", 1),
+        ("The answer is $42$. This solution is valid.", 1),
+        ("#### 42\nThe result is verified.", 1),
+        ("Answer: 42\nMy answer is clearly right, as 6 times 7 is 42.", 1),
+        ("The answer is 42. The above answer is based on 6 numbers.", 1),
+        ("The result is 10. My answer is 42.", 1),
+        ("The result is 10. That answer is 42.", 1),
+        ("This answer is 42.", 1),
+        ("The answer is 42. This answer is wrong.", 0),
+        ("The answer is 42. That answer is not correct.", 0),
+        ("The answer is 42. The result is right: 41", 0),
+    ],
+)
+def test_a_remark_about_the_answer_is_none(text: str, value: float) -> None:
+    assert Maths()(text, "42").value == Numeric()(text, "42").value == value
+
+
+@pytest.mark.parametrize(
     ("answer", "reference", "is_right"),
     [
         ("5 hours 30 minutes", "30 minutes", False),

@@ -126,6 +126,8 @@ def test_numeric_near_zero_needs_an_absolute_tolerance():
         ("The answer is option A (vitamin B)", False),
         ("The answer is B, I am quite sure of it.", True),
         ("B and I am confident of that", True),
+        ("The answer is B. This answer is supported by the passage.", True),
+        ("The answer is B. This answer is wrong.", False),
     ],
 )
 def test_a_choice_is_one_letter(answer, right):
@@ -300,6 +302,9 @@ def test_words_of_an_answer_count_as_squad_counts_them():
         ("Paris. It is in France.", "Paris", True),
         ("Paris. London.", "London", False),  # several answers are none of them but the first
         ("Paris, London", "Paris", False),
+        ("Paris. This answer is well known.", "Paris", True),
+        ("Paris. This answer is wrong.", "Paris", False),
+        ("a right triangle", "right triangle", True),
         ("Paris or London", "London", False),
         ("A.", "A", True),
         ("The The", "The The", True),
