@@ -36,6 +36,13 @@ _JUDGEMENT = re.compile(
     r"|reasonable|well[ -]known)(?=[.,;!]|\s*\Z|\s+(?:and|as|because|by|for|from|given|in|on|since|to|with)\b)",
     re.IGNORECASE,
 )
+_ABOUT = re.compile(r"\A(?:approx\.?|approximately|ca\.)\s+(?=[-−\d$\\(])")
+#: What ends an answer within its line. Behind digits a comma may part values, unless a clause follows.
+_END = re.compile(
+    r"\n|(?<=[^\s.])\.(?=\s|$)|[!?](?=\s|$)|(?<![\d}])[,;](?=\s+[a-z]{3,})| because | since "
+    r"|[,;](?=\s+(?:which|because|since|as|so|therefore|and (?:s?he|it|they|we))\b)"
+    r"|\s\((?=(?:that is|which|because|since|as|so|i\.e\.)[\s,])"
+)
 _NUMBER = re.compile(  # with a ratio, or a time of the day
     r"(?<![\w.])(?<!\d,)[-+−]?(?:\d+(?::\d+)+(?:\s*[ap]\.?m\b\.?)?|\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?(?:/\d+)?(?:\s*\\?%)?"
 )
@@ -121,15 +128,15 @@ def after_phrase(text: str, to: Literal["sentence", "line"] = "sentence") -> str
     rest = text[last.end() : last.end() + MAX_ANSWER].lstrip(" \t:*")
     if rest.startswith("\n"):
         rest = rest.lstrip()
+    if to == "sentence":
+        rest = _ABOUT.sub("", rest, count=1)
     if maths := _MATHS.match(rest):
         tail = rest[maths.end() :].partition("\n")[0]
         if not re.match(r"\s*(?:,|and|or)\s*[$\\]", tail):
             return maths[0][:MAX_ANSWER]
     if to == "line":
         return rest.partition("\n")[0].strip(" \t*`") or None
-    line = re.split(
-        r"\n|(?<=[^\s.])\.(?=\s|$)|[!?](?=\s|$)|(?<![\d}])[,;](?=\s+[a-z]{3,})| because | since ", rest, maxsplit=1
-    )[0]
+    line = _END.split(rest, maxsplit=1)[0]
     return line.strip(" \t*`")[:MAX_ANSWER] or None
 
 

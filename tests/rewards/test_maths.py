@@ -400,6 +400,27 @@ def test_a_number_beside_a_denial_is_an_answer(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("42, which is the total.", "42"),
+        ("18, and she has 3 left.", "18"),
+        ("10; therefore 6 are left.", "10"),
+        ("1,200, so it is much.", "1,200"),
+        ("5 (that is 10/2).", "5"),
+        ("approx. 5.", "5"),
+        ("ca. $5$, as 10/2 is.", "$5$"),
+        ("no. 6 is even.", "no"),
+        ("3, 5, so both", "3, 5"),
+        ("3, and 5", "3, and 5"),
+        ("(3, 5), which is a point", "(3, 5)"),
+        ("f(x), as x(as + b)", "f(x)"),
+    ],
+)
+def test_an_answer_ends_where_a_clause_begins(text: str, answer: str) -> None:
+    assert extract.after_phrase(f"The answer is {text}") == answer
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("The answer is 42. This answer is correct because 6*7=42.", 1),
