@@ -26,6 +26,9 @@ _OR = re.compile(
     r",?\s*(?:\\text\{\s*(?:or|and)\s*\}|(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])|;|\\lor(?![a-z])|\\text\{,\s*\})\s*",
     re.IGNORECASE,
 )
+_AND = re.compile(
+    r",?\s*(?:\\text\{\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\(?:land|wedge)(?![a-z]))\s*", re.IGNORECASE
+)
 _LABEL = re.compile(r"\(([A-Za-z])\).*|([A-Za-z])\s*[.):].*|([A-Za-z])", re.DOTALL)
 _CHOICE = re.compile(  # with its value, and not with another choice
     r"\(([A-E])\)(?!.*(?<!\w)\([A-J]\)|\s*(?:and|or)\b)"
@@ -162,6 +165,7 @@ def _same(a: str, r: str, equal: Equal, depth: int) -> bool:
     ):
         return False  # a set that holds the empty set is not empty
     one, other = _fitted(one, other), _fitted(other, one)
+    one, other = _unnamed(one, other)
     if len(one.items) != len(other.items) or len(one.items) > _MAX_ITEMS:
         return _union(one, other, a, r, equal)
     if {one.kind, other.kind} <= {"list", "set", "union"}:
@@ -190,12 +194,30 @@ def _leaves(one: Shape, other: Shape, a: str, r: str, equal: Equal, depth: int) 
 
 def _point(one: Shape, other: Shape) -> Shape:
     """Point (2, 3) from `x = 2, y = 3`, in the order of the other point's names, else alphabetical."""
-    found = [_ASSIGNED.fullmatch(item) for item in one.items] if one.kind == "list" and not one.name else []
-    values = {_squeezed(m[1]): m[2].strip() for m in found if m is not None}
-    if other.kind != "tuple" or other.frame != "()" or not len(values) == len(found) == len(other.items):
+    values = _values(one)
+    if other.kind != "tuple" or other.frame != "()" or not values or len(values) != len(other.items):
         return one
     order = split(_squeezed(other.name)[1:-1], ",") if other.name else sorted(values, key=str.casefold)
     return Shape("tuple", tuple(values[n] for n in order), other.name, "()") if set(order) == set(values) else one
+
+
+def _values(one: Shape) -> dict[str, str]:
+    """Values by name of a list such as `x = 2, y = 3`; empty of any other, and where a name comes twice."""
+    found = [_ASSIGNED.fullmatch(item) for item in one.items] if one.kind == "list" and not one.name else []
+    values = {_squeezed(m[1]): m[2].strip() for m in found if m is not None}
+    return values if len(values) == len(one.items) else {}
+
+
+def _unnamed(one: Shape, other: Shape) -> tuple[Shape, Shape]:
+    """Both with their order, where the other gives values by name, as `x = 2, y = 3`, and this one, `2, 3`, does not.
+
+    Names that differ in their index alone, as of two roots, give no order.
+    """
+    values = _values(other)
+    n_names = len({name.partition("_")[0] for name in values})
+    if one.kind not in ("list", "set") or n_names < max(2, len(values)) or any(map(_ASSIGNED.fullmatch, one.items)):
+        return one, other
+    return Shape("tuple", one.items), Shape("tuple", tuple(values.values()))
 
 
 def _fitted(one: Shape, other: Shape) -> Shape:
@@ -222,7 +244,11 @@ def _fitted(one: Shape, other: Shape) -> Shape:
 
 def _union(one: Shape, other: Shape, a: str, r: str, equal: Equal) -> bool:
     """Compare where the numbers of parts differ: sets of the same reach may be cut differently."""
-    return "union" in (one.kind, other.kind) and equal(a, r)
+    if "union" not in (one.kind, other.kind):
+        return False
+    if all(item[:1] in "([" for item in one.items + other.items):  # the algebra reads "or" between them as "and"
+        a, r = (r"\cup ".join(side.items) for side in (one, other))
+    return equal(a, r)
 
 
 def _unordered(ours: tuple[str, ...], theirs: tuple[str, ...], equal: Equal, depth: int) -> bool:
@@ -249,6 +275,8 @@ def shape(text: str) -> Shape:
         return replace(shape(builder[1]), name="")  # the variable of a set is anybody's
     if (chain := _interval(text)) is not None:
         return chain
+    if (both := _overlap(text)) is not None:
+        return both
     parts = _split_or(text)
     if len(parts) > 1:
         return _merged([shape(p) for p in parts])
@@ -328,6 +356,20 @@ def _interval(text: str) -> Shape | None:
     if signs[0] in _DOWN:
         low, high, signs = high, low, [_turned(s) for s in reversed(signs)]
     return Shape("tuple", (low, high), name, ("[" if "le" in signs[0] else "(") + ("]" if "le" in signs[1] else ")"))
+
+
+def _overlap(text: str) -> Shape | None:
+    """Interval of `x > 3 and x < 5`; None of any other text, as of `x < 3 and x > 5`, by which both are meant."""
+    sides = [_interval(side.strip()) for side in _AND.split(text)]
+    if len(sides) != 2 or sides[0] is None or sides[1] is None or sides[0].name != sides[1].name:
+        return None
+    low, high = sorted(sides, key=lambda side: side.items[1] != r"\infty")
+    if low.items[1] != r"\infty" or high.items[0] != r"-\infty":
+        return None
+    begin, end = math_numbers.read(low.items[0]), math_numbers.read(high.items[1])
+    if begin is None or end is None or begin.value >= end.value:
+        return None
+    return Shape("tuple", (low.items[0], high.items[1]), low.name, low.frame[0] + high.frame[1])
 
 
 _DOWN = (">", r"\ge")

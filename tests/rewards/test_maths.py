@@ -400,6 +400,45 @@ def test_a_number_beside_a_denial_is_an_answer(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        ("x<5 or x>3", "x>3 and x<5", False),
+        ("x>3 and x<5", "x<5 or x>3", False),
+        ("x>3 and x<5", "(3,5)", True),
+        ("x<5 and x>3", "3<x<5", True),
+        (r"x \ge 3 \text{ and } x<5", "[3,5)", True),
+        (r"x>3 \land x<5", "3<x<5", True),
+        ("x<3 and x>5", "x<3 or x>5", True),  # both sets are meant
+        ("x>3 and x>5", "x>5 and x>3", True),
+        ("x>3 and y<5", "y<5 and x>3", True),
+        ("x>3 and x<5", "x>3 and y<5", False),
+    ],
+)
+def test_inequalities_joined_by_and_hold_together(answer: str, reference: str, right: bool) -> None:
+    pytest.importorskip("math_verify")
+    assert Maths()(rf"\boxed{{{answer}}}", reference).value == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        ("3, 5", "x=5, y=3", False),
+        ("5, 3", "x=5, y=3", True),
+        ("3 and 5", "a=5, b=3", False),
+        ("5 and 3", "a=5, b=3", True),
+        (r"\{3, 5\}", "x=5, y=3", False),
+        ("y=3, x=5", "x=5, y=3", True),
+        ("3, 5", "x=5 or x=3", True),
+        ("3, 2", "x_1=2, x_2=3", True),  # two roots have no order
+        ("x=5, y=3", "3, 5", True),  # the reference has none
+    ],
+)
+def test_values_of_different_names_have_an_order(answer: str, reference: str, right: bool) -> None:
+    pytest.importorskip("math_verify")
+    assert Maths()(rf"\boxed{{{answer}}}", reference).value == right
+
+
+@pytest.mark.parametrize(
     ("text", "answer"),
     [
         ("42, which is the total.", "42"),
