@@ -22,7 +22,7 @@ MAX_TEXT = 200_000
 _MAX_BOXES = 100
 _TAIL = 20_000
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*\{|\s*([-+−]?\d+(?:[.,/]\d+)*)|\s+([A-Z])\b)")
 _PHRASE = re.compile(
     r"(?:\banswers?\b[ \t]*(?:\([^()\n]{0,30}\)[ \t]*)?(?:(?:is|are|=|:|would be|must be|comes to)[ \t:*]*)+"
     r"|####|\b(?:result|solution)[ \t]*(?:is|are|:)"
@@ -71,11 +71,14 @@ def after_thinking(text: str) -> str:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Begin, end and content of every closed, outermost `\boxed{...}`."""
+    r"""Begin, end and content of every closed, outermost `\boxed{...}`, or `\boxed 5`."""
     found: list[tuple[int, int, str]] = []
     place = 0
     for match in list(_BOX.finditer(text))[-_MAX_BOXES:]:
         if match.start() < place:
+            continue
+        if token := match[1] or match[2]:
+            found.append((match.start(), place := match.end(), token))
             continue
         depth, i, limit = 1, match.end(), min(len(text), match.end() + MAX_ANSWER)
         while i < limit and depth:

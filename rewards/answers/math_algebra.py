@@ -26,6 +26,10 @@ _BAD = re.compile(r"[@#~`\"?]|\\(?:input|include|def|newcommand)")
 _TO_DO = re.compile(
     r"\\(?:i*int|oint|sum|prod|lim|gcd|lcm)(?![a-zA-Z])|\\frac\{(?:d|\\partial)\}\{(?:d|\\partial)\s*[a-z]\}"
 )
+#: Unit at the end of a formula; of one letter it could be a variable, unless the other side has a unit too.
+_UNIT = re.compile(
+    r"(?<=\S)(?:\s*\\text\s*\{\s*([a-zA-Z][a-zA-Z. ]*?)\s*\}|\s([a-zA-Z]))\s*(\^\s*(?:\d|\{\s*\d\s*\}))?\s*\Z"
+)
 _HUGE = re.compile(r"\^\s*\{?\s*-?\d{6,}|\d{5,}\s*!|!\s*!|[\d}]\s*\)\s*!|\^\s*\{?\s*\d+\s*\^\s*\{?\s*\d{2,}")
 
 
@@ -49,9 +53,14 @@ def equal(answer: str, reference: str) -> bool:
         return False
     if is_huge(answer) or is_huge(reference):
         return _spelt(answer) == _spelt(reference)
+    scale = _scale(answer, reference)
     ours, theirs = parsed(answer), parsed(reference)
-    if ours is None or theirs is None:
+    if ours is None or theirs is None or scale is None:
         return False
+    if scale != 1:
+        import sympy
+
+        return isinstance(ours, sympy.Expr) and _equal(ours * sympy.Rational(*scale.as_integer_ratio()), theirs)
     for text, other in ((answer, theirs), (reference, ours)):
         number = math_numbers.read(text)
         if (
@@ -62,6 +71,18 @@ def equal(answer: str, reference: str) -> bool:
         ):
             return near
     return _equal(ours, theirs)
+
+
+def _scale(answer: str, reference: str) -> Fraction | None:
+    """How many units of the reference one of the answer is, 1 where one lacks it; None of units that do not compare."""
+    found = [_UNIT.search(answer), _UNIT.search(reference)]
+    if not any(unit is not None and unit[1] for unit in found):
+        return Fraction(1)
+    one, other = (math_numbers.read(f"1 {unit[1] or unit[2]}{unit[3] or ''}" if unit else "") for unit in found)
+    if one is None or other is None or not one.unit or not other.unit:
+        return Fraction(1)
+    ours, theirs = math_numbers.in_one_unit(one, other)
+    return None if ours is None or theirs is None else ours / theirs
 
 
 def _last_side(text: str) -> str:

@@ -360,8 +360,9 @@ def _interval(text: str) -> Shape | None:
 
 def _overlap(text: str) -> Shape | None:
     """Interval of `x > 3 and x < 5`; None of any other text, as of `x < 3 and x > 5`, by which both are meant."""
-    sides = [_interval(side.strip()) for side in _AND.split(text)]
-    if len(sides) != 2 or sides[0] is None or sides[1] is None or sides[0].name != sides[1].name:
+    parts = _AND.split(text)
+    sides = [side for part in parts if (side := _interval(part.strip())) is not None]
+    if not len(parts) == len(sides) == 2 or sides[0].name != sides[1].name:
         return None
     low, high = sorted(sides, key=lambda side: side.items[1] != r"\infty")
     if low.items[1] != r"\infty" or high.items[0] != r"-\infty":

@@ -36,6 +36,7 @@ _UNIT_FORM = re.compile(
     r"(?:\\text\{\s*)?([a-zA-Zµ/][a-zA-Zµ ./]{0,40}?)\.?\s*(?:\})?(\s*\^\s*\{?\s*-?\d\s*\}?|[23](?![\d]))?\s*\}?$"
 )
 
+_NAMED_POWER = re.compile(r"(square|sq|cubic|cu)\b\.?\s*([a-zA-Z][^\d]*)", re.IGNORECASE)
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _BETWEEN_PARTS = re.compile(r"(?<=[a-zA-Z.])(?:\s*,\s*|\s+)(?:and\s+)?(?=\d)")
 _MAX_PARTS = 4
@@ -50,6 +51,7 @@ for _dimension, _table in (
     ("time", "ms 1/1000 s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800"),
     ("volume", "ml 1/1000 mL 1/1000 milliliter 1/1000 millilitre 1/1000 l 1 L 1 liter 1 litre 1"),
     ("angle", "degree 1 deg 1"),
+    ("radian", "radian 1 rad 1"),
     ("mass", "lb 45359237/100000000 pound 45359237/100000000 oz 45359237/1600000000 ounce 45359237/1600000000"),
     ("money", "cent 1/100"),
 ):
@@ -115,6 +117,8 @@ def read(text: str) -> Number | None:
         return None
     word, _, others = unit.partition(" ")
     scale, unit = (_SCALES[word.lower()], others) if word.lower() in _SCALES else (1, unit)
+    if (named := _NAMED_POWER.fullmatch(unit)) is not None:
+        unit = named[2] + ("2" if named[1].lower().startswith("s") else "3")
     return Number(number[0] * scale, number[1], number[2] * scale, percent, unit, currency)
 
 
@@ -290,7 +294,8 @@ def _one_spelling(unit: str) -> str:
     name = " ".join(unit.lower().replace(".", "").split())
     name = re.sub(r"^deg(?:ree)?s?\b", "degree", name)
     name = re.sub(r"^degree ([cf])$", lambda m: {"c": "degree celsius", "f": "degree fahrenheit"}[m[1]], name)
-    return name.removesuffix("s") if len(name) > 3 and not name.endswith("celsius") else name
+    name, power = name.rstrip("-0123456789"), name[len(name.rstrip("-0123456789")) :]
+    return (name.removesuffix("s") if len(name) > 3 and not name.endswith("celsius") else name) + power
 
 
 def plain(number: Number) -> Fraction:

@@ -81,6 +81,10 @@ _ASCII = (
 _FUNCTION = re.compile(r"(?<![\\a-zA-Z])(sqrt|cbrt|abs)\s*\(|√\s*\(?|∛\s*\(?")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,5})(?!\w)")
 _MATRIX = re.compile(r"\[\s*\[[^\[\]]*\](?:\s*,?\s*\[[^\[\]]*\])*\s*\]")
+_WORDED = (
+    (re.compile(r"(?:there (?:is|are) )?no solutions?(?: exists?)?|(?:the )?empty set", re.IGNORECASE), r"\emptyset"),
+    (re.compile(r"all real(?: number)?s", re.IGNORECASE), r"\mathbb{R}"),
+)
 _END = " \t\n.,;:!"
 
 
@@ -107,7 +111,8 @@ def normal(text: str) -> str:
     text = re.sub(r"\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)", r"\\mathbb{R}", text)
     text = " ".join(text.replace("$", " ").split())
     text = re.sub(r"[(\[]\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*[)\]]", r"\1", text)
-    return _unwrapped(text)
+    text = _unwrapped(text)
+    return next((sign for pattern, sign in _WORDED if pattern.fullmatch(text)), text)
 
 
 def _fraction(text: str, char: str) -> str:

@@ -35,6 +35,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
         (r"\boxed{\boxed{5}}", "boxed", "5"),
         (r"\boxed{\{1\}", "boxed", None),  # never closed
         (r"\boxed{}", "auto", None),
+        (r"so $x = \boxed 5$", "auto", "5"),
+        (r"\boxed 1 and \boxed{-2.5}", "boxed", "1, -2.5"),
+        (r"I choose \boxed B.", "boxed", "B"),
         ("<answer>a</answer> or <answer> b </answer>", "tag", "b"),
         ("The answer is 7. Check: 7 = 7", "phrase", "7"),
         ("Answer: 3.5 m, because it is.", "phrase", "3.5 m"),
@@ -434,6 +437,36 @@ def test_inequalities_joined_by_and_hold_together(answer: str, reference: str, r
     ],
 )
 def test_values_of_different_names_have_an_order(answer: str, reference: str, right: bool) -> None:
+    pytest.importorskip("math_verify")
+    assert Maths()(rf"\boxed{{{answer}}}", reference).value == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        (r"5\sqrt{2}\text{ cm}", r"5\sqrt{2}\text{ m}", False),
+        (r"\sqrt{50}\text{ cm}", r"5\sqrt{2}\text{ inches}", False),
+        (r"9\pi\text{ cm}^2", r"9\pi\text{ cm}", False),
+        (r"500\sqrt{2}\text{ cm}", r"5\sqrt{2}\text{ m}", True),
+        (r"5\sqrt{2}\text{ meters}", r"\sqrt{50}\text{ m}", True),
+        (r"9\pi\text{ square cm}", r"9\pi\text{ cm}^2", True),
+        (r"\frac{\pi}{2}\text{ rad}", r"\frac{\pi}{2}\text{ radians}", True),
+        (r"5\sqrt{2}", r"5\sqrt{2}\text{ m}", True),  # a unit that only one side has is left out
+        ("12 square meters", r"12\text{ m}^2", True),
+        ("12 sq. cm", r"12\text{ cm}^2", True),
+        ("12 cubic feet", r"12\text{ ft}^3", True),
+        ("12 square blocks", "12 square block", True),
+        ("12 square feet", "12 feet", False),
+        ("12 square meters", "12 cubic meters", False),
+        ("no solution", r"\emptyset", True),
+        (r"\text{No solutions}", "no solution", True),
+        ("no solution", "0", False),
+        ("all real numbers", r"\mathbb{R}", True),
+        ("all reals", r"x \in \mathbb{R}", True),
+        ("all real numbers except 2", r"\mathbb{R}", False),
+    ],
+)
+def test_units_behind_formulas_and_in_words_and_sets_in_words(answer: str, reference: str, right: bool) -> None:
     pytest.importorskip("math_verify")
     assert Maths()(rf"\boxed{{{answer}}}", reference).value == right
 
