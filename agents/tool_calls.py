@@ -333,6 +333,9 @@ def _lists(text: str) -> Iterator[tuple[list[ast.expr], Mapping[str, str]]]:
     """Yield the elements of each list in a text, and names as of `_parsed`. Raises Unreadable for a broken list."""
     at = n_others = 0
     while (begin := text.find("[", at)) >= 0 and n_others < _MOST_BRACKETS:
+        if text[max(0, begin - 1) : begin] in ("=", "(", ","):  # a list of an argument
+            at = begin + 1
+            continue
         end = _end_of_list(text, begin)
         body, names = _parsed(text[begin:end])
         if end and body and isinstance(body[0], ast.Expr):
