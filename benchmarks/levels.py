@@ -46,7 +46,7 @@ LEVELS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 MARKS = "<!-- levels: written by benchmarks/levels.py -->", "<!-- end of levels -->"
-HEAD = "| level | start | untrained | after SFT, by seed | after RL, by seed | above 80%, 20 points over untrained |\n"
+HEAD = "| level | start | demos | untrained | after SFT, by seed | after RL, by seed | above 80%, and by 20 points |\n"
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Row:
         seconds: of the run with its two evaluations.
         base: first digits of the SHA-256 of the weights it starts from.
         start: name of the folder with these.
+        n_demonstrations: that SFT imitated.
     """
 
     level: str
@@ -84,6 +85,7 @@ class Row:
     base: str
     at: str
     start: str = "base"
+    n_demonstrations: int = 4096
 
     @property
     def reached(self) -> bool:
@@ -98,9 +100,10 @@ def measured(level: str, seed: int, start: str, out: Path, rows: Path) -> Row:
         CalledProcessError: training failed; its output lies beside the run.
         RlhfError: the untrained base could not be evaluated.
     """
-    digest = base_digest(start)
-    run = (out / f"{level}-seed{seed}-{digest}").resolve()
-    recipe, keys = run.with_suffix(".yaml"), yaml.safe_load(LEARN.read_text("utf-8"))
+    digest, keys = base_digest(start), yaml.safe_load(LEARN.read_text("utf-8"))
+    n_demonstrations = keys["stages"][0]["n_demonstrations"]
+    run = (out / f"{level}-{n_demonstrations}-seed{seed}-{digest}").resolve()
+    recipe = run.with_suffix(".yaml")
     keys |= {"environment": dict(LEVELS[level]), "seed": seed}
     keys["policy"]["path"] = start if start == "base" else str(Path(start).resolve())
     recipe.write_text(yaml.safe_dump(keys, sort_keys=False))
@@ -121,6 +124,7 @@ def measured(level: str, seed: int, start: str, out: Path, rows: Path) -> Row:
         base=digest,
         at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         start=Path(start).name,
+        n_demonstrations=n_demonstrations,
     )
 
 
@@ -147,12 +151,19 @@ def read(path: Path) -> list[Row]:
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown, a line for each level."""
     lines = []
-    for level, base in dict.fromkeys((row.level, row.base) for row in rows):
-        found = sorted((row for row in rows if (row.level, row.base) == (level, base)), key=lambda row: row.seed)
+    for asked in dict.fromkeys(map(_setting, rows)):
+        found = sorted((row for row in rows if _setting(row) == asked), key=lambda row: row.seed)
+        first = found[0]
         verdict = f"{sum(row.reached for row in found)} of {len(found)} seeds"
         imitated, learnt = (", ".join(str(getattr(row, name)) for row in found) for name in ("imitated", "learnt"))
-        lines.append(f"| {level} | {found[0].start} | {found[0].untrained} | {imitated} | {learnt} | {verdict} |\n")
-    return f"{HEAD}|---|---|---|---|---|---|\n{''.join(lines)}"
+        start = f"{first.level} | {first.start} | {first.n_demonstrations:,} | {first.untrained}"
+        lines.append(f"| {start} | {imitated} | {learnt} | {verdict} |\n")
+    return f"{HEAD}|---|---|---:|---|---|---|---|\n{''.join(lines)}"
+
+
+def _setting(row: Row) -> tuple[str, str, int]:
+    """What the seeds of a line of the table have in common."""
+    return row.level, row.base, row.n_demonstrations
 
 
 def main() -> None:
@@ -169,7 +180,9 @@ def main() -> None:
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)
-    there = {(row.level, row.seed) for row in read(asked.rows) if row.base == base_digest(asked.start)}
+    n = yaml.safe_load(LEARN.read_text("utf-8"))["stages"][0]["n_demonstrations"]
+    settings = (base_digest(asked.start), n)
+    there = {(row.level, row.seed) for row in read(asked.rows) if _setting(row)[1:] == settings}
     for seed, level in product(asked.seeds, asked.levels):
         if (level, seed) in there:
             continue

@@ -54,6 +54,8 @@ EARLIER = " †"
 LEARN = Path(__file__).resolve().parent.parent / "recipes" / "base" / "learn.yaml"
 #: Training tasks of environments that draw them by seed.
 N_TRAIN = 10_000
+#: Demonstrations that a suite's SFT imitates, half as many as in the recipe `base/learn` since then.
+N_DEMONSTRATIONS = 4096
 #: Suites with more turns than this have fewer attempts at once, a shorter memory, so that episodes fit into the context
 #: of the base, and half as many demonstrations and steps of RL, since each takes several times as long.
 LONG_TURNS = 40
@@ -126,6 +128,7 @@ def recipe_of(suite: Suite, arm: str, seed: int, policy: str = "base") -> dict[s
     parts = [training_part(part.environment) for part in suite.parts]
     learn = yaml.safe_load(LEARN.read_text("utf-8"))
     supervised, played = learn["stages"]
+    supervised["n_demonstrations"] = N_DEMONSTRATIONS
     if most_turns(suite) > LONG_TURNS:
         supervised["n_demonstrations"] //= 2
         played["steps"] //= 2
