@@ -277,13 +277,15 @@ def _refuse_of_other_kinds(
             continue
         others = [other for other in CATALOG[section] if other != kind and key in _keys_of_kind(section, other, base)]
         if others:
+            alias = _elsewhere(str(key), keys, path) if section == "stage" else ""
             below = _one_level_down(str(key), keys, base, of_kinds=False)
             raise UnknownKeyError(
                 f"kind {kind} has no key '{key}'",
                 where=join(path, str(key)),
                 got=f"{key}: {given(settings[key])}",
                 expected=", ".join(keys) or "no keys at all",
-                hint=f"'{key}' belongs to kind {' or '.join(others[:3])}; {below and f'or {below}; '}to change the "
+                hint=alias
+                or f"'{key}' belongs to kind {' or '.join(others[:3])}; {below and f'or {below}; '}to change the "
                 f"kind on the command line, give all its keys: {_replaced(path, 'kind: ..., ...')}",
             )
 
