@@ -351,7 +351,7 @@ def _lists(text: str) -> Iterator[tuple[list[ast.expr], Mapping[str, str]]]:
 
 
 def _end_of_list(text: str, begin: int) -> int:
-    """Where the list ends that begins at this bracket; 0 if it does not."""
+    """Index behind the list that begins at this bracket; 0 where it is not closed."""
     depth = 0
     for found in _BRACKET.finditer(text, begin):
         depth += {"[": 1, "]": -1}.get(found[0], 0)

@@ -93,19 +93,19 @@ class Row:
         return self.learnt.success > 0.8 and self.learnt.success - self.untrained.success >= 0.2
 
 
-def measured(level: str, seed: int, start: str, out: Path, rows: Path) -> Row:
-    """Train from the model of a folder and return the row.
+def measured(level: str, seed: int, start: str, learn: Mapping[str, Any], out: Path, rows: Path) -> Row:
+    """Train from the model of a folder, by the keys of the recipe `learn`, and return the row.
 
     Raises:
         CalledProcessError: training failed; its output lies beside the run.
         RlhfError: the untrained base could not be evaluated.
     """
-    digest, keys = base_digest(start), yaml.safe_load(LEARN.read_text("utf-8"))
-    n_demonstrations = keys["stages"][0]["n_demonstrations"]
+    digest, n_demonstrations = base_digest(start), learn["stages"][0]["n_demonstrations"]
     run = (out / f"{level}-{n_demonstrations}-seed{seed}-{digest}").resolve()
     recipe = run.with_suffix(".yaml")
-    keys |= {"environment": dict(LEVELS[level]), "seed": seed}
-    keys["policy"]["path"] = start if start == "base" else str(Path(start).resolve())
+    path = start if start == "base" else str(Path(start).resolve())
+    own = {"environment": dict(LEVELS[level]), "seed": seed, "policy": {**learn["policy"], "path": path}}
+    keys = {**learn, **own}
     recipe.write_text(yaml.safe_dump(keys, sort_keys=False))
     there = [row.untrained for row in read(rows) if (row.level, row.base) == (level, digest)]
     untrained = there[0] if there else untrained_share(recipe, keys["evaluation"]["n_tasks"])
@@ -180,15 +180,15 @@ def main() -> None:
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     asked.out.mkdir(parents=True, exist_ok=True)
-    n = yaml.safe_load(LEARN.read_text("utf-8"))["stages"][0]["n_demonstrations"]
-    settings = (base_digest(asked.start), n)
+    learn = yaml.safe_load(LEARN.read_text("utf-8"))
+    settings = (base_digest(asked.start), learn["stages"][0]["n_demonstrations"])
     there = {(row.level, row.seed) for row in read(asked.rows) if _setting(row)[1:] == settings}
     for seed, level in product(asked.seeds, asked.levels):
         if (level, seed) in there:
             continue
         print(level, seed, flush=True)
         try:
-            row = measured(level, seed, asked.start, asked.out, asked.rows)
+            row = measured(level, seed, asked.start, learn, asked.out, asked.rows)
         except (RlhfError, subprocess.CalledProcessError) as error:
             print(f"{level} {seed}: {error}", file=sys.stderr, flush=True)
             continue

@@ -54,7 +54,7 @@ EARLIER = " †"
 LEARN = Path(__file__).resolve().parent.parent / "recipes" / "base" / "learn.yaml"
 #: Training tasks of environments that draw them by seed.
 N_TRAIN = 10_000
-#: Demonstrations that a suite's SFT imitates, half as many as in the recipe `base/learn` since then.
+#: Demonstrations that SFT imitates, as all rows were measured; the recipe `base/learn` has twice as many.
 N_DEMONSTRATIONS = 4096
 #: Suites with more turns than this have fewer attempts at once, a shorter memory, so that episodes fit into the context
 #: of the base, and half as many demonstrations and steps of RL, since each takes several times as long.

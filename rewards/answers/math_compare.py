@@ -209,7 +209,7 @@ def _values(one: Shape) -> dict[str, str]:
 
 
 def _unnamed(one: Shape, other: Shape) -> tuple[Shape, Shape]:
-    """Both with their order, where the other gives values by name, as `x = 2, y = 3`, and this one, `2, 3`, does not.
+    """Two ordered tuples, where the other gives values by name, as `x = 2, y = 3`, and this one, `2, 3`, does not.
 
     Names that differ in their index alone, as of two roots, give no order.
     """
@@ -359,7 +359,7 @@ def _interval(text: str) -> Shape | None:
 
 
 def _overlap(text: str) -> Shape | None:
-    """Interval of `x > 3 and x < 5`; None of any other text, as of `x < 3 and x > 5`, by which both are meant."""
+    """Intersection of two inequalities, as of `x > 3 and x < 5`; None of other texts, such as `x < 3 and x > 5`."""
     parts = _AND.split(text)
     sides = [side for part in parts if (side := _interval(part.strip())) is not None]
     if not len(parts) == len(sides) == 2 or sides[0].name != sides[1].name:

@@ -124,7 +124,7 @@ class Renderer:
             return False
         found = 0
         for start in range(0, len(text), _PIECE):
-            found += max(0, len(self.encode_escaped(self._escaped(text[start : start + _PIECE]))) - _FORGIVEN)
+            found += max(0, len(self.encode_escaped(self._control.escaped(text[start : start + _PIECE]))) - _FORGIVEN)
             if found > n:
                 return True
         return False
@@ -147,7 +147,7 @@ class Renderer:
         if self.opens_thinking:
             inside = text.startswith(_THINK)
             text = text.removeprefix(_THINK).removeprefix("\n") if inside else f"\n{_THINK_END}\n\n{text}"
-        return (*self.encode_escaped(self._escaped(text, is_assistant=True)), self.stop_ids[0])
+        return (*self.encode_escaped(self._control.escaped(text, is_assistant=True)), self.stop_ids[0])
 
     def escaped(self, value: Any, *, is_assistant: bool = False) -> Any:
         """JSON value with the literal control tokens in its texts escaped, for a chat template to write.
@@ -157,12 +157,12 @@ class Renderer:
             is_assistant: whether the policy says it; it may say the tokens by which replies are parsed.
         """
         if isinstance(value, str):
-            return self._escaped(value, is_assistant=is_assistant)
+            return self._control.escaped(value, is_assistant=is_assistant)
         if isinstance(value, list):
             return [self.escaped(inner, is_assistant=is_assistant) for inner in value]
         if isinstance(value, dict):
             return {
-                self._escaped(name, is_assistant=is_assistant): self.escaped(inner, is_assistant=is_assistant)
+                self._control.escaped(name, is_assistant=is_assistant): self.escaped(inner, is_assistant=is_assistant)
                 for name, inner in value.items()
             }
         return value
@@ -223,7 +223,7 @@ class Renderer:
 
     def _render(self, messages: Sequence[Message], *, header: bool, tools: Any = None) -> str:
         conversation = [
-            {"role": m.role.value, "content": self._escaped(m.content, is_assistant=m.role is Role.ASSISTANT)}
+            {"role": m.role.value, "content": self._control.escaped(m.content, is_assistant=m.role is Role.ASSISTANT)}
             for m in messages
         ]
         text = self.tokenizer.apply_chat_template(
@@ -262,10 +262,6 @@ class Renderer:
                 expected="a template that writes the content of assistant messages",
             )
         return rest
-
-    def _escaped(self, text: str, *, is_assistant: bool = False) -> str:
-        """Text that fakes no turn. What the assistant says keeps tokens that replies are parsed by: it samples them."""
-        return self._control.escaped(text, is_assistant=is_assistant)
 
     def _find_stop_ids(self, after_reply: str, generation_config: Any) -> tuple[int, ...]:
         end = next(iter(self.tokenizer.encode(after_reply.lstrip(), add_special_tokens=False)), None)
