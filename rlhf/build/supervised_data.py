@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from rlhf.recipe import Recipe
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
 from rlhf.training.stages.chat_files import Chat, read_chats
-from rlhf.training.stages.chat_rows import DataRows, chat_samples, split_rows
+from rlhf.training.stages.chat_rows import DataRows, chat_samples, prompt_of, split_rows
 from rlhf.training.stages.chat_settings import Chats
 from rlhf.training.stages.demonstrations import Demonstration, render
 from rlhf.training.stages.imitation import by_demonstration, imitation_samples, read_too
@@ -57,11 +57,13 @@ def texts_of(recipe: Recipe, index: int) -> Sequence[Chat | Demonstration]:
 async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Renderer, max_context: int) -> DataRows:
     """Token rows of a stage. Raises RecipeError where one is longer than the policy's context."""
     stage: Any = recipe.stages[index]
-    data, where, dropped, tasks = stage.data, f"stages[{index}].data", 0, None
+    data, where, dropped = stage.data, f"stages[{index}].data", 0
+    prompts: Sequence[Hashable]
     if data.path is not None:
         agents = (part for _, part in with_parts("agent", recipe.agent) if isinstance(part, ToolAgent))
         style: Style = next((agent.tool_format for agent in agents), "hermes")
         samples, dropped = chat_samples(found, renderer, max_context, data, where, style)
+        prompts = [prompt_of(sample) for sample in samples]
         rows = [[read_too(s, stage.observation_weight) if stage.observation_weight else s] for s in samples]
     else:
         failed = [d for d in found if data.unsolved_system is not None and not d.trajectory.solved]
@@ -84,8 +86,8 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
                 hint=f"leave them out with {where}.too_long=drop, or take a policy with a longer context",
             )
         owners = (played[group[0].sequence] for group in rows)
-        tasks = [origin_of(trajectory.task_id, trajectory.n_given) for trajectory in owners]
-    return split_rows(rows, data, f"{recipe.seed}/{index}/held_out", where, dropped, tasks)
+        prompts = [origin_of(trajectory.task_id, trajectory.n_given) for trajectory in owners]
+    return split_rows(rows, data, f"{recipe.seed}/{index}/held_out", where, dropped, prompts)
 
 
 def digests(recipe: Recipe) -> dict[str, str]:

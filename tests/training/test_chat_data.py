@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from rlhf.recipe import load
 from rlhf.rollout.renderer import Renderer
 from rlhf.training.policy.tokenizer import train_tokenizer
 from rlhf.training.stages.chat_files import read_chats
-from rlhf.training.stages.chat_rows import chat_samples, split_rows
+from rlhf.training.stages.chat_rows import chat_samples, prompt_of, split_rows
 from rlhf.training.stages.chat_settings import Chats
 from tests.training import runs
 from tests.training.test_attempts import START
@@ -314,7 +315,8 @@ def chats(n: int = 24) -> list[Any]:
 
 def test_a_run_learns_from_a_file_and_measures_rows_held_out(tmp_path: Path) -> None:
     path = recipe(tmp_path, {"path": "chats.jsonl", "held_out": 0.25}, stage={"epochs": 12})
-    written(tmp_path, *chats())
+    words = ("red", "green", "blue", "white")
+    written(tmp_path, *({"messages": pair(f"Say {words[i % 4]}, number {i}.", words[i % 4])} for i in range(24)))
     done = runs.run(path, tmp_path / "run")
     losses = runs.curve(done.folder, "supervised/held_out_loss")
     assert len(losses) == 12
@@ -470,6 +472,28 @@ def test_keys_without_an_effect_are_refused(data: Any, stage: Any, told: str, tm
     assert told in str(caught.value)
 
 
+def test_chats_of_one_prompt_are_held_out_together() -> None:
+    def row(*ids: int, learnt: slice) -> Sample:
+        mask = np.zeros(len(ids), np.bool_)
+        mask[learnt] = True
+        return Sample(np.array(ids), mask, np.zeros(len(ids), np.float32), mask.astype(np.float32), 0, 0)
+
+    one, other, next_turn = (
+        row(7, 8, 1, learnt=slice(2, 3)),
+        row(7, 8, 2, 3, learnt=slice(2, 4)),
+        row(7, 8, 1, 9, 1, learnt=slice(2, None, 2)),
+    )
+    assert prompt_of(one) == prompt_of(other) != prompt_of(next_turn)
+    texts = [row(7, 1, learnt=slice(1, None)), row(7, 2, learnt=slice(1, None))]
+    assert len({prompt_of(text) for text in texts}) == 2
+    rows = [replace(one, sequence=i % 8, token_ids=np.array([i % 8, 8, i])) for i in range(24)]
+    made = split_rows(
+        [[x] for x in rows], Chats(path=Path("x"), held_out=0.25), "seed", "data", 0, [*map(prompt_of, rows)]
+    )
+    assert len(made.held_out) == 6 and len({x.sequence for x in made.held_out}) == 2
+    assert not {x.sequence for x in made.held_out} & {group[0].sequence for group in made.learnt}
+
+
 def test_attempts_are_held_out_by_task() -> None:
     zeros, learnt = np.zeros(3, np.float32), np.array([False, True, True])
     rows = [[Sample(np.arange(3), learnt, zeros, learnt.astype(np.float32), i, i)] for i in range(12)]
@@ -480,4 +504,4 @@ def test_attempts_are_held_out_by_task() -> None:
     assert len(made.learnt) == 8 and not out & {group[0].sequence // 4 for group in made.learnt}
     with pytest.raises(RecipeError, match="no tokens to train on") as caught:
         split_rows(rows, Chats(from_run=Path("x"), held_out=0.3), "seed", "data", 0, ["t"] * 12)
-    assert "12 rows of 1 tasks" in caught.value.got
+    assert "12 rows of 1 prompts" in caught.value.got

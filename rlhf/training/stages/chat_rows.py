@@ -48,9 +48,9 @@ def split_rows(
     seed: str,
     where: str,
     n_dropped: int,
-    tasks: Sequence[str] | None = None,
+    prompts: Sequence[Hashable],
 ) -> DataRows:
-    """Hold some rows out at random, of attempts those at some tasks, so that none is learnt of a held-out task.
+    """Hold out the rows of some prompts at random, so that no row of a held-out prompt is learnt.
 
     Args:
         rows: of each chat or attempt.
@@ -58,24 +58,28 @@ def split_rows(
         seed: of the draw.
         where: YAML path, for errors.
         n_dropped: rows left out before.
-        tasks: of each attempt, its task; None for chats.
+        prompts: of each chat or attempt, what it answers: `prompt_of`, or its task.
 
     Raises:
         RecipeError: nothing is left to learn.
     """
-    owners: Sequence[Hashable] = range(len(rows)) if tasks is None else tasks
-    order = list(dict.fromkeys(owners))
+    order = list(dict.fromkeys(prompts))
     random.Random(seed).shuffle(order)
     n_out = max(round(settings.held_out * len(order)), 1) if settings.held_out else 0
     if len(order) <= n_out:
-        of_tasks = "" if tasks is None else f" of {len(order)} tasks"
-        got = f"{len(rows)} rows{of_tasks}, {n_dropped} longer than the context, {n_out} held out"
+        got = f"{len(rows)} rows of {len(order)} prompts, {n_dropped} longer than the context, {n_out} held out"
         hint = "give it more rows" if rows else "shorten the rows, or take a policy with a longer context"
         raise RecipeError("there are no tokens to train on", where=where, got=got, expected="rows", hint=hint)
     out = set(order[:n_out])
-    learnt = [group for group, owner in zip(rows, owners, strict=True) if owner not in out]
-    held_out = [sample for group, owner in zip(rows, owners, strict=True) if owner in out for sample in group]
+    learnt = [group for group, prompt in zip(rows, prompts, strict=True) if prompt not in out]
+    held_out = [sample for group, prompt in zip(rows, prompts, strict=True) if prompt in out for sample in group]
     return DataRows(learnt, held_out, n_dropped)
+
+
+def prompt_of(chat: Sample) -> bytes:
+    """Tokens before the last reply that is learnt of a chat; all of them where it is a text without a prompt."""
+    at = np.flatnonzero(chat.mask & ~np.roll(chat.mask, 1))[-1]
+    return chat.token_ids[: at if at > 1 else None].tobytes()
 
 
 def chat_samples(

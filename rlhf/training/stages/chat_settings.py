@@ -58,7 +58,8 @@ class Chats:
     too_long: Literal["refuse", "drop"] = "refuse"
     """Rows longer than the policy's context: `refuse` before training starts, or `drop`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of held-out rows, or of the tasks of `from_run`, whose loss is measured after each epoch."""
+    """Share of the prompts, or of the tasks of `from_run`, whose rows are held out; their loss is measured after each
+    epoch."""
     min_score: float | None = None
     """Minimum score of an attempt of `from_run`; null takes solved ones."""
     unsolved_system: str | None = None
