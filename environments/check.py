@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import pickle
 import random
 import statistics
@@ -393,7 +394,7 @@ class _EnvironmentCheck:
 
     async def closing(self, played: Sequence[Transcript]) -> None:
         """Close twice, close after a step too many, and count what stays open over several episodes."""
-        before: dict[str, int] = {}
+        before: dict[str, set[Any]] = {}
         for i in range(_N_CLOSED + 1):
             record = played[i % len(played)]
             episode = await self.start(record.task)
@@ -408,8 +409,8 @@ class _EnvironmentCheck:
             await self.walk.call("close(): may be called twice", episode.close)
             # What the first episode opened may be shared and stay open; what every further one leaves is a leak.
             before = before or _held_open()
-        for what, n in _held_open().items():
-            more = n - before.get(what, n)
+        for what, held in _held_open().items():
+            more = len(held - before[what])
             got = f"{more} more {what} after {_N_CLOSED} closed episodes"
             self.walk.note(more < _N_CLOSED, f"close(): frees {what}", got)
 
@@ -419,12 +420,11 @@ class _EnvironmentCheck:
         self.walk.note(median_s < _INLINE_S, f"inline: a step takes under {_INLINE_S * 1e3:g} ms", seen, seen=seen)
 
 
-def _held_open() -> dict[str, int]:
-    """Count what this process holds open."""
+def _held_open() -> dict[str, set[Any]]:
+    """What this process holds open, one by one: that another thread ends meanwhile hides no leak."""
     gc.collect()
-    process = psutil.Process()
     return {
-        "threads": threading.active_count(),
-        "child processes": len(process.children(recursive=True)),
-        "file descriptors": process.num_fds(),
+        "threads": set(threading.enumerate()),
+        "child processes": set(psutil.Process().children(recursive=True)),
+        "file descriptors": set(os.listdir("/dev/fd")),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,6 +258,22 @@ def test_no_run_of_a_tuning_is_pushed(tmp_path: Path) -> None:
     tuning = Tuning(recipe, hub, load(recipe, list(hub)), tmp_path / "tuned", 1)
     tuning.check([(), ("stages.1.group_size=2",)], 1)
     assert tuning._trained(tmp_path / "tuned" / "run", (), 0, 1, tuning.held_out) is not None
+
+
+def test_a_run_whose_evaluation_failed_throughout_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(words: Sequence[str], run: Path) -> bool:
+        run.mkdir(parents=True)
+        (run / "result.json").write_text('{"after": {"success": null}}')
+        return True
+
+    recipe = str(recipe_parts.write(tmp_path))
+    tuning = Tuning(recipe, (), load(recipe), tmp_path / "tuned", 1)
+    tuning.check([(), ("stages.1.group_size=2",)], 1)
+    monkeypatch.setattr("rlhf.commands.tune._ends", ends)
+    assert tuning._trained(tmp_path / "tuned" / "run", (), 0, 1, ()) is None
+    assert "every attempt of the evaluation" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.extended

@@ -294,7 +294,8 @@ class Tuning:
             for seed in range(self.seeds, 2 * self.seeds):
                 run = self.out / f"judged-{_slug(one)}-seed{seed}"
                 if self._trained(run, one, seed, self.steps, ()) is None:
-                    raise TrainingError("a run failed", where=str(run), expected="its end", hint="the same command")
+                    expected = "its end, and an attempt of its evaluation without an error"
+                    raise TrainingError("a run failed", where=str(run), expected=expected, hint="the same command")
                 found = read_side(run).values("success")
                 of_seeds.append(statistics.fmean(itertools.chain(*found.values())))
                 for task, successes in found.items():
@@ -323,7 +324,11 @@ class Tuning:
             if not _ends(words, run):
                 caution(f"{run} failed, and its configuration is skipped: {_words(choice)}")
                 return None
-            record["success"][name] = json.loads((run / "result.json").read_text("utf-8"))["after"]["success"]
+            success = json.loads((run / "result.json").read_text("utf-8"))["after"]["success"]
+            if success is None:
+                caution(f"every attempt of the evaluation of {run} failed, and its configuration is skipped")
+                return None
+            record["success"][name] = success
             self._write(record)
         return float(record["success"][name])
 
