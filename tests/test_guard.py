@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.build.contamination import in_both, refuse_trained
+from rlhf.build.contamination import _lines_asking, in_both, refuse_trained
 from rlhf.data import Message, Role, Task
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
@@ -160,6 +160,19 @@ def test_questions_in_a_file_that_was_learnt_from_judge_no_policy(tmp_path: Path
     asked_for = EvaluationRequest(target=str(recipe))
     refuse_trained(asked_for, loaded, tmp_path, suite_of_recipe(loaded).tasks(), said.append)
     assert len(said) == 1 and said[0].startswith("caution: not checked") and "chats.jsonl" in said[0]
+
+
+def test_a_question_is_found_within_a_longer_text() -> None:
+    question = "Tom has 3 apples and buys 5 more. How many has he?"
+    asked = [Task(f"t{i}", info={"prompt": text}) for i, text in enumerate((question, "2 + 2?"))]
+    texts = [
+        "Tom has 3 apples and buys 5 more. How many have they?",
+        f"Answer this question.\n\nQuestion: {question}\nAnswer:".replace("buys 5", "buys\n5"),
+        "What is 2 + 2? Think first.",  # too short to be told from part of another question
+        f"Tom has 3 apples and {question}",
+    ]
+    assert [_lines_asking(asked, [(text, 1)]) for text in texts] == [[], [1], [], [1]]
+    assert _lines_asking(asked, [(" 2  + 2?", 4), (question, 7)]) == [4, 7]
 
 
 def test_a_policy_of_parts_that_are_gone_is_judged_all_the_same(tmp_path: Path) -> None:

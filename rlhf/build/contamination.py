@@ -67,6 +67,8 @@ def _content(task: Task) -> str:
 
 #: Lines of evaluation tasks that a caution names.
 _NAMED = 3
+#: Words of a question that is found within a longer text too; a shorter one may be part of another question.
+_LEAST_WORDS = 8
 _NOTHING = _content(Task("a task with an id and nothing else"))
 
 
@@ -109,9 +111,20 @@ def caution_learnt(recipe: Recipe, said: Iterable[tuple[str, int]], where: str, 
 
 
 def _lines_asking(tasks: Sequence[Task], said: Iterable[tuple[str, int]]) -> list[int]:
-    """Lines of a file in which questions of `tasks` are, one for each question."""
-    asked = {_plain(prompt) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
-    return sorted({plain: line for text, line in said if (plain := _plain(text)) in asked}.values()) if asked else []
+    """Lines of a file in which questions of `tasks` are, alone or within a longer text, one for each question."""
+    asked = {tuple(prompt.split()) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
+    longer: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # by its first words
+    for question in asked:
+        if len(question) >= _LEAST_WORDS:
+            longer.setdefault(question[:_LEAST_WORDS], []).append(question)
+    first = {begin[0] for begin in longer}
+    found: dict[tuple[str, ...], int] = {}
+    for text, line in said if asked else ():
+        words = tuple(text.split())
+        at = (i for i, word in enumerate(words) if word in first)
+        inside = (q for i in at for q in longer.get(words[i : i + _LEAST_WORDS], ()) if words[i : i + len(q)] == q)
+        found |= dict.fromkeys([*inside, *({words} & asked)], line)
+    return sorted(found.values())
 
 
 def _named_lines(lines: Sequence[int]) -> str:
