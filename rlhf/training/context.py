@@ -82,6 +82,10 @@ class StageKeys(Protocol):
         """Gives each sampled token its number."""
 
     @property
+    def trainer(self) -> object:
+        """Settings of the trainer."""
+
+    @property
     def loss(self) -> PolicyLoss:
         """Loss that is minimised."""
 

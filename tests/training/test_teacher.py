@@ -14,10 +14,11 @@ import pytest
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.credit.dr_grpo import DrGRPO
 from rlhf.data import Score, ScoredGroup, Trajectory
-from rlhf.errors import ModelError, RecipeError
+from rlhf.errors import ModelError, RecipeError, TrainingError
 from rlhf.losses.contrib.kdrl import KDRL
 from rlhf.recipe import load
 from rlhf.training.backends.optimizer import AdamW
+from rlhf.training.backends.settings import DeepSpeed
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.contrib.teacher import (
     Teacher,
@@ -143,6 +144,16 @@ def test_a_run_refuses_another_tokenizer_before_the_first_attempt(tmp_path: Path
     with pytest.raises(ModelError, match="tokenizer differs from the policy's"):
         runs.run(runs.write(tmp_path, [{"kind": "policy_gradient", "loss": loss}]), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists() and not (tmp_path / "run" / "trajectories").exists()
+
+
+def test_heads_that_the_processes_of_a_row_cannot_share_are_refused(folder: Path) -> None:
+    n_heads = Teacher.load(str(folder), policy()).model.config.num_attention_heads
+    stage = stage_of(folder)
+    assert teacher_of(stage, policy()) is not None
+    odd = replace(stage, trainer=DeepSpeed(sequence_parallel=n_heads + 1))
+    with pytest.raises(TrainingError, match="attention heads are not divisible") as caught:
+        teacher_of(odd, policy())
+    assert f"loss.teacher {folder}" in caught.value.got
 
 
 def test_a_shorter_context_than_the_policys_rows_is_refused(tmp_path: Path) -> None:

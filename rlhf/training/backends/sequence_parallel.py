@@ -32,6 +32,19 @@ from rlhf.training.backends.sharding import heads_problem, heads_rule
 from rlhf.training.backends.token_stats import Figure, TokenStats, read
 
 
+def check_heads(n: int, model: Any, of: str = "") -> None:
+    """Raise TrainingError where `n` processes cannot share the attention heads of a model, of whom `of` says."""
+    config = ModelWrapper(model).config.get_text_config()
+    problem = heads_problem(n, config.num_attention_heads, config.num_key_value_heads) if n > 1 else None
+    if problem:
+        raise TrainingError(
+            "the attention heads are not divisible by this number of processes",
+            where="trainer.sequence_parallel",
+            got=f"{n}, and {problem}{of}",
+            expected=heads_rule(config.num_attention_heads, config.num_key_value_heads),
+        )
+
+
 @dataclass(frozen=True)
 class SequenceGroup:
     """Processes that share every micro-batch, as one of them sees them.
@@ -64,15 +77,7 @@ class SequenceGroup:
                 expected=f"a divisor of {here.n}" if here.n > 1 else f"{n} processes, or a multiple",
                 hint=f"start {n} processes (rlhf train --nproc {n}), or set trainer.sequence_parallel=1",
             )
-        config = ModelWrapper(model).config.get_text_config()
-        problem = heads_problem(n, config.num_attention_heads, config.num_key_value_heads)
-        if problem:
-            raise TrainingError(
-                "the attention heads are not divisible by this number of processes",
-                where="trainer.sequence_parallel",
-                got=f"{n}, and {problem}",
-                expected=heads_rule(config.num_attention_heads, config.num_key_value_heads),
-            )
+        check_heads(n, model)
         import torch.distributed as dist
 
         subgroups: Any = dist.new_subgroups

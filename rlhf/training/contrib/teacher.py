@@ -18,6 +18,7 @@ from rlhf.errors import ModelError, boundary
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.losses.contrib.kdrl import KDRL, Teach
 from rlhf.losses.policy_loss import PolicyLoss
+from rlhf.training.backends.sequence_parallel import check_heads
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.context import LiveStage, RunContext, StageKeys
 from rlhf.training.hooks.base import StageHook, Step
@@ -75,8 +76,17 @@ def check_teachers(losses: Iterable[object], policy: Policy, max_context: int) -
 
 
 def teacher_of(stage: StageKeys, policy: Policy) -> Teacher | None:
-    """Return the teacher that the stage's loss names, or None."""
-    return Teacher.load(stage.loss.teacher, policy) if isinstance(stage.loss, KDRL) else None
+    """Return the teacher that the stage's loss names, or None.
+
+    Raises:
+        ModelError: it cannot be loaded, or its tokenizer is not the policy's.
+        TrainingError: the processes that share a row cannot share its attention heads.
+    """
+    if not isinstance(stage.loss, KDRL):
+        return None
+    teacher = Teacher.load(stage.loss.teacher, policy)
+    check_heads(getattr(stage.trainer, "sequence_parallel", 1), teacher.model, f": {teacher.where}")
+    return teacher
 
 
 @dataclass(frozen=True)
