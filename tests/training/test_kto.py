@@ -55,6 +55,15 @@ def test_replies_after_other_prompts_are_those_of_the_neighbours_in_one_pass() -
     assert len(shuffled(rated, 4, "a")) == 4 and len(shuffled(rated, 5, "a")) == 5  # nobody is compared with itself
 
 
+def test_the_reply_left_out_of_a_last_pass_is_of_the_label_with_more() -> None:
+    rated = [reply((i,), (10 + i,), is_good=i == 0) for i in range(9)]
+    for seed in map(str, range(12)):
+        found = shuffled(rated, 8, seed)
+        assert len(found) == 8 and any(one.is_good for one in found)
+        assert [one for one in found if one in shuffled(rated, 9, seed)] == found
+    assert len(shuffled(rated[:8], 8, "0")) == 8
+
+
 def test_both_sides_of_pairs_are_replies_once() -> None:
     pairs = made(tiny.policy())
     rated = of_pairs([*pairs, pairs[0]])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import rlhf
 from rlhf.build.pair_data import check_sources
 from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingError
 from rlhf.inference.embedded.attention import packed_forward
@@ -317,6 +318,24 @@ def test_a_stage_that_was_stopped_begins_again_and_comes_out_the_same(start: Pat
     third = len(calls) // 3
     assert resume.run_with_interruptions(path, tmp_path / "stopped", [third, third]) == 2
     assert resume.everything(tmp_path / "stopped") == resume.everything(whole.folder)
+
+
+def test_a_callback_that_stops_in_the_stage_finds_it_whole(start: Path, tmp_path: Path) -> None:
+    """TRL makes all of its updates before callbacks hear of them: none is lost."""
+    short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 1, "batch_size": 8}
+    policy = {"kind": "pretrained", "path": str(start)}
+    path = runs.write(tmp_path, [short, short], policy=policy, rewards=OUTCOME, evaluation={"n_tasks": 6})
+
+    def stop(step: rlhf.StepInfo) -> None:
+        if step.stage.startswith("0-") and step.step == 1:
+            step.stop()
+
+    found = rlhf.train(path, out=tmp_path / "run", callbacks=[stop], memory_check=False, progress=False)
+    state = json.loads((runs.newest(tmp_path / "run") / "state.json").read_text())
+    assert not found.is_finished and state["stage"] == 1
+    whole = runs.run(path, tmp_path / "whole")
+    rlhf.train(resume=tmp_path / "run", memory_check=False, progress=False)
+    assert resume.everything(tmp_path / "run") == resume.everything(whole.folder)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

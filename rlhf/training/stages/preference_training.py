@@ -26,7 +26,7 @@ from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.rated import Rated, mismatched, of_pairs, shuffled
-from rlhf.training.stages.trl_trainers import train_dpo, train_kto
+from rlhf.training.stages.trl_trainers import is_cancelled, train_dpo, train_kto
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -92,7 +92,8 @@ async def prefer(run: RunContext, stage: Preference) -> None:
         seed=seed_of(run),
     )
     policy.model.eval()
-    await run.check_stop()
+    if is_cancelled():  # before the last update
+        await run.check_stop()
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
     await run.publish()
 
@@ -157,6 +158,7 @@ async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Ra
         rated = pair_files.rendered_replies(written, run.runner.renderer, run.policy.max_context, path, f"{at}.file")
         pair_files.save(run.folder / "pairs" / f"{run.state.label}.jsonl", rated)
         paired = Paired(())
+    n_read = len(rated)
     rated = shuffled(rated, stage.at_once, f"{run.seed}/{run.state.stage}/order")
     n_good = sum(reply.is_good for reply in rated)
     if n_good in (0, len(rated)):
@@ -167,7 +169,8 @@ async def rated_for(run: RunContext, stage: Preference) -> tuple[Paired, list[Ra
             expected="replies of both labels",
             hint="more pairs, or a file with replies of both labels",
         )
-    run.progress.say(f"{n_good} good and {len(rated) - n_good} bad replies in {run.state.label}")
+    without = ", without one that would be alone in its pass" if len(rated) < n_read else ""
+    run.progress.say(f"{n_good} good and {len(rated) - n_good} bad replies in {run.state.label}{without}")
     figures = {"preference/n_desirable": float(n_good), "preference/n_undesirable": float(len(rated) - n_good)}
     paired = replace(paired, figures={**paired.figures, **figures})
     return paired, rated

@@ -32,10 +32,16 @@ def of_pairs(pairs: Iterable[Pair]) -> list[Rated]:
 
 
 def shuffled(rated: Sequence[Rated], at_once: int, seed: str) -> list[Rated]:
-    """Return replies in the order in which they are trained on, without a last forward pass of one alone."""
+    """Return replies in the order in which they are trained on, without a last forward pass of one alone.
+
+    The one that is left out for it has the label of most.
+    """
     order = list(rated)
     random.Random(seed).shuffle(order)
-    return order[:-1] if len(order) % at_once == 1 and len(order) > 1 else order
+    if len(order) % at_once == 1 and len(order) > 1:
+        of_most = 2 * sum(reply.is_good for reply in order) >= len(order)
+        del order[max(i for i, reply in enumerate(order) if reply.is_good == of_most)]
+    return order
 
 
 def mismatched(rated: Sequence[Rated], at_once: int, max_context: int) -> list[Side]:

@@ -319,7 +319,7 @@ def _run(
                 on_update(state.global_step, logs)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop = control.should_training_stop or _is_cancelled()
+            control.should_training_stop = control.should_training_stop or is_cancelled()
 
     if settings["args"].n_gpu > 1:
         settings["args"]._n_gpu = 1  # TRL refuses more in one process; the model is on one
@@ -347,7 +347,8 @@ def _check_finite(logs: Mapping[str, float], update: int) -> None:
             )
 
 
-def _is_cancelled() -> bool:
+def is_cancelled() -> bool:
+    """True if the task of the run was cancelled, upon which TRL ends after the present update."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # outside of a run
