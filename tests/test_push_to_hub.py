@@ -121,6 +121,15 @@ def test_offline_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "run").exists()
 
 
+def test_an_error_without_a_text_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*args: Any, **keys: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", fails)
+    with pytest.raises(ModelError, match="me/small: TimeoutError"):
+        rlhf.train(VALUES, push_to_hub="me/small", out=tmp_path / "run", progress=False)
+
+
 def test_it_is_a_key_of_a_recipe() -> None:
     assert "push_to_hub" not in values_of(load_values(VALUES, name="r"))
     named = load_values({**VALUES, "push_to_hub": "me/small"}, name="r")

@@ -46,7 +46,7 @@ def refuse_unwritable(hub: Hub) -> None:
         raise ModelError(
             "nothing could be pushed to the hub",
             where="push_to_hub",
-            got=f"{hub.repo}: {type(error).__name__}: {str(error).splitlines()[0][:200]}",
+            got=f"{hub.repo}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}",
             expected="a repository that this machine may write to",
             hint="`hf auth login`, with HF_HUB_OFFLINE unset; or remove the key and push what `rlhf export` writes",
         ) from error
