@@ -425,6 +425,19 @@ def test_a_callback_that_raises_ends_the_run_and_its_checkpoint_stays() -> None:
     assert resumed.is_finished and logged(resumed.run) == logged(whole.run)
 
 
+def test_a_callback_that_raises_in_a_supervised_stage_loses_no_update() -> None:
+    def bad(step: rlhf.StepInfo) -> None:
+        if step.step == 3:
+            raise KeyError("loss")
+
+    stage = {"kind": "supervised", "n_demonstrations": 8, "epochs": 2, "batch_size": 4, "optimizer": {"lr": 1e-3}}
+    with pytest.raises(TrainingError, match="the run is saved"):
+        small(stages=[stage], callbacks=[bad], out="run")
+    assert Path("run/checkpoints/0-supervised-000003").is_dir()
+    resumed, whole = small(resume="run"), small(stages=[stage], out="whole")
+    assert logged(resumed.run) == logged(whole.run)
+
+
 def test_a_callback_may_stop_the_run() -> None:
     found = small(50, callbacks=[lambda step: step.stop() if step.step == 3 else None])
     assert not found.is_finished and logged(found.run)[-1][1] == 3

@@ -176,10 +176,8 @@ def make_samples(
         row, and neither has one that is not trained on (`Credit.trains_G`).
 
     Raises:
-        DataError: credit does not match the sampled tokens, or is not finite; or no generation has one of the roles.
+        DataError: credit does not match the sampled tokens, or is not finite.
     """
-    if roles is not None:
-        _check_roles(groups, roles)
     samples: list[Sample] = []
     n_rewritten = n_without_tokens = sequence = 0
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True)):
@@ -227,8 +225,11 @@ def _credited(
     return [found for found in zip(generations, credit_NT, returns, strict=True) if found[0].n_tokens or found[1]]
 
 
-def _check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
-    """Raise DataError where there are generations, and none of a role that is trained."""
+def check_roles(groups: Sequence[ScoredGroup], roles: Collection[str]) -> None:
+    """Raise DataError where there are generations, and none of a role that is trained.
+
+    For agents that do not declare their roles: one that does may leave a role out in all attempts of a step.
+    """
     found = {g.role for group in groups for trajectory in group.trajectories for g in trajectory.generations}
     if found and not found & set(roles):
         raise DataError(

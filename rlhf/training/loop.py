@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rlhf.batching.samples import make_samples
+from agents.roles import roles_of
+from environments.base import properties_of
+from rlhf.batching.samples import check_roles, make_samples
 from rlhf.credit.estimator import credit_of
 from rlhf.errors import TrainingError, boundary
 from rlhf.inference.seeds import stable_seed
@@ -119,6 +121,8 @@ async def train_on(
     with span("credit"):
         with boundary(TrainingError, where=f"the advantage of {label}, step {number + 1}"):
             credits = gathered.weighted(credit_of(stage.advantage, step.groups, expected))
+            if stage.train_roles and not roles_of(run.runner.agent, properties_of(run.runner.environment).seats):
+                check_roles(step.groups, stage.train_roles)
             step.rows, counters = make_samples(step.groups, credits, stage.layout, stage.train_roles)
         step.samples, dropped = stage.filters(step.rows if step.trains_policy else [], step.groups)
 
@@ -132,6 +136,8 @@ async def train_on(
     train_s = time.perf_counter() - start
     step.values |= parts.trainer.meter.rates(train_s)
     is_same = (trainer_updates := parts.trainer.n_updates) == run.state.n_updates  # nothing to train on
+    if step.trains_policy and parts.n_critic_updates != run.state.n_critic_updates:
+        is_same = False  # the critic may train the policy's backbone
     await (run.publish(same_version=is_same) if parts.ahead is None else parts.ahead.publish(run))
 
     parts.is_ending_step = True  # what learns now is ahead of the run's state, also where nothing was trained on

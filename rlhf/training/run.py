@@ -255,6 +255,10 @@ class Run:
                 raise
             saved = save()
             raise self._interrupted(saved) from error
+        except RlhfError:
+            if save is not None and current().n == 1:
+                save()
+            raise
 
     def restore_stage(self, parts: LiveStage) -> None:
         """Give `parts` the state of the checkpoint; at the start of a stage, write that checkpoint."""
@@ -365,6 +369,11 @@ class Run:
         if step <= self.state.watched or not is_due(every, step, n_steps):
             return None
         found = await self.measure(f"step {step}", full=False)
+        if found is None:
+            text = "caution: no evaluation in this stage: the rewards of the recipe come from a later one"
+            self.say_once({"no rewards to evaluate with": text})
+            self.advance(watched=step)
+            return None
         self._watch(step, found.low)
         return float(found.success)
 
@@ -380,11 +389,15 @@ class Run:
         self._watch(begun.step, ended.result.low)
 
     def _watch(self, step: int, low: float) -> None:
-        """Note that the policy after a step was evaluated, and the lower end of the interval of its success."""
+        """Note that the policy after a step was evaluated, and the lower end of the interval of its success.
+
+        A policy that the stage has not updated, as while a critic learns alone, is no worse than the best.
+        """
         name = replace(self.state, step=step).folder_name
         is_best = not self.state.best or low > self.state.best_low
+        n_since = 0 if is_best or not self.state.n_updates else self.state.n_since_best + 1
         best = {"best": name, "best_low": float(low)} if is_best else {}
-        self.advance(watched=step, n_since_best=0 if is_best else self.state.n_since_best + 1, **best)
+        self.advance(watched=step, n_since_best=n_since, **best)
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:
         """Write one line of metrics for the present stage, with the step's delivery figures if any."""

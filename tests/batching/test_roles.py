@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.batching.samples import make_samples
+from rlhf.batching.samples import check_roles, make_samples
 from rlhf.data import Finish, Generation
 from rlhf.errors import DataError
 from tests.batching.batch_parts import constant_credit, generation, group, trajectory
@@ -47,12 +47,15 @@ def test_an_attempt_without_the_role_has_no_row_and_keeps_its_number() -> None:
 
 
 def test_roles_that_nobody_has_are_an_error_that_names_those_there_are() -> None:
+    made = [group(trajectory(PLAN, *ACTS))]
+    check_roles(made, ("plan", "player 0"))
     with pytest.raises(DataError) as caught:
-        rows(("player 0",), PLAN, *ACTS)
+        check_roles(made, ("player 0",))
     assert caught.value.where == "train_roles" and "'', 'plan'" in str(caught.value)
 
 
 def test_an_attempt_that_sampled_nothing_is_no_error() -> None:
     assert rows(("plan",))[0] == []
+    check_roles([group(trajectory())], ("plan",))
     empty = Generation(generation([1], [2]).prompt, (), (), Finish.LENGTH, 0, role="plan")
     assert rows(("plan",), empty)[0] == []

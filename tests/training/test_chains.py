@@ -92,6 +92,17 @@ def check_judged_as_trained(folder: Path, judged: list[Any]) -> None:
     assert agreement and all(0 <= share <= 1 for share in agreement)
 
 
+def test_a_stage_before_the_model_of_the_only_reward_is_not_evaluated(tmp_path: Path) -> None:
+    own = {"right": {"kind": "outcome"}}
+    early = {**GRADIENT, "steps": 2, "rewards": own, "evaluate_every": 1}
+    model = {**MODEL, "rewards": own}
+    rewards = {"learned": {"kind": "reward_model", "path": "stages[2]"}}
+    path = runs.write(tmp_path, [{**START, "rewards": own}, early, model], rewards=rewards, evaluation={"n_tasks": 2})
+    done = runs.run(path, tmp_path / "run")
+    assert done.said.count("no evaluation in this stage") == 1
+    assert runs.curve(done.folder, "optimizer/n_updates")
+
+
 def test_rounds_of_preferences_are_scored_by_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asleep = list[str]()
 

@@ -89,6 +89,24 @@ def test_a_warm_up_leaves_the_policys_bits_unchanged(tmp_path: Path, critic: dic
     assert kept_critic(checkpoints / "1-policy_gradient-000003")["model"]["head.weight"].any()
 
 
+def test_a_critic_moves_the_policys_backbone_in_a_step_without_rows_of_the_policy(tmp_path: Path) -> None:
+    # As in the next test no group is left of the first step; the critic's updates are a new version all the same.
+    path = recipe(tmp_path, "gae", RATE | {"backbone": "policy", "gradient": "backbone"}, steps=2)
+    same = yaml.safe_load(path.read_text()) | {"rewards": {"same": {"kind": "outcome", "failure": 1.0}}}
+    path.write_text(yaml.safe_dump(same))
+    done = runs.run(path, tmp_path / "run")
+    checkpoints = done.folder / "checkpoints"
+    assert runs.curve(done.folder, "optimizer/n_updates")[0] == 0.0
+    before, after = (runs.weights(checkpoints / f"1-policy_gradient-00000{n}") for n in (0, 1))
+    assert before != after
+
+
+def test_patience_does_not_count_while_the_critic_learns_alone(tmp_path: Path) -> None:
+    critic, patience = RATE | {"warmup_steps": 4}, {"steps": 6, "evaluate_every": 1, "patience": 2}
+    done = runs.run(recipe(tmp_path, "gae", critic, **patience), tmp_path / "run")
+    assert runs.curve(done.folder, "optimizer/n_updates") == [0.0, 0.0, 0.0, 0.0, 2.0, 4.0]
+
+
 def test_the_critic_learns_from_groups_that_say_nothing_to_the_policy(tmp_path: Path) -> None:
     # Every attempt scores 1 and every value is 0 at first: all advantages of the first step are equal, so they are
     # whitened to 0 and every group is left out of the policy's update. The critic learns to expect 1.

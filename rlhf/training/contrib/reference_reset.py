@@ -87,8 +87,9 @@ class ResetClock(StageHook):
     n_steps: int = 0
 
     def on_evaluation(self, run: RunContext, success: float) -> None:
-        """See `see`."""
-        self.see(success)
+        """See `see`; a policy that the stage has not updated, as while a critic learns alone, counts for nothing."""
+        if run.state.n_updates:
+            self.see(success)
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
         """See `learn`."""

@@ -136,7 +136,7 @@ class StageHook:
     # --- between two steps ---
 
     def on_evaluation(self, run: RunContext, success: float) -> None:
-        """Take in an evaluation that was made after a step."""
+        """Take in an evaluation that was made after a step; not one in the background (`cluster.eval_servers`)."""
 
     async def between_steps(self, run: RunContext, parts: LiveStage) -> None:
         """Do what is due after a step, or was when a run was stopped there."""
