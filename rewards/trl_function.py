@@ -103,9 +103,10 @@ class TrlFunction:
         if name in _OF_TRAINER:
             hint = f"give it a default: {name}=None"
         else:
-            hint = nearest(name, [*columns, "answer"]) or "name a column; the reference is given as `answer`"
+            absent = f"name a column, or give it a default for rows without one: {name}=None"
+            hint = nearest(name, [*columns, "answer"]) or f"{absent}; the reference is given as `answer`"
         return RewardError(
-            "the data has no column for this parameter",
+            "this row has no column for this parameter",
             where=f"{name_of(self.function)}, task {task.id}",
             got=name,
             expected=", ".join(

@@ -596,6 +596,8 @@ def test_a_program_needs_a_suite_and_takes_no_keys(suite: Path) -> None:
         (("a/b", "policy.path=a/c"), "error policy.path: the model to evaluate is named already"),
         (("a/b", "policy={kind: from_scratch}"), "error policy.kind: the model to evaluate is named already"),
         (("a/b", "policy=null"), "error policy: wrong type"),
+        (("a/b", "seed=1"), "error seed: this seed has no effect on the evaluation of trained weights"),
+        (("a/b", "sede=1"), "policy.KEY=VALUE or engine.KEY=VALUE"),
     ],
 )
 def test_what_would_do_nothing_or_is_misspelt_is_refused(suite: Path, words: tuple[str, ...], message: str) -> None:

@@ -237,7 +237,10 @@ class Columns:
             return value[0].strip() if len(value) == 1 else json.dumps(value, ensure_ascii=False)
         if isinstance(value, dict | list | bytes):
             expected = "text, or a list of texts" if pattern is None else "text"
-            raise EnvError("a reference is one text or number", where=where, got=str(value)[:80], expected=expected)
+            keys = list(value) if isinstance(value, dict) else []
+            hint = f"name a key in it: environment.reference={self.reference}.{keys[0]}" if keys else ""
+            got = str(value)[:80]
+            raise EnvError("a reference is one text or number", where=where, got=got, expected=expected, hint=hint)
         text = str(value).strip()
         if pattern is None:
             return text
@@ -360,14 +363,16 @@ def _with_choices(prompt: str, listed: Any, reference: Any, where: str) -> tuple
 
 
 def _has(row: Row, name: str) -> bool:
-    """True if there is a column, or a key in a column: `reward_model.ground_truth`."""
+    """True if there is a column, or a key in a column: `reward_model.ground_truth`; or in a key of it, and so on."""
     outer, _, inner = name.partition(".")
-    return name in row or (bool(inner) and isinstance(row.get(outer), dict) and inner in row[outer])
+    return name in row or (bool(inner) and isinstance(row.get(outer), dict) and _has(row[outer], inner))
 
 
 def _at(row: Row, name: str) -> Any:
+    if name in row:
+        return row[name]
     outer, _, inner = name.partition(".")
-    return row[name] if name in row else row[outer].get(inner) if inner and isinstance(row.get(outer), dict) else None
+    return _at(row[outer], inner) if inner and isinstance(row.get(outer), dict) else None
 
 
 def _is_empty(value: Any) -> bool:

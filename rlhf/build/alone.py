@@ -17,6 +17,8 @@ from rlhf.recipe.rewards import as_named
 def check_alone(section: str, part: Any) -> str:
     """Command that checks an environment or a reward alone, with its kind and the keys that are not at their default.
 
+    A reward may need what its own tasks alone have: for it there is the check of the recipe too.
+
     A part that a Python program has given has no kind on the command line: it has to be put into a file.
     """
     part = as_named(part.environment if isinstance(part, Processes) else part)
@@ -32,4 +34,5 @@ def check_alone(section: str, part: Any) -> str:
         for name, value in values.items()
         if (make := keys[name].make_default) is None or plain(keys[name].annotation, make()) != value
     ]
-    return f"alone: `{shlex.join(['rlhf', 'check', section, kind, *fields])}`"
+    at_tasks = ", or at these tasks: `rlhf check recipe FILE`" if section == "reward" else ""
+    return f"alone: `{shlex.join(['rlhf', 'check', section, kind, *fields])}`{at_tasks}"

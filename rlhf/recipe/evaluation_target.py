@@ -26,7 +26,7 @@ from rlhf.recipe.suites import Suite, load_suite, suite_of_recipe
 from rlhf.recipe.text import parse_fields
 
 #: Keys that a model without a recipe may be given.
-_OF_MODELS = ("policy", "engine", "seed")
+_OF_MODELS = ("policy", "engine")
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def _contender(asked: EvaluationRequest) -> EvaluationTarget:
         return EvaluationTarget("program", asked.target, suite)
     if suite is not None and is_model(asked.target):
         return _model(asked, suite)
+    if asked.checkpoint is not None:
+        _refuse_seed(asked)
     recipe = load(asked.target, asked.overrides, is_trained=asked.checkpoint is not None)
     suite = suite_of_recipe(recipe) if suite is None else suite.taken_by(recipe)
     checkpoint = Path(asked.checkpoint) if asked.checkpoint else None
@@ -130,6 +132,7 @@ def _on_server(asked: EvaluationRequest, name: str, suite: Suite) -> EvaluationT
 
 def _model(asked: EvaluationRequest, suite: Suite) -> EvaluationTarget:
     """A model in Hugging Face format, or an adapter over one, with the suite's own agents."""
+    _refuse_seed(asked)
     _refuse(asked.overrides, _OF_MODELS, "a model")
     given = parse_fields(asked.overrides)
     adapter = Path(asked.target).expanduser() / "adapter_config.json"
@@ -137,7 +140,6 @@ def _model(asked: EvaluationRequest, suite: Suite) -> EvaluationTarget:
     path = policy.get("path") or (_base_of(adapter) if adapter.is_file() else asked.target)
     part = suite.parts[0]
     values = {
-        "seed": given.get("seed", 0),
         "policy": {"kind": "pretrained", **policy, "path": path},
         "engine": given.get("engine", {}),
         "environment": plain_part("environment", part.environment),
@@ -217,8 +219,22 @@ def _refuse(overrides: Sequence[str], known: Sequence[str], what: str) -> None:
                 f"this key has no effect on the evaluation of {what}",
                 where=key,
                 got=override,
-                expected=", ".join(f"{name}...." for name in known) or "no keys",
+                expected=" or ".join(f"{name}.KEY=VALUE" for name in known) or "no keys",
                 hint=nearest(key, known) or "remove it; to change a suite, write your own",
+            )
+
+
+def _refuse_seed(asked: EvaluationRequest) -> None:
+    """Raise RecipeError for the seed of a training: of trained weights it draws nothing."""
+    for override in asked.overrides:
+        if override.partition("=")[0] == "seed":
+            own = "seed: N in a copy of the suite, --suite ./mine.yaml" if asked.suite else "evaluation.seed=N"
+            raise RecipeError(
+                "this seed has no effect on the evaluation of trained weights",
+                where="seed",
+                got=override,
+                expected="the seed that attempts are sampled with",
+                hint=f"write {own}; or take more attempts at each task: --attempts N",
             )
 
 

@@ -170,8 +170,7 @@ def _reason(message: str, task_id: str) -> str:
     """Put a message on one line: what went wrong, got, expected and do, and then where."""
     first, *rest = (" ".join(line.split()) for line in message.splitlines() or [""])
     where, task, what = first.rpartition(f"task {task_id}: ")
-    place = f" ({where}such as task {task_id})" if task else ""
-    return "; ".join([what, *rest]) + place
+    return "; ".join([what, *rest]) + f" ({where if task else ''}such as task {task_id})"
 
 
 @dataclass(frozen=True, slots=True)

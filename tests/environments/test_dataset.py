@@ -116,6 +116,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         ({"question": "Q", "golden_answers": ["São Paulo"]}, {}, "Q", "São Paulo"),
         ({"question": "Q", "answer": " "}, {}, "Q", None),
         ({"prompt": [{"role": "user", "content": "Q"}], "reward_model": {"ground_truth": "7"}}, {}, "Q", "7"),
+        ({"prompt": "Q", "own": {"final": {"value": 7}}}, {"reference": "own.final.value"}, "Q", "7"),
     ],
 )  # fmt: skip
 def test_columns_are_found_named_or_made_of_several(
@@ -146,6 +147,7 @@ def test_chat_messages_come_before_the_question(tmp_path: Path) -> None:
         ('{"messages": [{"role": "assistant", "content": "x"}]}', {}, "a.jsonl:1", "the user's is the last"),
         ('{"question": "a"}', {"prompt": "qestion"}, "environment.prompt", "did you mean 'question'"),
         ('{"question": "a"}', {"prompt": "{questoin}!"}, "environment.prompt", "did you mean 'question'"),
+        ('{"question": "a", "answer": {"text": 1}}', {}, "a.jsonl:1", "environment.reference=answer.text"),
         ('{"question": "a", "answer": 1}', {"reference": "anser"}, "environment.reference", "did you mean 'answer'"),
         ('{"text": "a"}', {}, "environment.prompt", "expected: text"),
         ('{"question": "a", "answer": "x"}', {"preset": "gsm8k"}, "a.jsonl:1", "####"),

@@ -324,4 +324,5 @@ def test_what_fails_is_named_with_the_command_that_tries_it_alone(
     for trial in (try_references, try_once):
         with pytest.raises(RewardError) as error:
             asyncio.run(trial(load(path), lambda text: None))
-        assert error.value.hint == "fix it, and try it alone: `rlhf check reward ./mine.py:Judge digits=3`"
+        alone = "`rlhf check reward ./mine.py:Judge digits=3`"
+        assert error.value.hint == f"fix it, and try it alone: {alone}, or at these tasks: `rlhf check recipe FILE`"

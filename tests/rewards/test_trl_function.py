@@ -150,6 +150,9 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RewardError) as caught:
         as_reward(score).over_group(task, [attempt(task, "7")])
     assert caught.value.got == "levle" and "level" in caught.value.expected and "'level'" in caught.value.hint
+    with pytest.raises(RewardError, match="this row has no column") as caught:
+        as_reward(lambda completions, subject: [0.0]).over_group(task, [attempt(task, "7")])
+    assert "subject=None" in caught.value.hint
 
 
 def test_what_trl_alone_gives_needs_a_default() -> None:
