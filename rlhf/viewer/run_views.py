@@ -119,7 +119,11 @@ def _pace(lines: Sequence[LogLine], last: LogLine | None) -> float | None:
     """Seconds that a step took lately, with its share of evaluations; a pause of the run counts as a usual step."""
     recent = [line for line in lines[-3 * _RECENT :] if last and line.stage == last.stage]
     steps = [b.time - a.time for a, b in pairwise(recent) if b.step > a.step]
-    others = [b.time - a.time for a, b in pairwise(recent) if b.step <= a.step]
+    others = [
+        min(b.time - a.time, b.values.get("time/eval_s") or b.time - a.time)
+        for a, b in pairwise(recent)
+        if b.step <= a.step
+    ]
     return (statistics.median(steps) + sum(others) / len(steps) or None) if steps else None
 
 

@@ -177,15 +177,17 @@ def test_thinned_curves_keep_whole_steps_and_every_metric(tmp_path: Path, period
     assert columns["time/rollout_s"][-40:] == list(range(n - 39, n + 1)), "what the timeline draws has no gap"
 
 
-def test_the_time_left_counts_evaluations_and_no_pause(tmp_path: Path) -> None:
+@pytest.mark.parametrize("during", ["a step", "an evaluation"])
+def test_the_time_left_counts_evaluations_and_no_pause(tmp_path: Path, during: str) -> None:
     (tmp_path / "recipe.yaml").write_text("stages: [{kind: policy_gradient, steps: 30}, {kind: supervised}]\n")
     logged, now = list[bytes](), 0.0
     for step in range(1, 21):
-        now += 30 + (8 * 3600 if step == 16 else 0)  # stopped overnight
+        night = 8 * 3600 * (step == (16 if during == "a step" else 15))  # stopped
+        now += 30 + night * (during == "a step")
         logged.append(json.dumps({"step": step, "stage": "0-policy_gradient", "time": now}).encode() + b"\n")
         if step % 5 == 0:
-            now += 100
-            values = {"step": step, "stage": "0-policy_gradient", "time": now, "eval/success": 0.5}
+            now += 100 + night
+            values = {"step": step, "stage": "0-policy_gradient", "time": now, "eval/success": 0.5, "time/eval_s": 99}
             logged.append(json.dumps(values).encode() + b"\n")
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(logged))
     run = RunFolder(tmp_path)
