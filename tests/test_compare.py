@@ -120,7 +120,7 @@ def test_several_attempts_count_once_for_each_task_and_errors_not_at_all(tmp_pat
     assert (row["n_tasks"], row["n_unpaired"], row["test"]) == (10, 2, "permutation")
     assert row["difference"] == pytest.approx(0.75)  # 1/2 on five tasks, 1 on the others
     assert (row["n_errors"], row["n_attempts"]) == ([10, 24], [20, 12])
-    assert "2 tasks are of one evaluation alone" in result.stderr
+    assert "2 tasks are left out: only one side has an attempt without an error at them" in result.stderr
     [scored] = last_json(run("compare", first, second, "--metric", "score", "--json"))["comparisons"]
     assert scored["difference"] == pytest.approx(1.5)
 
@@ -241,6 +241,14 @@ def test_what_the_recipes_of_two_runs_differ_in_is_told(tmp_path: Path) -> None:
     for name, keys in (("same", {}), ("older", {"key_of_before": 3})):
         other = judged_run(tmp_path / name, "right", seed=0, stages=[stages[0] | keys])
         assert "recipes:" not in run("compare", runs[0], other).output
+
+
+def test_names_with_dots_in_them_are_keys_of_a_recipe_too(tmp_path: Path) -> None:
+    runs = [
+        judged_run(tmp_path / name, "math.right", rewards={"math.right": {"kind": "outcome", "weight": weight}})
+        for name, weight in (("a", 1.0), ("b", 2.0))
+    ]
+    assert "recipes: rewards.math.right.weight 1.0 and 2.0" in run("compare", *runs).output
 
 
 def test_runs_that_do_not_say_what_decided_are_compared_as_far_as_they_say(tmp_path: Path) -> None:
@@ -474,6 +482,12 @@ def test_a_leaderboard_ranks_what_was_measured_alike(tmp_path: Path) -> None:
     assert (
         board_of(rewards={"right": {"kind": "outcome", "success_threshold": 1.0}, "quick": {"kind": "turn_cost"}}) == 1
     )
+    for place, n in (("/a/judge.py:right", 2), ("/a/other.py:right", 1)):  # of a file its name, wherever it lies
+        rewards = {"right": {"kind": "/home/b/judge.py:right"}, "steps": {"kind": "process_model", "path": "/b/m"}}
+        assert board_of(rewards={**rewards, "right": {"kind": place}}) == n
+        assert board_of(rewards={**rewards, "steps": {"kind": "process_model", "path": "/c/m"}}) == 2
+        assert board_of(rewards={**rewards, "steps": {"kind": "process_model", "path": "/b/n"}}) == 1
+    rewards = {"right": {"kind": "outcome"}}
     # limits of a policy and of failures, processes that serve a world, and keys that an older version did not know
     assert board_of(limits={"max_turns": 20, "max_tokens": 9, "max_retries": 3}) == 2
     assert board_of(environment={"kind": "worker_processes", "environment": world, "n_workers": 2}) == 2

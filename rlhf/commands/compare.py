@@ -208,10 +208,12 @@ def _recipe_differences(first: Path, second: Path) -> dict[str, tuple[Any, Any]]
 
 
 def _has(values: Any, key: str) -> bool:
-    *above, last = key.split(".")
-    for part in above:
-        values = values[int(part)] if isinstance(values, list) else values[part]
-    return last in values
+    """True if nested values have a dotted key, of names that may have dots themselves."""
+    held = values if isinstance(values, dict) else dict(enumerate(values)) if isinstance(values, list) else {}
+    return any(
+        key == str(name) or (key.startswith(f"{name}.") and _has(value, key.removeprefix(f"{name}.")))
+        for name, value in held.items()
+    )
 
 
 def _value(value: Any) -> str:

@@ -168,7 +168,7 @@ def _cautions(first: Side, second: Side, n_unpaired: int) -> list[str]:
         found.append(f"not measured at the same time of a run: {times}")
     found += _judged_otherwise(first, second)
     if n_unpaired:
-        found.append(f"{n_unpaired} tasks are of one evaluation alone and left out")
+        found.append(f"{n_unpaired} tasks are left out: only one side has an attempt without an error at them")
     return found
 
 

@@ -64,7 +64,7 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
         parts = {name: judged_by(part, names.get(name, ""), codes[name]) for name, part in held.items()}
         for name, part in parts.items() if with_score else ():
             rewards = held[name]["rewards"]
-            part |= {"rewards": rewards, "names": sorted(rewards)}
+            part |= {"rewards": _anywhere(rewards), "names": sorted(rewards)}
             part |= {"code": {key: _files(_code_below(codes[name], f"rewards.{key}.")) for key in rewards}}
         return found | {"parts": parts}
     except (TypeError, AttributeError) as error:
@@ -200,6 +200,13 @@ def _portable(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Keys whose values mean the same on any machine; of a file of the user's own its name is left."""
     named = {"kind": Path(keys["kind"]).name} if isinstance(keys.get("kind"), str) else {}
     return {key: value for key, value in keys.items() if not _is_place(value)} | named
+
+
+def _anywhere(value: Any) -> Any:
+    """Values as they are on any machine: without addresses, and of each file or folder its name."""
+    if isinstance(value, Mapping):
+        return {key: _anywhere(one) for key, one in value.items() if not _is_place(one) or one.startswith("/")}
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "./", "../")) else value
 
 
 def _is_place(value: Any) -> bool:

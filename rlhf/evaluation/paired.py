@@ -32,7 +32,7 @@ class Paired:
         deviation: standard deviation of the differences, what the number of tasks needed follows from.
         better: tasks where the second is better, the clearest first.
         worse: tasks where the second is worse, the clearest first.
-        n_unpaired: tasks that only one of the two has; left out.
+        n_unpaired: tasks that only one of the two has an attempt at that no part failed in; left out.
     """
 
     difference: Estimate
