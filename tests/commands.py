@@ -22,3 +22,11 @@ def last_json(result: Result) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     values: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return values
+
+
+def program(folder: Path, does: str) -> Path:
+    """A program in `folder` that runs one line of shell, whatever its arguments."""
+    path = folder / "program.sh"
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return path

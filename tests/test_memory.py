@@ -26,7 +26,9 @@ from rlhf.asynchrony.settings import Asynchrony
 from rlhf.batching.pack import pack
 from rlhf.batching.samples import Sample
 from rlhf.cli import app
-from rlhf.errors import RecipeError
+from rlhf.commands.output import Stopped
+from rlhf.commands.trial import shortened, try_out
+from rlhf.errors import RecipeError, RlhfError, TrainingError
 from rlhf.estimate import memory_preflight
 from rlhf.estimate.dry_run import Pass, peak_bytes
 from rlhf.estimate.figures import Estimate, Part, total
@@ -46,6 +48,7 @@ from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.reward_model_training import adapted, save, scoring_model
 from tests import recipe_parts
+from tests.commands import program
 
 SEVEN_B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
 SEVEN_B |= {"num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768}
@@ -565,6 +568,26 @@ def test_a_trial_measures_time_and_memory(tmp_path: Path) -> None:
         # Nearly all of it is interpreter and libraries, with a model this small.
         assert stage["peak_bytes"] == pytest.approx(stage["estimated_bytes"], rel=0.6)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("rlhf-trial")] == []
+
+
+def test_a_trial_of_a_critic_that_is_trained_in_its_warm_up_alone_is_a_recipe(tmp_path: Path) -> None:
+    path = str(recipe_parts.write(tmp_path))
+    critic = "stages.1.critic={kind: contributions, warmup_steps: 1}"  # frozen unless told otherwise
+    own = ["stages.1.steps=4", "stages.1.advantage={kind: progress, contributions: critic}", critic]
+    found = load(path, [*own, *shortened(load(path, own), 1)]).stages[1].critic
+    assert (found.warmup_steps, found.frozen) == (0, False)
+
+
+@pytest.mark.parametrize(("does", "kind"), [("kill -9 $$", TrainingError), ("exit 130", Stopped)])
+def test_a_trial_that_is_killed_or_stopped_leaves_nothing_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, kind: type[RlhfError]
+) -> None:
+    recipe = load(str(recipe_parts.write(tmp_path)))
+    monkeypatch.setattr(sys, "executable", str(program(tmp_path, does)))
+    with pytest.raises(kind) as raised:
+        try_out(recipe, 1)
+    assert raised.value.where == "--trial" and "resume" not in str(raised.value)
+    assert ("memory" in raised.value.hint) == (kind is TrainingError)
 
 
 @pytest.mark.extended

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlhf.commands.tune import Choice, Tuning, _result, _show, _slug, choices_of, rounds
+from rlhf.commands.tune import Choice, Tuning, _ends, _result, _show, _slug, choices_of, rounds
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
 from tests import recipe_parts
-from tests.commands import last_json, run
+from tests.commands import last_json, program, run
 from tests.test_compare import questions, write
 
 
@@ -143,6 +144,28 @@ def test_a_stage_that_would_end_early_is_tuned_to_its_end(tmp_path: Path) -> Non
     tuning = Tuning(recipe, patient, load(recipe, list(patient)), tmp_path / "tuned", 1)
     tuning.check([(), ("stages.1.group_size=2",)], 4)
     assert load(recipe, [*patient, *tuning.held_out]).stages[1].patience is None
+
+
+@pytest.mark.parametrize(("more", "left"), [("", None), (", max_kl: 0.5", 0.5), (", every: 2, max_kl: 0.5", 0.5)])
+def test_a_reference_that_is_reset_by_evaluations_is_tuned_without(
+    tmp_path: Path, more: str, left: float | None
+) -> None:
+    recipe = str(recipe_parts.write(tmp_path))
+    given = ("stages.1.evaluate_every=1", "stages.1.loss={kind: ppo_clip, kl: k3, kl_coef: 0.01}")
+    given = (*given, f"stages.1.reference_reset={{patience: 1{more}}}")
+    tuning = Tuning(recipe, given, load(recipe, list(given)), tmp_path / "tuned", 1)
+    tuning.check([(), ("stages.1.group_size=2",)], 4)
+    found = load(recipe, [*given, *tuning.held_out]).stages[1].reference_reset
+    assert (found and (found.patience, found.max_kl)) == (left and (None, left))
+
+
+def test_a_run_that_was_killed_is_skipped_with_a_hint_to_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(program(tmp_path, "kill -9 $$")))
+    assert not _ends(["recipe"], tmp_path)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "was ended by SIGKILL" in said and "memory" in said and "--resume" not in said and "others" not in said
 
 
 def test_servers_of_evaluations_in_between_are_none_where_there_are_none(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def launch(arguments: Sequence[str], n: int, folder: Path, *, quiet: bool = Fals
         where=str(folder),
         got=reason or "no message from it",
         expected=f"{n} processes that finish",
-        hint=f"the others were stopped; rlhf train --resume {folder} --nproc {n} resumes from the last checkpoint",
+        hint="the others were stopped; " * (n > 1)
+        + f"rlhf train --resume {folder}{f' --nproc {n}' * (n > 1)} resumes from the last checkpoint",
     )
 
 

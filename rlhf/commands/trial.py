@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.commands.output import EXIT_INTERRUPTED, Stopped
 from rlhf.errors import TrainingError
 from rlhf.rollout.reward_monitor import RewardMonitor
+from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.stages.pair_settings import PairStage
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.stages.supervised import Supervised
@@ -16,6 +18,8 @@ from rlhf.training.stages.supervised import Supervised
 if TYPE_CHECKING:
     from rlhf.recipe import Recipe
 
+#: Hint where a process ended without a word of its own.
+KILLED = "a process that SIGKILL ended is most often one that memory was too little for: lower what a step needs"
 #: Tasks of the evaluations before and after, which a trial is not about.
 _N_TASKS = 2
 
@@ -28,6 +32,7 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
         bytes of a process so far, of the GPU where there is one. `on_gpu` says which.
 
     Raises:
+        Stopped: the user stopped it.
         TrainingError: the trial ended early; what it had to say stands on standard error.
     """
     from rlhf.commands.launch import launch
@@ -40,7 +45,13 @@ def try_out(recipe: Recipe, n_steps: int, n_processes: int = 1) -> dict[str, Any
         run.mkdir()
         arguments = ["train", str(path), *shortened(recipe, n_steps), "--out", str(run), "--no-memory-check"]
         # On Ray the one process starts the learners.
-        code = launch(arguments, 1 if recipe.cluster.is_on else n_processes, run, quiet=True)
+        try:
+            code = launch(arguments, 1 if recipe.cluster.is_on else n_processes, run, quiet=True)
+        except TrainingError as error:
+            error.where, error.hint = "--trial", KILLED
+            raise
+        if code == EXIT_INTERRUPTED:
+            raise Stopped("stopped", where="--trial")
         if code:
             raise TrainingError(
                 "the trial did not finish",
@@ -77,6 +88,8 @@ def shortened(recipe: Recipe, n_steps: int) -> list[str]:
             found.append(f"evaluation.validation_n_tasks={min(recipe.evaluation.validation_n_tasks, _N_TASKS)}")
         if stage.critic is not None and stage.critic.warmup_steps:
             found.append(f"stages.{i}.critic.warmup_steps=0")
+            if CriticCapabilities(stage.critic).frozen:  # it is trained in its warm-up alone, and has to have one
+                found.append(f"stages.{i}.critic.frozen=false")
         if stage.opponents is not None and stage.opponents.every >= n_steps:
             found.append(f"stages.{i}.opponents.keep=1")
         if stage.reference_reset is not None:  # which asks for evaluations on the way

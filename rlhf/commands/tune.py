@@ -194,6 +194,11 @@ class Tuning:
         watching = [f"stages.{i}.evaluate_every=0" for i, stage in enumerate(stages) if stage.get("evaluate_every")]
         usual = ["evaluation.validation_n_tasks=64"] if watching else []
         patient = [f"stages.{i}.patience=null" for i, stage in enumerate(stages) if stage.get("patience") is not None]
+        for i, stage in enumerate(stages):
+            reset = stage.get("reference_reset") or {}
+            if reset.get("patience") is not None:
+                others = reset.get("max_kl") is not None or reset.get("every") is not None
+                patient.append(f"stages.{i}.reference_reset{'.patience' * others}=null")
         idle = ["cluster.eval_servers=0"] if self.loaded.cluster.eval_servers else []
         return [f"evaluation.split={self.loaded.evaluation.validation_split}", *usual, *watching, *patient, *idle]
 
@@ -353,10 +358,12 @@ def _renewed(held: dict[str, Any], base: Path) -> dict[str, Any]:
 def _ends(words: Sequence[str], run: Path) -> bool:
     """Train in a process of its own; False where that fails. Raises Stopped where it was interrupted."""
     from rlhf.commands.launch import launch
+    from rlhf.commands.trial import KILLED
 
     try:
         code = launch(["train", *words], 1, run, quiet=True)
     except TrainingError as error:  # killed
+        error.hint = KILLED
         errors().print(str(error), highlight=False, markup=False)
         return False
     if code == EXIT_INTERRUPTED:

@@ -93,6 +93,8 @@ class CriticCapabilities(CapabilityView):
     """True if the gradient reaches its backbone; None where its model is unknown."""
     tau = Capability[object](None)
     """Share by which a copy follows it in each update."""
+    frozen = Capability(False, bool)
+    """True if it is trained in its warm-up alone."""
     privileged_text = Capability[object](None)
     """Privileged text that it reads first; such a critic is compared with its initial model."""
 
