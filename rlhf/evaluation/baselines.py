@@ -41,7 +41,7 @@ class MessageIdRenderer(Renderer):
     said it. Ids are given in the order in which messages are met, so they mean nothing outside their process.
     """
 
-    tells_tokens = False
+    tells_tokens = has_lasting_ids = False
 
     def __init__(self) -> None:
         self.stop_ids, self.opens_thinking, self.knows_tools = (), False, True
@@ -132,6 +132,8 @@ class RefusingEngine(StubEngine):
 
 class RandomSeedRenderer(MessageIdRenderer):
     """Renderer of `RandomSeedEngine`: prompts are ignored, replies are numbers."""
+
+    has_lasting_ids = True
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), role: str = "") -> Prompt:
         """Always the same."""

@@ -18,7 +18,7 @@ from rlhf.evaluation.folder import CANDIDATES
 from rlhf.evaluation.journal import AttemptJournal, earlier_attempts
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_columns
 from rlhf.rollout.contrib.strategies import Strategy
-from rlhf.rollout.group_structure import Independent
+from rlhf.rollout.group_structure import Independent, replays
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutRunner
 from rlhf.rollout.scoring import check_failures
@@ -131,7 +131,9 @@ async def play_part(
             if isinstance(runner.environment, OracleEnvironment):
                 runner.environment.prepare(block)
             earlier = earlier_attempts(folder.parent, {task.id for task in block}, chosen=strategy is not None)
-            journal = AttemptJournal(kept_at, name, earlier)
+            # Ids that name other messages in another process would be read in a branch off an attempt from there.
+            whole = 0 if runner.renderer.has_lasting_ids or not replays(rollout) else made
+            journal = AttemptJournal(kept_at, name, earlier, whole)
             how: Any = {"grouping": rollout, "sampling": sampling, "journal": journal}
             found = await patient.collect(block, group_size=made, step=STEP, **how)
             groups, spent = found.groups, None

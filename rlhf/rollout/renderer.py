@@ -55,12 +55,14 @@ class Renderer:
         opens_thinking: whether the header of a reply already contains `<think>`, so that replies begin inside it.
 
         tells_tokens: whether ids are tokens; there are renderers for which each is a message.
+        has_lasting_ids: whether ids mean the same in another process.
 
     Raises:
         ModelError: no chat template, a template that cannot be used, an unknown template variable, or no stop token.
     """
 
     tells_tokens: ClassVar[bool] = True
+    has_lasting_ids: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import given
 
+from agents.chat import ChatAgent
 from environments.base import Properties, StepResult
 from rewards.shaping.outcome import Outcome
-from rlhf.data import Action, Message, Role, SamplingParams, Task, Trajectory
+from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, SamplingParams, Task, Trajectory
 from rlhf.errors import EnvError, TrainingError
-from rlhf.evaluation.baselines import RandomSeedEngine, RandomSeedRenderer
+from rlhf.evaluation.baselines import MessageIdRenderer, RandomSeedEngine, RandomSeedRenderer, StubEngine
 from rlhf.evaluation.journal import AttemptJournal
 from rlhf.evaluation.play import play_part
 from rlhf.evaluation.store import list_steps, read_columns
@@ -175,6 +179,56 @@ def test_candidates_that_branch_off_each_other_outlast_an_interruption(
     assert len(again.begun) == 6 * n_each - n_kept
     for one, other in ((cut, whole), (cut.with_name("candidates"), whole.with_name("candidates"))):
         assert rows(one) == rows(other) and len(rows(one)) in (8, 8 * n_each)
+
+
+@dataclass
+class Answers(StubEngine):
+    """An engine that replies to the messages with a number made of them, and waits for ever after `at_most` calls."""
+
+    renderer: MessageIdRenderer
+    at_most: int
+    n: int = 0
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, session: str = "") -> Generation:
+        self.n += 1
+        if self.n > self.at_most:
+            await asyncio.Event().wait()
+        said = repr([(m.role, m.content) for m in self.renderer.messages(prompt.token_ids)])
+        ids = self.renderer.encode_reply(str(crc32(f"{said}{params.seed}".encode())))
+        return Generation(prompt, ids, (0.0,), Finish.STOP, 0)
+
+
+def test_branches_of_a_policy_without_tokens_read_after_an_interruption_what_was_said(tmp_path: Path) -> None:
+    def go(folder: Path, at_most: int) -> int:
+        renderer = MessageIdRenderer()
+        engine, rewards = Answers(renderer, at_most), {"success": Weighted("success", 1.0, Outcome())}
+        limits = Limits(max_turns=3, max_concurrent=2, max_retries=0)
+        agent = ChatAgent(system="", format="text")
+        runner = RolloutRunner(Counting(), agent, rewards, engine, renderer, limits, seed=3)
+
+        async def play() -> None:
+            how: dict[str, Any] = {"attempts": 1, "sampling": SamplingParams(), "strategy": TreeSearch(n=3)}
+            playing = asyncio.create_task(play_part("p", TASKS[:2], runner, folder / "trajectories", **how))
+            while engine.n <= at_most and not playing.done():
+                await asyncio.sleep(0.01)
+            playing.cancel()
+            with suppress(asyncio.CancelledError):
+                await playing
+
+        asyncio.run(play())
+        return engine.n
+
+    whole, cut, n = tmp_path / "whole", tmp_path / "cut", go(tmp_path / "whole", 1000)
+    said = [[turn["text"] for turn in row["turns"]] for row in rows(whole / "candidates")]
+    assert len(said) == 6
+    for at_most in range(n):  # each goes on from the one before, or from what was left of it
+        go(cut, at_most)
+        if at_most % 3 == 2:
+            go(cut, 3)
+        last = go(cut, 1000)
+        assert [[turn["text"] for turn in row["turns"]] for row in rows(cut / "candidates")] == said
+        assert at_most < n - 1 or last < n, "the task that was over is not played again"
+        shutil.rmtree(cut)
 
 
 @given(kept=trajectories())
