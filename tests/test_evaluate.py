@@ -22,6 +22,8 @@ from rlhf.recipe.evaluation_request import EvaluationRequest
 from rlhf.recipe.evaluation_target import contender
 from rlhf.recipe.suites import load_suite, values_of_suite
 from rlhf.recipe.text import to_text
+from rlhf.viewer.attempts import Attempts
+from rlhf.viewer.evaluation_views import paired
 from tests import recipe_parts
 from tests.commands import last_json, run
 from tests.environments import troubled
@@ -149,6 +151,51 @@ def test_one_command_gives_the_same_files_twice(suite: Path, tmp_path: Path) -> 
         for name in ("a", "b")
     )
     assert first == second and len(first) == 22
+
+
+CHANGING = (
+    EPISODE
+    + """
+import random
+
+
+@dataclass(frozen=True)
+class Changing:
+    @property
+    def properties(self):
+        return Properties(deterministic=IS_FIXED, splits=("test",))
+
+    def tasks(self, split):
+        return [Task(f"changing/{split}/{i}") for i in range(3)]
+
+    def start(self, task):
+        episode = Episode()
+        episode.opening = StepResult(f"go {random.random()}", admissible_actions=("on",))
+        return episode
+"""
+)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_tasks_that_begin_otherwise_each_time_are_evaluated_and_compared(tmp_path: Path, attempts: int) -> None:
+    (tmp_path / "changing.py").write_text(CHANGING.replace("IS_FIXED", "False"))
+    suite = tmp_path / "changing.yaml"
+    suite.write_text(f"attempts: {attempts}\nparts: {{p: {{environment: {{kind: './changing.py:Changing'}}}}}}\n")
+    for name in "ab":
+        words = ("evaluate", "random", "--suite", suite, "--out", tmp_path / name, "--json")
+        last_json(run(*words))
+        assert json.loads((tmp_path / name / "summary.json").read_text())["data"]["p"]["openings"] is None
+    [row] = last_json(run("compare", tmp_path / "a", tmp_path / "b", "--json"))["comparisons"]
+    [caution] = row["cautions"]
+    assert caution.startswith("3 tasks of a and b began otherwise") and "does not declare deterministic" in caution
+    [board] = last_json(run("leaderboard", tmp_path / "a", tmp_path / "b", "--json"))["boards"]
+    assert len(board["rows"]) == 2
+    pair = [(Attempts(tmp_path / name / "trajectories"), "") for name in "ab"]
+    assert paired(pair[0], pair[1])["n"] == 3
+    (tmp_path / "lying.py").write_text(CHANGING.replace("IS_FIXED", "True"))
+    suite.write_text(suite.read_text().replace("changing.py", "lying.py"))
+    found = run("evaluate", "random", "--suite", suite, "--out", tmp_path / "c")
+    assert ("two attempts at one task have different openings" in found.stderr) == (attempts > 1)
 
 
 def test_an_evaluation_goes_on_where_it_was_interrupted(suite: Path, tmp_path: Path) -> None:

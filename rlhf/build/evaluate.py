@@ -29,7 +29,7 @@ from rlhf.build.reference_trial import try_references_of_suite
 from rlhf.build.resume import without_empty
 from rlhf.data import Task
 from rlhf.digests import FILES, Manifest, mark_of, read_listed, write_listed
-from rlhf.errors import RecipeError, disk
+from rlhf.errors import DataError, RecipeError, disk
 from rlhf.evaluation.attempts import Attempt, digest, openings, read_attempts
 from rlhf.evaluation.columns import groups_by
 from rlhf.evaluation.folder import PLAN, SUMMARY, TRAJECTORIES, VERSIONS, list_earlier, set_aside
@@ -353,6 +353,7 @@ def versions_of(found: EvaluationTarget, *, is_kept: bool = True) -> dict[str, A
         **versions(part.environment),
         **{key: value for p in found.suite.parts for key, value in programs_record(p.rewards).items()},
         "environment": {p.name: properties_of(p.environment).package for p in found.suite.parts},
+        "deterministic": {p.name: properties_of(p.environment).deterministic for p in found.suite.parts},
         "solved_by": {p.name: deciding_reward(p.rewards) for p in found.suite.parts},
         "engine": plain_part("engine", recipe.engine) if recipe else {"kind": found.kind},
         "code": code_digests(values_of_suite(found.suite)),
@@ -398,15 +399,31 @@ def finish(
 
 
 def _data(suite: Suite, tasks: Mapping[str, list[Task]], attempts: list[Attempt]) -> dict[str, Any]:
-    """Fingerprint of the evaluation's data: hashes of the tasks and of their first observations."""
+    """Fingerprint of the evaluation's data: hashes of the tasks and of their first observations, where these are fixed.
+
+    Raises:
+        DataError: two attempts at one task of a deterministic environment have different openings.
+    """
     said = openings(attempts)
+    fixed = {part.name for part in suite.parts if properties_of(part.environment).deterministic}
+    for task in itertools.chain.from_iterable(tasks[name] for name in fixed):
+        if len(said.get(task.id, ())) > 1:
+            raise DataError(
+                "two attempts at one task have different openings",
+                where=task.id,
+                got="different openings in two attempts",
+                expected="tasks that do not change, as the environment declares deterministic=True",
+                hint="run `rlhf check environment`",
+            )
     return {
         part.name: {
             "package": properties_of(part.environment).package,
             "split": part.tasks.split,
             "n_tasks": len(tasks[part.name]),
             "tasks": hash_of(tasks[part.name]),
-            "openings": digest(f"{t.id} {said[t.id]}" for t in tasks[part.name] if t.id in said),
+            "openings": digest(f"{t.id} {min(said[t.id])}" for t in tasks[part.name] if t.id in said)
+            if part.name in fixed
+            else None,
         }
         for part in suite.parts
     }

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.data import Finish, Outcome
-from rlhf.errors import DataError
 from rlhf.evaluation.store import list_steps, read_columns
 
 _COLUMNS = [
@@ -118,22 +117,12 @@ def scores_by_task(attempts: Iterable[Attempt]) -> dict[str, list[float]]:
     return found
 
 
-def openings(attempts: Iterable[Attempt]) -> dict[str, str]:
-    """Task -> hash of what its environment says first.
-
-    Raises:
-        DataError: two attempts at one task have different openings.
-    """
-    found: dict[str, str] = {}
+def openings(attempts: Iterable[Attempt]) -> dict[str, set[str]]:
+    """Task -> hashes of what its environment said first: one, unless the environment is not deterministic."""
+    found: dict[str, set[str]] = {}
     for a in attempts:
-        if a.opening and found.setdefault(a.task_id, a.opening) != a.opening:
-            raise DataError(
-                "two attempts at one task have different openings",
-                where=a.task_id,
-                got="different openings in two attempts",
-                expected="an environment whose tasks do not change",
-                hint="run `rlhf check environment`",
-            )
+        if a.opening:
+            found.setdefault(a.task_id, set()).add(a.opening)
     return found
 
 

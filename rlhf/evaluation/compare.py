@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rlhf.errors import DataError, RecipeError
 from rlhf.evaluation.attempts import Attempt, evaluations_in, openings, read_attempts, scores_by_task, solved_by_task
 from rlhf.evaluation.folder import SUMMARY, is_evaluation, kept_in, nearest_beside
-from rlhf.evaluation.judging import differences, settings_of
+from rlhf.evaluation.judging import changing_parts, differences, settings_of
 from rlhf.evaluation.paired import Paired, compare, holm, n_tasks_needed
 from rlhf.evaluation.run_data import RunData
 from rlhf.evaluation.store import list_steps
@@ -49,6 +49,12 @@ class Side:
         """Time of measurement within a run, and whether the run has ended; else phase `evaluation`."""
         phase, step = (self.stage, self.step) if self.stage else ("evaluation", None)
         return {"phase": phase, "step": step, "is_finished": self.is_finished}
+
+    @property
+    def said(self) -> dict[str, set[str]]:
+        """Openings of the tasks, by hash, without those of environments that are not deterministic."""
+        changing = changing_parts(self.folder, {a.part for a in self.attempts}, is_run=bool(self.stage))
+        return openings(a for a in self.attempts if a.part not in changing)
 
     def values(self, metric: Metric) -> Mapping[str, Sequence[float]]:
         """Task -> value of each attempt that counts."""
@@ -222,12 +228,12 @@ def compare_all(sides: Sequence[Side], metric: Metric = "success", *, seen: floa
         DataError: no task in common, or tasks that are the same by name alone.
     """
     first, others = sides[0], sides[1:]
-    found = []
-    for other in others:
-        check_alike((first.name, other.name), (first.attempts, other.attempts))
-        found.append(compare(first.values(metric), other.values(metric)))
+    told = [check_alike(first, other) for other in others]
+    found = [compare(first.values(metric), other.values(metric)) for other in others]
     adjusted = holm([pair.p_value for pair in found])
     rows = [_row(first, other, pair, p, metric, seen) for other, pair, p in zip(others, found, adjusted, strict=True)]
+    for row, cautions in zip(rows, told, strict=True):
+        row["cautions"] += cautions
     return {"metric": metric, "first": first.name, "comparisons": rows}
 
 
@@ -272,15 +278,29 @@ def _needed(deviation: float, difference: float) -> int | None:
     return n_tasks_needed(deviation, difference) if difference and math.isfinite(deviation) and deviation else None
 
 
-def check_alike(names: Sequence[str], attempts: Sequence[Sequence[Attempt]]) -> None:
-    """Raise DataError where the environments of two evaluations began a task of the same id otherwise."""
-    said = [openings(found) for found in attempts]
-    other = [task for task in said[0].keys() & said[1].keys() if said[0][task] != said[1][task]]
-    if other:
+def check_alike(first: Side, second: Side) -> list[str]:
+    """Check that the environments of two evaluations began each task of the same id alike.
+
+    Returns:
+        A caution where environments that are not deterministic began some otherwise: whether the tasks are the same is
+        not known then.
+
+    Raises:
+        DataError: a deterministic one did.
+    """
+    mine, theirs = openings(first.attempts), openings(second.attempts)
+    other = {task for task in mine.keys() & theirs.keys() if mine[task] != theirs[task]}
+    if fixed := other & first.said.keys() & second.said.keys():
         raise DataError(
             "tasks with equal ids differ in content",
-            where=" and ".join(names),
-            got=f"{len(other)} tasks with other openings, such as {min(other)}",
+            where=f"{first.name} and {second.name}",
+            got=f"{len(fixed)} tasks with other openings, such as {min(fixed)}",
             expected="evaluations on one version and setting of the environment",
             hint="compare evaluation.yaml and versions.json of the two, and evaluate one of them again",
         )
+    if not other:
+        return []
+    return [
+        f"{len(other)} tasks of {first.name} and {second.name} began otherwise, such as {min(other)}: the environment "
+        "does not declare deterministic=True, so they are taken for the same"
+    ]

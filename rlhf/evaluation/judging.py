@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -69,6 +69,18 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
         return found | {"parts": parts}
     except (TypeError, AttributeError) as error:
         raise DataError("this file is damaged", where=str(path), got=str(error)[:200]) from error
+
+
+def changing_parts(folder: Path, parts: Iterable[str], *, is_run: bool) -> set[str]:
+    """Of the parts of an evaluation, or of a run's, those whose environment was not deterministic on record.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    record = _read(folder / VERSIONS, json.loads)
+    held = record.get("environment" if is_run else "deterministic")
+    said = held if isinstance(held, Mapping) else {}
+    return {part for part in parts if said.get("deterministic" if is_run else part) is False}
 
 
 def recipe_of_run(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf.errors import DataError, RlhfError
 from rlhf.evaluation.attempts import Attempt, read_attempts
-from rlhf.evaluation.compare import check_alike, read_side
+from rlhf.evaluation.compare import Side, check_alike, read_side
 from rlhf.evaluation.contrib.findings import compared
 from rlhf.evaluation.contrib.leaderboard import ranked, title_of
 from rlhf.evaluation.folder import is_evaluation
@@ -60,8 +60,9 @@ def paired(first: tuple[Attempts, str], second: tuple[Attempts, str]) -> dict[st
     try:
         pair = [(attempts.folder, stage or None) for attempts, stage in (first, second)]
         if first[0].folder != second[0].folder:  # the evaluations of one run are of one environment
-            names = [folder.parent.name for folder, _ in pair]
-            check_alike(names, [read_attempts(folder, stage=stage) for folder, stage in pair])
+            check_alike(
+                *(Side(f.parent.name, f.parent, read_attempts(f, stage=stage), stage or "") for f, stage in pair)
+            )
         sides = [read_successes(folder, stage=stage) for folder, stage in pair]
         found = compare(sides[0], sides[1])
     except (RlhfError, OSError, ValueError) as error:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rlhf.digests import read_listed
 from rlhf.errors import DataError
-from rlhf.evaluation.attempts import openings
 from rlhf.evaluation.compare import Side, read_sides, when
 from rlhf.evaluation.judging import differences, settings_of
 from rlhf.evaluation.summary import summarize
@@ -30,7 +29,8 @@ class _Board:
         n_attempts: at each task.
         metric: what they are ranked by first.
         tasks: ids.
-        said: task -> hash of what its environment says first, as far as any of the evaluations got there.
+        said: task -> hash of what its environment says first, as far as any of the evaluations got there, and the
+            environment is deterministic.
         rows: one for each evaluation.
     """
 
@@ -39,7 +39,7 @@ class _Board:
     n_attempts: int
     metric: str
     tasks: frozenset[str]
-    said: Mapping[str, str] = field(default_factory=dict)
+    said: Mapping[str, set[str]] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def takes(self, other: _Board) -> bool:
@@ -76,7 +76,7 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
         suite, policy, strategy, n_attempts, metric, figures = _named(side)
         tasks = frozenset(a.task_id for a in side.attempts)
         settings = settings_of(side.folder, is_run=bool(side.stage), with_score=not side.stage)
-        own = _Board(suite, settings, n_attempts, metric, tasks, openings(side.attempts))
+        own = _Board(suite, settings, n_attempts, metric, tasks, side.said)
         board = next((b for b in found if b.takes(own)), None)
         if board is None:
             board = own
