@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
+import operator
 from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlhf.data import ScoredGroup
+from rlhf.data import ScoredGroup, Trajectory
+from rlhf.data.generation import calls_of
 from rlhf.errors import DataError
 from rlhf.evaluation.rows import (
     SCHEMA,
@@ -19,6 +22,7 @@ from rlhf.evaluation.rows import (
     encode,
     encode_failure,
 )
+from rlhf.rollout.branching import Branch, SharedPrefix
 
 
 def pack_groups(groups: Mapping[int, ScoredGroup]) -> bytes:
@@ -48,9 +52,33 @@ def unpack_groups(content: bytes) -> dict[int, ScoredGroup]:
 
 def _group(rows: list[dict[str, object]]) -> ScoredGroup:
     records = [decode(row) for row in rows if not row["is_failure"]]
+    attempts: list[Trajectory] = []
+    made: dict[int | None, Trajectory] = {}
+    for record in records:  # an attempt comes before its branches
+        t, parent = record.trajectory, made.get(record.trajectory.parent)
+        attempts.append(t if parent is None else _rejoined(t, parent))
+        made[t.attempt] = attempts[-1]
     return ScoredGroup(
         task_id=str(rows[0]["task_id"]),
-        trajectories=tuple(record.trajectory for record in records),
+        trajectories=tuple(attempts),
         scores=tuple(record.score for record in records if record.score is not None),
         failures=tuple(decode_failure(row).failure for row in rows if row["is_failure"]),
     )
+
+
+def _rejoined(t: Trajectory, parent: Trajectory) -> Trajectory:
+    """Return an attempt with the turns and pieces that it shares with the one it left, as the same objects."""
+    turns, head = parent.turns[: t.n_shared], None
+    if turns != t.turns[: t.n_shared]:  # another attempt of that number
+        return t
+    if t.n_shared < min(len(t.turns), len(parent.turns)):
+        mine, theirs = t.turns[t.n_shared].generations, parent.turns[t.n_shared].generations
+        n_alike = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, mine, theirs)))
+        n = n_shared = 0
+        for call in calls_of(mine):
+            # Of the call within which they part something is its own; a call may also be answered alike by chance.
+            if len(call) > 1 and n < n_alike:
+                n_shared = min(n_alike, n + len(call) - 1)
+            n += len(call)
+        head = SharedPrefix((), theirs[:n_shared])
+    return Branch(parent.attempt, turns, head=head).rejoined(t)

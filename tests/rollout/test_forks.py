@@ -19,13 +19,27 @@ from rlhf.batching.samples import make_samples
 from rlhf.credit.contrib.tree import tree_of, trees
 from rlhf.credit.contrib.treerl import TreeRL
 from rlhf.credit.grpo import GRPO
-from rlhf.data import Action, Finish, Generation, Outcome, Prompt, SamplingParams, ScoredGroup, Trajectory, Turn
+from rlhf.data import (
+    Action,
+    Finish,
+    Generation,
+    Outcome,
+    Prompt,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from rlhf.data.generation import calls_of, joined, piece_of
 from rlhf.evaluation.answers import spent_on
+from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.journal import AttemptJournal
 from rlhf.evaluation.statistics import success_estimate
 from rlhf.inference.scripted import Said, ScriptedEngine
 from rlhf.rollout.branching import Fork
+from rlhf.rollout.counted_engine import tokens_by_version
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.group_structure import Tree
 from rlhf.rollout.renderer import Renderer
@@ -121,6 +135,36 @@ def test_a_tree_goes_on_from_a_journal_with_the_same_attempts_shared(at, tmp_pat
         assert len({id(g) for t in again for g in t.generations}) == len({id(g) for t in fresh for g in t.generations})
         assert spent_on(again, 0, "") == spent_on(fresh, 0, "")
         assert path.read_bytes().count(b"\n") == 9  # what was held is not written again
+
+
+@pytest.mark.parametrize("at", ["turn", "token"])
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_of_a_checkpoint_count_what_is_shared_once(at: str, seed: int) -> None:
+    group = scored(grow(Tree(branches_per_round=3, rounds=2, at=at), 7, seed=seed))
+    again = unpack_groups(pack_groups({0: group}))[0]
+    assert again == group
+    for t, same in zip(group.trajectories, again.trajectories, strict=True):
+        for parent, copy in zip(group.trajectories, again.trajectories, strict=True):
+            if parent.attempt == t.parent:
+                assert [g is h for g, h in zip(t.generations, parent.generations, strict=False)] == [
+                    g is h for g, h in zip(same.generations, copy.generations, strict=False)
+                ]
+    counted, told = (RolloutBatch((g,), 1.0).metrics() for g in (again, group))
+    assert counted == told and tokens_by_version(again) == tokens_by_version(group)
+
+
+def test_a_reply_that_was_sampled_twice_alike_counts_twice_after_a_checkpoint() -> None:
+    g = Generation(Prompt((1,)), (5, 6), (-0.5, -0.5), Finish.STOP, 0)
+    made = [
+        Trajectory("t", i, "o", (Turn(Action("x", (same,)), "r"),), Outcome.FAILED, parent=parent)
+        for i, parent, same in ((0, None, g), (1, 0, replace(g)))
+    ]
+    again = unpack_groups(pack_groups({0: scored_alike(made)}))[0]
+    assert RolloutBatch((again,), 1.0).metrics()["rollout/n_tokens"] == 4
+
+
+def scored_alike(attempts: Sequence[Trajectory]) -> ScoredGroup:
+    return ScoredGroup("t", tuple(attempts), (Score({"r": Verdict(0.0)}, (0.0,), 0.0),) * len(attempts))
 
 
 def test_a_branch_is_not_taken_from_a_journal_where_it_left_another_attempt(tmp_path):
