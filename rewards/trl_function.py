@@ -117,6 +117,8 @@ class TrlFunction:
 
     def _read(self, said: Any, n: int) -> Sequence[Verdict]:
         where = name_of(self.function)
+        if hasattr(said, "tolist"):  # an array or a tensor
+            said = said.tolist()
         if not isinstance(said, list | tuple) or len(said) != n:
             got = f"{len(said)} numbers" if isinstance(said, list | tuple) else shown(said)
             raise RewardError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ def of_pair(verifier: Any) -> Any:
     return lambda answer, reference: _as_verl(verifier, answer, reference, {})
 
 
-def _as_verl(function: Any, reply: str, reference: str, columns: Mapping[str, Any]) -> Any:
+def _as_verl(function: Any, reply: str, reference: Any, columns: Mapping[str, Any]) -> Any:
     """Call a function of verl's signature by those of verl's names that it takes."""
     given = {"data_source": columns.get("data_source", ""), "solution_str": reply, "ground_truth": reference}
     given["extra_info"] = columns.get("extra_info") or {}
@@ -139,7 +140,8 @@ class Verified:
             return Verdict(0.0, why="no action")
         if takes_data_source(self.verifier):
             columns: Mapping[str, Any] = task.info.get("columns") or {}
-            verdict: Verdict | float = _as_verl(self.verifier, _conversation(trajectory), task.reference, columns)
+            truth = json.loads(task.reference) if task.info.get("structured") else task.reference
+            verdict: Verdict | float = _as_verl(self.verifier, _conversation(trajectory), truth, columns)
             return verdict
         action = last_action(trajectory)
         if action.strip() == task.reference.strip():  # a reference that is a call itself

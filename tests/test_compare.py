@@ -14,6 +14,7 @@ import pytest
 
 from rlhf.build.record import write_record
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
+from rlhf.evaluation.contrib.leaderboard import title_of
 from rlhf.evaluation.judging import differences, judged_by, settings_of
 from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
 from rlhf.evaluation.store import TrajectoryWriter
@@ -228,7 +229,8 @@ def test_runs_that_were_not_judged_alike_are_told_and_ranked_apart(
     [row] = last_json(run("compare", *runs, "--json"))["comparisons"]
     assert row["cautions"] == [caution for caution in row["cautions"] if "a and b were not judged alike" in caution]
     assert said in " ".join(row["cautions"]) and bool(row["cautions"]) is bool(said)
-    assert len(last_json(run("leaderboard", *runs, "--json"))["boards"]) == 1 + bool(said)
+    boards = last_json(run("leaderboard", *runs, "--json"))["boards"]
+    assert len(boards) == 1 + bool(said) and all(bool(board["settings"]) is bool(said) for board in boards)
 
 
 def test_what_the_recipes_of_two_runs_differ_in_is_told(tmp_path: Path) -> None:
@@ -405,6 +407,9 @@ def test_a_leaderboard_ranks_what_had_the_same_tasks(tmp_path: Path) -> None:
     ]
     [best, second] = found[1]["rows"]
     assert (best["success"], best["n_errors"], second["success"]) == (1.0, 1, 0.2)
+    assert found[1]["settings"] == {} and title_of(found[1]) == "houses (10 tasks)"
+    settings = {"seed": 2, "parts.a.limits.max_turns": 9, "sampling.temperature": 1.0}
+    assert title_of(found[1] | {"settings": settings}) == "houses (10 tasks, seed 2, parts.a.limits.max_turns 9)"
     page = run("leaderboard", weak, strong, "--markdown").stdout
     assert "| policy | success | 95% interval | score | turns | errors |" in page
     assert "| strong | 100.0% |" in page and "| weak | 20.0% |" in page

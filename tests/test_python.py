@@ -722,6 +722,7 @@ def test_an_endpoint_or_a_program_is_judged_on_rows_and_rewards_of_ones_own(fold
         found = rlhf.evaluate(endpoint=url, model="m", n=4, limits={"max_tokens": 5}, price_in=1, out="kept", **own)
         parts = {"a": {"environment": ROWS[:32], "rewards": right}, "b": {"environment": ROWS[32:], "rewards": brief}}
         both = rlhf.evaluate(endpoint=url, model="m", suite={"name": "two", "parts": parts}, n=2, progress=False)
+        assert rlhf.evaluate(endpoint=url, model="m", limits={"max_tokens": 5}, **own).n == len(ROWS)
     assert (found.success, found.n, found.suite) == (1.0, 4, "tasks") and found.summary["per_solved"]["cost"] > 0
     assert (
         from_text((folder / "kept" / "evaluation.yaml").read_text(), "plan")["suite"]["parts"]["tasks"]["limits"][

@@ -249,6 +249,8 @@ class Dataset:
         return Toolbox(_NO_TOOLS.tools) if self.tools is None else load_tools(self.tools)
 
     def _right(self, task: Task) -> str | None:
+        if task.info.get("structured"):
+            return None
         return task.reference if self.wanted.tests is None else solution_of(task.reference)
 
     def fingerprint(self) -> str:

@@ -140,6 +140,7 @@ def evaluate(
     target, parts = _target(policy), {"rewards": rewards, "environment": environment, "agent": agent}
     if not suite and environment is not None and (endpoint or is_program(target) or is_model(target)):
         own = {"limits": overrides.pop("limits", None), **parts}
+        own["environment"] = arguments.environment(environment, as_test=True)  # nothing is trained on its rows
         suite, parts = {"parts": {"tasks": {key: value for key, value in own.items() if value is not None}}}, {}
     asked = EvaluationRequest(
         target=target,

@@ -95,15 +95,15 @@ class Arguments:
                 )
         return {str(name): self._reward(one, f"rewards.{name}") for name, one in given.items()}
 
-    def environment(self, given: Any) -> Any:
-        """Return the keys of an environment, of the file or the rows of a data set."""
+    def environment(self, given: Any, *, as_test: bool = False) -> Any:
+        """Return the keys of an environment, of the file or rows of a data set; `as_test` takes all rows for tests."""
         if isinstance(given, Mapping):
             files = {name: self._file(given[name]) for name in _FILES if name in given}
             return self.plain({**given, **files}, "environment")
         if isinstance(given, str) and given in CATALOG["environment"] and not Path(given).exists():
             return {"kind": given}
         if isinstance(given, str | PurePath) or _are_rows(given):
-            return {"kind": "dataset", "path": self._file(given)}
+            return {"kind": "dataset", "test" if as_test else "path": self._file(given)}
         return self.plain(given, "environment")
 
     def suite(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ OF_TRAINER = (
     "stages.N.trainer", "stages.N.max_tokens_per_microbatch", "stages.N.pairs_per_microbatch",
     "stages.N.gradient_checkpointing", "cluster", "engine.max_sessions", "engine.max_batch_tokens",
     "engine.gpu_memory_utilization", "engine.kv_cache_gb", "engine.sleep",
+    "limits.max_concurrent", "stages.N.limits.max_concurrent",
 )  # fmt: skip
 #: Keys that may get another value from a step on, where they are numbers or null; of the loss, all its numbers.
 REVISABLE = (

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from environments.tasks.dataset import Dataset
 from rewards.trl_function import TrlFunction, as_reward
@@ -162,6 +164,14 @@ def test_what_trl_alone_gives_needs_a_default() -> None:
     task = Task(id="game/1")
     with pytest.raises(RewardError, match="trainer_state=None"):
         as_reward(score).over_group(task, [attempt(task, "7")])
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_an_array_is_a_list_of_rewards(kind: Any) -> None:
+    task = Task(id="game/1")
+    reward = as_reward(lambda completions, **columns: kind([0.5, 1.0]))
+    verdicts = reward.over_group(task, [attempt(task, "a"), attempt(task, "b")])
+    assert [verdict.value for verdict in verdicts] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("said", [[1.0], 0.5, None])

@@ -15,6 +15,7 @@ from rewards.combinators.parts import compared_in
 from rewards.suite import Case, run
 from rewards.trl_function import as_reward
 from rewards.verified import is_verifier
+from rlhf.build.reference_trial import _right_reply
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import RecipeError
 from rlhf.recipe.rewards import rewards_of
@@ -33,9 +34,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def scored(tmp_path: Path, reply: str, text: str, **keys: Any) -> Any:
+def scored(tmp_path: Path, reply: str, text: str, truth: Any = "7", **keys: Any) -> Any:
     (tmp_path / "reward.py").write_text(text)
-    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    row = {**ROW, "reward_model": {"style": "rule", "ground_truth": truth}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     task = Dataset(train=tmp_path / "rows.jsonl").tasks("train")[0]
     rewards = rewards_of({"right": {"kind": "./reward.py:compute_score", **keys}}, tmp_path)
     turn = Turn(Action(reply.rpartition(">")[2].strip(), said=reply), "")
@@ -57,6 +59,17 @@ def test_a_function_is_given_the_whole_reply_and_the_columns_of_its_row(tmp_path
 def test_a_result_is_a_number_or_a_dictionary_with_a_score(tmp_path: Path, result: str, value: float) -> None:
     group = scored(tmp_path, "7", SCORE.replace("{BODY}", result))
     assert group.scores[0].parts["right"].value == value
+
+
+@pytest.mark.parametrize("truth", [{"target": 24, "numbers": [3, 8]}, {"target": ["a", "b"]}, [3, 8]])
+def test_a_ground_truth_with_parts_reaches_the_function_as_it_is(tmp_path: Path, truth: Any) -> None:
+    group = scored(tmp_path, "3 * 8", SCORE.replace("{BODY}", f"float(ground_truth == {truth!r})"), truth)
+    assert not group.failures and group.scores[0].total == 1.0
+    world = Dataset(train=tmp_path / "rows.jsonl")
+    [task] = world.tasks("train")
+    assert (
+        json.loads(task.reference or "") == truth and world.plan(task, ()) is None and _right_reply(world, task) is None
+    )
 
 
 @pytest.mark.parametrize("result", ["{}", "{'acc': 1.0}", "{'score': None}", "{'score': float('nan')}"])

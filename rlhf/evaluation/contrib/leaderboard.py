@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from rlhf.evaluation.summary import summarize
 
 #: Types of tasks that the title of a run's evaluation names.
 _TYPES = 3
+#: Settings that a title names, and characters of each.
+_SETTINGS, _MOST_CHARS = 2, 40
 
 
 @dataclass
@@ -47,6 +50,15 @@ class _Board:
         own, theirs = ((b.suite, b.n_attempts, b.metric, b.tasks) for b in (self, other))
         is_known_alike = not differences(self.settings, other.settings) and not differences(self.said, other.said)
         return own == theirs and is_known_alike
+
+    def apart_from(self, boards: Sequence[_Board]) -> dict[str, Any]:
+        """Settings, by dotted key, that other boards with as many attempts at as many tasks of the suite have not."""
+        size, found = (self.suite, len(self.tasks), self.n_attempts), dict[str, Any]()
+        for other in boards:
+            if (other.suite, len(other.tasks), other.n_attempts) == size:
+                differing = differences(self.settings, other.settings)
+                found |= {key: own for key, (own, _) in differing.items()}
+        return found
 
 
 def boards(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -94,6 +106,7 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
             "n_tasks": len(board.tasks),
             "attempts": board.n_attempts,
             "metric": board.metric,
+            "settings": board.apart_from(found),
             "rows": sorted(board.rows, key=_rank(board.metric)),
         }
         for board in sorted(found, key=lambda board: (board.suite, len(board.tasks)))
@@ -101,9 +114,12 @@ def ranked(sides: Sequence[Side]) -> list[dict[str, Any]]:
 
 
 def title_of(board: Mapping[str, Any]) -> str:
-    """Suite and number of tasks, for the reader."""
+    """Suite, number of tasks, and the first settings that tell it from another board, for the reader."""
     each = f", {board['attempts']} attempts at each" if board["attempts"] > 1 else ""
-    return f"{board['suite']} ({board['n_tasks']} tasks{each})"
+    apart = "".join(
+        f", {key} {str(value)[:_MOST_CHARS]}" for key, value in islice(board["settings"].items(), _SETTINGS)
+    )
+    return f"{board['suite']} ({board['n_tasks']} tasks{each}{apart})"
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
