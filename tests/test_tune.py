@@ -135,7 +135,7 @@ def test_it_selects_by_the_split_that_the_recipe_names(tmp_path: Path) -> None:
     named = ("evaluation.validation_split=train", "evaluation.allow_overlap=true")
     tuning = Tuning(recipe, named, load(recipe, list(named)), tmp_path / "tuned", 1)
     tuning.check([(), ("stages.1.group_size=2",)], 4)
-    assert load(recipe, [*named, *tuning.held_out]).evaluation.split == "train"
+    assert load(recipe, [*named, *tuning.held_out()]).evaluation.split == "train"
 
 
 def test_a_stage_that_would_end_early_is_tuned_to_its_end(tmp_path: Path) -> None:
@@ -143,7 +143,11 @@ def test_a_stage_that_would_end_early_is_tuned_to_its_end(tmp_path: Path) -> Non
     patient = ("stages.1.evaluate_every=1", "stages.1.patience=1")
     tuning = Tuning(recipe, patient, load(recipe, list(patient)), tmp_path / "tuned", 1)
     tuning.check([(), ("stages.1.group_size=2",)], 4)
-    assert load(recipe, [*patient, *tuning.held_out]).stages[1].patience is None
+    assert load(recipe, [*patient, *tuning.held_out()]).stages[1].patience is None
+    chosen = patient[1:]
+    tuning = Tuning(recipe, patient[:1], load(recipe, list(patient[:1])), tmp_path / "choosing", 1)
+    tuning.check([(), chosen], 4)
+    assert load(recipe, [*patient, *tuning.held_out(chosen)]).stages[1].patience is None
 
 
 @pytest.mark.parametrize(("more", "left"), [("", None), (", max_kl: 0.5", 0.5), (", every: 2, max_kl: 0.5", 0.5)])
@@ -155,7 +159,7 @@ def test_a_reference_that_is_reset_by_evaluations_is_tuned_without(
     given = (*given, f"stages.1.reference_reset={{patience: 1{more}}}")
     tuning = Tuning(recipe, given, load(recipe, list(given)), tmp_path / "tuned", 1)
     tuning.check([(), ("stages.1.group_size=2",)], 4)
-    found = load(recipe, [*given, *tuning.held_out]).stages[1].reference_reset
+    found = load(recipe, [*given, *tuning.held_out()]).stages[1].reference_reset
     assert (found and (found.patience, found.max_kl)) == (left and (None, left))
 
 
@@ -174,7 +178,7 @@ def test_servers_of_evaluations_in_between_are_none_where_there_are_none(tmp_pat
     given = (*ray, "stages.1.evaluate_every=1")
     tuning = Tuning(recipe, given, load(recipe, list(given)), tmp_path / "tuned", 1)
     tuning.check([(), ("stages.1.group_size=2",)], 4)
-    assert load(recipe, [*given, *tuning.held_out]).cluster.eval_servers == 0
+    assert load(recipe, [*given, *tuning.held_out()]).cluster.eval_servers == 0
 
 
 def test_data_without_tasks_to_choose_by_is_told_the_setting_that_makes_some(tmp_path: Path) -> None:
@@ -280,7 +284,7 @@ def test_no_run_of_a_tuning_is_pushed(tmp_path: Path) -> None:
     hub = ("push_to_hub={repo: me/small}",)  # which no test can reach: a run that would be pushed to it fails at once
     tuning = Tuning(recipe, hub, load(recipe, list(hub)), tmp_path / "tuned", 1)
     tuning.check([(), ("stages.1.group_size=2",)], 1)
-    assert tuning._trained(tmp_path / "tuned" / "run", (), 0, 1, tuning.held_out) is not None
+    assert tuning._trained(tmp_path / "tuned" / "run", (), 0, 1, tuning.held_out()) is not None
 
 
 def test_a_run_whose_evaluation_failed_throughout_is_skipped(

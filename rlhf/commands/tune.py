@@ -185,12 +185,12 @@ class Tuning:
             hint="for other stages: rlhf train with each value, and rlhf compare",
         )
 
-    @property
-    def held_out(self) -> list[str]:
-        """Overrides that measure on the validation split alone."""
+    def held_out(self, choice: Choice = ()) -> list[str]:
+        """Overrides that measure a choice on the validation split alone."""
+        from rlhf.recipe import load
         from rlhf.recipe.model import values_of
 
-        stages = values_of(self.loaded)["stages"]
+        stages = values_of(load(self.recipe, [*self.overrides, *choice]))["stages"]
         watching = [f"stages.{i}.evaluate_every=0" for i, stage in enumerate(stages) if stage.get("evaluate_every")]
         usual = ["evaluation.validation_n_tasks=64"] if watching else []
         patient = [f"stages.{i}.patience=null" for i, stage in enumerate(stages) if stage.get("patience") is not None]
@@ -217,7 +217,7 @@ class Tuning:
         judge = self.loaded.evaluation
         check_declared_split(judge.validation_split, self.loaded.environment, "evaluation.validation_split")
         for choice in choices:
-            words = [*self.overrides, *choice, *self.held_out]
+            words = [*self.overrides, *choice, *self.held_out(choice)]
             _refuse_judged_otherwise(choice, self.loaded, load(self.recipe, words))
             try:
                 load(self.recipe, [*words, f"stages.{len(self.loaded.stages) - 1}.steps={first}"])
@@ -312,9 +312,10 @@ class Tuning:
     def _mean(self, choice: Choice, steps: int) -> float:
         """Mean success over the seeds; -1 where a run failed."""
         found = []
+        held_out = self.held_out(choice)
         for seed in range(self.seeds):
             run = self.out / f"{_slug(choice)}-seed{seed}"
-            found.append(self._trained(run, choice, seed, steps, self.held_out))
+            found.append(self._trained(run, choice, seed, steps, held_out))
         return -1.0 if None in found else statistics.mean(one for one in found if one is not None)
 
     def _trained(self, run: Path, choice: Choice, seed: int, steps: int, more: Sequence[str]) -> float | None:
