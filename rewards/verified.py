@@ -127,7 +127,7 @@ class Verified:
         return Capabilities(self.verifier).inline
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float | Awaitable[Verdict | float]:
-        """Judge the last action. Raises RewardError where the task has no reference."""
+        """Judge the last action. Raises RewardError where the task has no reference that the verifier can read."""
         if task.reference is None:
             raise RewardError(
                 "the task has no reference for the verifier",
@@ -143,6 +143,14 @@ class Verified:
             truth = json.loads(task.reference) if task.info.get("structured") else task.reference
             verdict: Verdict | float = _as_verl(self.verifier, _conversation(trajectory), truth, columns)
             return verdict
+        if task.info.get("structured"):
+            raise RewardError(
+                "a reference with parts is for functions of verl's signature",
+                where=f"{name_of(self.verifier)}, task {task.id}",
+                got=task.reference[:80],
+                expected="one text or number as the reference",
+                hint="name a key in it: environment.reference=reward_model.ground_truth.KEY",
+            )
         action = last_action(trajectory)
         if action.strip() == task.reference.strip():  # a reference that is a call itself
             return self.verifier(action, task.reference)

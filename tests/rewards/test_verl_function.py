@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from environments.tasks.dataset import Dataset
+from rewards.answers.exact import ExactMatch
 from rewards.check import check_reward
 from rewards.combinators.parts import compared_in
 from rewards.suite import Case, run
 from rewards.trl_function import as_reward
-from rewards.verified import is_verifier
+from rewards.verified import Verified, is_verifier
 from rlhf.build.reference_trial import _right_reply
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
-from rlhf.errors import RecipeError
+from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe.rewards import rewards_of
 from rlhf.rollout.scoring import score_group
 from tests import commands
@@ -69,6 +70,9 @@ def test_a_ground_truth_with_parts_reaches_the_function_as_it_is(tmp_path: Path,
     [task] = world.tasks("train")
     assert json.loads(task.reference or "") == truth
     assert world.plan(task, ()) is None and _right_reply(world, task) is None
+    turn = Turn(Action("3 * 8", said="3 * 8"), "")
+    with pytest.raises(RewardError, match="for functions of verl's signature"):
+        Verified(ExactMatch())(task, Trajectory(task.id, 0, "", (turn,), Outcome.FAILED))
 
 
 @pytest.mark.parametrize("result", ["{}", "{'acc': 1.0}", "{'score': None}", "{'score': float('nan')}"])
