@@ -421,7 +421,7 @@ class _EnvironmentCheck:
 
 
 def _held_open() -> dict[str, set[Any]]:
-    """What this process holds open, one by one: that another thread ends meanwhile hides no leak."""
+    """Open threads, child processes and file descriptors of this process; as sets, since others may end meanwhile."""
     gc.collect()
     return {
         "threads": set(threading.enumerate()),

@@ -23,14 +23,14 @@ from rlhf.finite import cell
 SPLITS = ("train", "dev", "test")
 #: Other names of splits in columns.
 NAMED = {"validation": "dev", "valid": "dev", "val": "dev", "eval": "dev", "training": "train", "testing": "test"}
+#: Column of the reference in verl's data.
+_OF_VERL = "reward_model.ground_truth"
 #: Columns that are taken where the recipe names none, the first that is there.
 PROMPTS = ("prompt", "question", "problem", "instruction", "query", "input", "messages")
 REFERENCES = (
     "reference", "answer", "final_answer", "ground_truth", "target", "label", "solution", "output",
-    "reward_model.ground_truth", "golden_answers",
+    _OF_VERL, "golden_answers",
 )  # fmt: skip
-#: Column of the reference in verl's data.
-VERL = "reward_model.ground_truth"
 #: Keys of programming tasks.
 CODE = ("tests", "entry_point", "test_setup", "preamble")
 #: Names under which functions get prompt and reference whatever the columns are called.
@@ -148,24 +148,23 @@ class Columns:
         if self.reference is None:
             self._refuse_late(row, where)
         reference = self._filled(row, self.reference, where, "reference", may_lack=True)
-        choices = self.wanted.choices
+        choices, info = self.wanted.choices, self.info
         if choices is not None:
             listed = self._cell(row, choices, where)
             prompt, reference = _with_choices(prompt, listed, reference, where)
         if self.wanted.tests is not None:
             answer: str | None = self._tests(row, reference, where)
         elif self._is_structure(reference):
-            answer = json.dumps(cell(reference), ensure_ascii=False)
+            answer, info = json.dumps(cell(reference), ensure_ascii=False), {**info, "structured": True}
         else:
             answer = self._answer(reference, where)
-        info = {**self.info, "structured": True} if self._is_structure(reference) else self.info
         is_chat = not isinstance(asked, str)
         return Question(self.source, number, messages, prompt, answer, self._others(row), is_chat, info)
 
     def _is_structure(self, value: Any) -> bool:
         """True for a mapping or list as verl's `ground_truth`, which its functions take as it is; texts are `qa`'s."""
         is_texts = isinstance(value, list) and all(isinstance(x, str) for x in value)
-        return self.reference == VERL and isinstance(value, dict | list) and not is_texts and not _is_empty(value)
+        return self.reference == _OF_VERL and isinstance(value, dict | list) and not is_texts and not _is_empty(value)
 
     def _others(self, row: Row) -> Row:
         """Columns that are not used; what JSON cannot hold, such as bytes, is left out."""

@@ -359,7 +359,11 @@ def _interval(text: str) -> Shape | None:
 
 
 def _overlap(text: str) -> Shape | None:
-    """Intersection of two inequalities, as of `x > 3 and x < 5`; None of other texts, such as `x < 3 and x > 5`."""
+    """Interval between two inequalities, such as `x > 3 and x < 5`.
+
+    Returns:
+        None for other texts; `x < 3 and x > 5` is one of them, by which either is meant.
+    """
     parts = _AND.split(text)
     sides = [side for part in parts if (side := _interval(part.strip())) is not None]
     if not len(parts) == len(sides) == 2 or sides[0].name != sides[1].name:

@@ -195,8 +195,6 @@ async def _try_reward(trial: _Trial, world: Environment, split: str) -> None:
 
 def _right_reply(environment: Any, task: Task) -> str | None:
     """Reply that the environment takes for right, the reference or what it makes of it; None where it knows none."""
-    if task.info.get("structured"):  # the JSON of what a function of verl's reads, and no reply
-        return None
     is_judged = properties_of(environment).judged_by_rewards
     if task.reference is None or not (is_judged and can_demonstrate(environment, task)):
         return task.reference

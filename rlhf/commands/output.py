@@ -90,20 +90,12 @@ def caution(text: str) -> None:
 @contextmanager
 def said_if_slow(text: str) -> Iterator[None]:
     """Context that prints a line to standard error where its work takes more than some seconds."""
-    is_over = threading.Event()
-
-    def wait() -> None:
-        if not is_over.wait(_SLOW_S):
-            errors().print(text, soft_wrap=True, markup=False)
-            is_over.wait()  # so that a check which counts threads finds as many before and after
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
+    timer = threading.Timer(_SLOW_S, errors().print, (text,), {"soft_wrap": True, "markup": False})
+    timer.start()
     try:
         yield
     finally:
-        is_over.set()
-        thread.join()
+        timer.cancel()
 
 
 @contextmanager

@@ -135,9 +135,9 @@ async def train_on(
         await run.callbacks.after_training(hook, hook.after_update, run, parts, step)
     train_s = time.perf_counter() - start
     step.values |= parts.trainer.meter.rates(train_s)
-    is_same = (trainer_updates := parts.trainer.n_updates) == run.state.n_updates  # nothing to train on
-    if step.trains_policy and parts.n_critic_updates != run.state.n_critic_updates:
-        is_same = False  # the critic may train the policy's backbone
+    trainer_updates, critic_moved = parts.trainer.n_updates, parts.n_critic_updates != run.state.n_critic_updates
+    # Where there was nothing to train on, the critic may still have trained the policy's backbone.
+    is_same = trainer_updates == run.state.n_updates and not (step.trains_policy and critic_moved)
     await (run.publish(same_version=is_same) if parts.ahead is None else parts.ahead.publish(run))
 
     parts.is_ending_step = True  # what learns now is ahead of the run's state, also where nothing was trained on
