@@ -53,6 +53,14 @@ async def sample(engine: VllmEngine, n: int = N_CALLS, params: SamplingParams = 
     return await asyncio.gather(*(engine.generate(p, params, f"s{i}") for i, p in enumerate(prompts)))
 
 
+async def sample_until(engine: VllmEngine, event: asyncio.Event) -> list[Generation]:
+    """`sample`, again and again until the event, so that calls are running when it comes, however late."""
+    found = await sample(engine)
+    while not event.is_set():
+        found += await sample(engine)
+    return found
+
+
 class Noticed(Around):
     """Says when weights begin to arrive."""
 
@@ -71,8 +79,8 @@ class Noticed(Around):
 
 async def across_deliveries(
     inner: Any, policies: Sequence[Policy], **settings: Any
-) -> tuple[list[Generation], list[Generation]]:
-    """What runs while the policies are delivered one after the other, and the answers to the same prompts after it.
+) -> tuple[list[Generation], list[Generation], list[Generation]]:
+    """Calls begun before the second policy is delivered, those begun while it and more are, and those after it.
 
     Every token has the log-prob that the policy of its version gives it.
     """
@@ -80,25 +88,28 @@ async def across_deliveries(
     engine = await engine_over(instance, policy=policies[0], **settings)
     try:
         await engine.load(weights_as(engine, policies[0], 1))
-        running = [asyncio.create_task(sample(engine))]
+        instance.arriving = asyncio.Event()
+        is_drained = settings.get("at_update") == "drain"  # nothing runs when weights arrive
+        running = [asyncio.create_task(sample(engine) if is_drained else sample_until(engine, instance.arriving))]
         for version, policy in enumerate(policies[1:], start=2):
             await sample(engine, 1, replace(LONG, max_tokens=40))  # those before it have sampled as much by then
-            instance.arriving.clear()
             delivery = asyncio.create_task(engine.load(weights_as(engine, policy, version)))
             await instance.arriving.wait()
+            instance.arriving = asyncio.Event()
             running.append(asyncio.create_task(sample(engine, 4)))  # these begin while weights arrive
             await delivery
             assert engine.policy_version == version
         async with asyncio.timeout(60):
-            found = [g for group in await asyncio.gather(*running) for g in group]
+            first, *others = await asyncio.gather(*running)
             after = await sample(engine, 4, SamplingParams(max_tokens=20))
     finally:
         await engine.close()
-    assert max(largest_gap(g, policies) for g in found) < 1e-3
+    later = [g for group in others for g in group]
+    assert max(largest_gap(g, policies) for g in first + later) < 1e-3
     # Nothing that older weights computed is used again, though the prompts are the same.
     assert {g.versions for g in after} == {(len(policies),)}
     assert max(largest_gap(g, policies, SamplingParams()) for g in after) < 1e-3
-    return found, after
+    return first, later, after
 
 
 def weights_as(engine: VllmEngine, policy: Policy, version: int) -> PolicyWeights:
@@ -108,9 +119,9 @@ def weights_as(engine: VllmEngine, policy: Policy, version: int) -> PolicyWeight
 @pytest.mark.parametrize("at_update", tiered(MODES, "keep"))
 def test_full_weights_arrive_while_generations_run(runner, full, at_update):
     policies = [policy_like(seed) for seed in (1, 2, 3)]
-    found, _ = runner.run(across_deliveries(full, policies, at_update=at_update))
+    first, later, _ = runner.run(across_deliveries(full, policies, at_update=at_update))
+    found = first + later
     assert all(g.finish is Finish.LENGTH and len(g.token_ids) == LONG.max_tokens for g in found)
-    first, later = found[:N_CALLS], found[N_CALLS:]
     assert [{g.policy_version for g in part} for part in (first, later)] == [{1}, {2, 3}]
     if at_update == "drain":
         assert not any(g.version_spans for g in found)
@@ -123,20 +134,19 @@ def test_full_weights_arrive_while_generations_run(runner, full, at_update):
 @pytest.mark.parametrize("at_update", tiered(MODES, "abort_and_resume"))
 def test_adapters_arrive_while_generations_run(runner, adapted, at_update):
     policies = [lora_policy(seed) for seed in (1, 2, 3)]
-    found, _ = runner.run(across_deliveries(adapted, policies, at_update=at_update))
-    assert all(len(g.token_ids) == LONG.max_tokens for g in found)
-    first = found[:N_CALLS]
+    first, later, _ = runner.run(across_deliveries(adapted, policies, at_update=at_update))
+    assert all(len(g.token_ids) == LONG.max_tokens for g in first + later)
     assert {g.policy_version for g in first} == {1}
     if at_update == "abort_and_resume":
         assert any(g.versions[:2] == (1, 2) for g in first)
     else:  # they finish with the adapter they began with
-        assert not any(g.version_spans for g in found)
+        assert not any(g.version_spans for g in first + later)
         assert all(float(gaps(policies[1], g, LONG).max()) > 0.5 for g in first)
 
 
 def test_a_merged_adapter_is_delivered_as_full_weights(runner, full):
     policies = [lora_policy(seed) for seed in (1, 2)]
-    _, after = runner.run(across_deliveries(full, policies, form="full"))
+    *_, after = runner.run(across_deliveries(full, policies, form="full"))
     assert min(float(gaps(policies[0], g, SamplingParams()).max()) for g in after) > 0.1
 
 

@@ -141,6 +141,12 @@ class LoadsAnother(Around):
             shutil.move(adapter.path / "kept", file)
 
 
+async def generate_until_it_fails(engine: Any) -> None:
+    """Long calls, one after the other, so that one is running when a delivery fails, however late."""
+    while True:
+        await engine.generate(prompt_of(30), SamplingParams(max_tokens=4000))
+
+
 async def refuses(engine: Any, version: int) -> None:
     """After a failed delivery nobody gets a token, and the error says why."""
     with pytest.raises(EngineError, match=f"the delivery of version {version} failed"):
@@ -172,7 +178,7 @@ def test_what_arrives_otherwise_than_sent_is_caught(runner, full, monkeypatch, p
         engine = await engine_over(instance, policy=policies[0], at_update="keep", delivery=delivery)
         await engine.load(full_weights(policies[0], 1))
         instance.poisons = True
-        running = asyncio.create_task(engine.generate(prompt_of(30), SamplingParams(max_tokens=4000)))
+        running = asyncio.create_task(generate_until_it_fails(engine))
         await asyncio.sleep(0.2)
         with pytest.raises(DeliveryError, match=told):
             await engine.load(full_weights(policies[1], 2))
