@@ -152,7 +152,7 @@ NOTES: Mapping[str, str] = {
     **dict.fromkeys((*WITH_CRITIC, *WITH_TURN_CRITIC), f"{_ALONE} The critic has `bootstrap: false`."),
     "archer": "It sees rewards through its critic alone, and the budget is some 400 attempts, too few to teach that; "
     "with a warm-up, a slower critic and three times the budget [it learned on an earlier edition]"
-    "(../credit.md#a-critic-of-turns). One attempt at each of 32 tasks, `bootstrap: false`.",
+    "(../estimator_comparison.md#a-critic-of-turns). One attempt at each of 32 tasks, `bootstrap: false`.",
     "sweet": "Keyhole tasks have no reference, so its critic has no privileged information; it is trained on "
     "128 attempts in warm-up, and the policy then exploits its errors.",
     "tree_grpo": _TREES,

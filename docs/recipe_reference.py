@@ -2,9 +2,9 @@
 
     python docs/recipe_reference.py
 
-The tables of `docs/recipes.md` come from the classes that declare the keys, the recipe of `README.md` from its file,
-and rows of `docs/algorithms/index.md` from the pages that describe their place (`docs/algorithm_pages.py`). A test
-compares the pages with what this writes. `python_api.md` is made of docstrings (`docs/python_reference.py`).
+`docs/recipe_reference.md` comes from the classes that declare the keys, the recipe of `README.md` from its file, and
+rows of `docs/algorithms/index.md` from the pages that describe their place (`docs/algorithm_pages.py`). A test compares
+the pages with what this writes. `python_api.md` is made of docstrings (`docs/python_reference.py`).
 """
 
 from __future__ import annotations
@@ -47,10 +47,15 @@ from rlhf.training.stages.chat_settings import Chats
 from rlhf.training.stages.pairs import Pairs
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, README, QUICKSTART = ROOT / "docs" / "recipes.md", ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
+README, QUICKSTART = ROOT / "README.md", ROOT / "recipes" / "quickstart.yaml"
+PAGE = ROOT / "docs" / "recipe_reference.md"
 PYTHON = ROOT / "docs" / "python_api.md"
 GUIDE = ROOT / "docs" / "algorithms" / "index.md"
-BEGIN, END = "<!-- keys: written by docs/recipe_reference.py -->", "<!-- end of keys -->"
+TITLE = """# Recipe reference
+
+Every key of a recipe, by section and kind; keys at the top level are in [Recipes](recipes.md#top-level-keys).
+`python docs/recipe_reference.py` writes this page from the classes that declare the keys.
+"""
 
 _AS_YAML = {"None": "null", "True": "true", "False": "false"}
 
@@ -108,21 +113,15 @@ PATHS = {
 
 
 def reference() -> str:
-    """Return the tables of all sections as Markdown."""
-    parts = []
+    """Return the page of all sections as Markdown."""
+    parts = [TITLE]
     for section, path in PATHS.items():
+        parts.append(f"## {path}\n")
         for kind, entry in CATALOG[section].items():
             module, _, name = entry.target.partition(":")
             parts.append(_table(f"{path}: {{kind: {kind}}}", getattr(importlib.import_module(module), name)))
-    parts += [_table(path, cls) for path, cls in PLAIN_SECTIONS]
-    return "\n".join(parts)
-
-
-def page_with(text: str, tables: str) -> str:
-    """Return the page `text` with `tables` between its marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+    parts += ["## Sections without a kind\n", *(_table(path, cls) for path, cls in PLAIN_SECTIONS)]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def readme_with(text: str, recipe: str) -> str:
@@ -137,7 +136,7 @@ def readme_with(text: str, recipe: str) -> str:
 
 
 def _table(title: str, cls: Any) -> str:
-    lines = [f"#### `{title}`", "", _first_sentence(inspect.getdoc(cls) or ""), ""]
+    lines = [f"### `{title}`", "", _first_sentence(inspect.getdoc(cls) or ""), ""]
     keys = keys_of(cls)
     if keys:
         lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
@@ -215,5 +214,5 @@ def _beside(name: str) -> Any:
 if __name__ == "__main__":
     GUIDE.write_text(guide_with(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
     PYTHON.write_text(python_api(), encoding="utf-8")
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), reference()), encoding="utf-8")
+    PAGE.write_text(reference(), encoding="utf-8")
     README.write_text(readme_with(README.read_text("utf-8"), QUICKSTART.read_text("utf-8")), encoding="utf-8")

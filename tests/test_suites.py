@@ -106,12 +106,12 @@ def test_an_episode_ends_where_its_environment_ends_it(name: str, suites: dict[s
 
 
 def test_the_page_of_benchmarks_describes_every_suite() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in page] == []
 
 
 def test_the_suite_that_the_page_shows_is_one(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     shown, *_ = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "mine.yaml").write_text(shown)
     suite = load_suite(str(tmp_path / "mine.yaml"))
