@@ -41,7 +41,8 @@ from rlhf.training.policy.model import Pretrained
 from tests.commands import run as command
 from tests.test_endpoint import completion, served
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text("utf-8")
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = "".join((DOCS / name).read_text("utf-8") for name in ("python.md", "coming_from.md"))
 ROOT = Path(__file__).resolve().parent.parent
 SMALL: dict[str, Any] = {
     "policy": {"kind": "from_scratch", "hidden_size": 16, "n_layers": 1, "n_heads": 2, "max_context": 1100},
@@ -755,7 +756,7 @@ def test_evaluations_are_compared(folder: Path) -> None:
 
 def files_of_page(folder: Path, *, small: bool) -> str:
     """Write the data of the page; return the job, with fewer steps if wanted."""
-    found = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))
+    found = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGES, re.DOTALL))
     exec(compile(found["make_questions.py"], "make_questions.py", "exec"), {})
     job = found["job.py"]
     if small:
@@ -789,8 +790,8 @@ def test_the_job_of_the_page_learns_as_a_script(folder: Path) -> None:
 
 def test_the_stage_that_the_page_gives_as_trls_has_its_defaults(folder: Path) -> None:
     theirs = pytest.importorskip("trl").GRPOConfig(output_dir=str(folder), use_cpu=True, bf16=False)
-    [text] = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if text.startswith("# trl_defaults")]
-    stage = build_part("stage", parse(text, "python.md"), "stages[0]", base=folder)
+    [text] = [text for text in re.findall(r"```yaml\n(.*?)```", PAGES, re.DOTALL) if text.startswith("# trl_defaults")]
+    stage = build_part("stage", parse(text, "coming_from.md"), "stages[0]", base=folder)
     assert stage.tasks_per_step * stage.group_size == theirs.generation_batch_size
     assert (stage.group_size, stage.temperature) == (theirs.num_generations, theirs.temperature)
     assert (stage.minibatches, stage.epochs) == (theirs.steps_per_generation, theirs.num_iterations)
