@@ -320,15 +320,15 @@ def finish(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def result_of(state: State, folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """Summary of a run from its state: success with intervals, time and episodes; no report."""
+    """Summary of a run from its state: success with intervals to four digits, time and episodes; no report."""
     before, after = (state.results.get(name) or None for name in ("before", "after"))  # empty without rewards
     return {
         "name": recipe.name,
         "seed": recipe.seed,
         "success_before": before and before["success"],
         "success_after": after and after["success"],
-        "interval_before": before and [before["low"], before["high"]],
-        "interval_after": after and [after["low"], after["high"]],
+        "interval_before": before and [round(before[end], 4) for end in ("low", "high")],
+        "interval_after": after and [round(after[end], 4) for end in ("low", "high")],
         "train_s": round(state.train_s, 1),
         "n_episodes": state.n_episodes,
         "run": str(folder),
