@@ -17,11 +17,13 @@ An argument of `xml` that holds one of its tags is written in JSON, with `\u003c
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from keyword import iskeyword, kwlist
 from typing import Any, Literal
 
@@ -92,12 +94,21 @@ class ToolCall:
         return json.dumps(self.arguments, ensure_ascii=False)
 
 
+#: A call, behind the place in the reply where it, or the mark before it, begins.
+_Placed = tuple[int, ToolCall]
+
+
 class Unreadable(ValueError):
     """No call can be read; the message is a sentence for the policy."""
 
 
 def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ()) -> list[ToolCall]:
-    """Read the calls in a reply without its thoughts, in order.
+    """The calls in a reply, as `split_calls` reads them."""
+    return split_calls(text, style, tools)[1]
+
+
+def split_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[ToolCall]]:
+    """Read the calls in a reply without its thoughts, in order, and what the reply says before the first of them.
 
     Text around the calls is passed over. In JSON and Python, where code fences hold calls, only the fences are read.
     Nothing is evaluated.
@@ -108,14 +119,17 @@ def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ())
         tools: their definitions. In the style `xml`, where text stands without quotes, they say which arguments are
             text: `2024` is a number otherwise.
 
+    Returns:
+        The text before the first call and its marks, without white space around it, and the calls.
+
     Raises:
         Unreadable: there is no call, or one of them is broken.
     """
     if len(text) > _MOST_CHARS:
         raise Unreadable(f"your reply has {len(text)} characters, at most {_MOST_CHARS} are read")
     try:
-        calls = list(_of_xml(text, tools) if style == "xml" else _READERS[style](text))
-        for call in calls:
+        found = list(_of_xml(text, tools) if style == "xml" else _READERS[style](text))
+        for _, call in found:
             # As every reader of it will: JSON can spell out half a character.
             json.dumps([call.name, call.arguments], ensure_ascii=False, allow_nan=False).encode()
     except Unreadable:
@@ -126,9 +140,10 @@ def read_calls(text: str, style: Style, tools: Sequence[Mapping[str, Any]] = ())
         raise Unreadable("your call has an invalid character, such as \\ud800") from None
     except ValueError:
         raise Unreadable("an argument is NaN or infinite, which JSON does not have") from None
-    if not calls:
+    if not found:
         raise Unreadable(f"your reply has no call of a tool. {how_to_call(style)}")
-    return calls
+    before = text[: found[0][0]].strip()
+    return before.removesuffix("<tool_call>").rstrip() if style == "xml" else before, [call for _, call in found]
 
 
 def is_attempt(text: str, style: Style, names: Collection[str]) -> bool:
@@ -167,17 +182,23 @@ def how_to_call(style: Style) -> str:
     return f"Write a call as {write_calls([ToolCall('NAME', {'ARGUMENT': 'VALUE'})], style)}"
 
 
-def _of_json(text: str) -> Iterator[ToolCall]:
+def _of_json(text: str) -> Iterator[_Placed]:
     if text.lstrip().startswith(("{", "[")):
         return _objects(text)
-    found: list[ToolCall] = []
+    found: list[_Placed] = []
     fences = [fence for fence in _FENCE.finditer(text) if not _is_program(fence)]
     for fence in [fence for fence in fences if any(key in fence[2] for key in _KEYS)] or fences:
         try:
-            found = [*found, *_objects(fence[2])]
+            found = [*found, *_all_at(fence.start(), _objects(fence[2]))]
         except Unreadable:  # the fence may have closed within an argument: what follows is read as one
-            return iter([*found, *_objects(text[fence.start(2) :])])
-    return iter(found) if found else _objects(_FENCE.sub(lambda fence: "" if _is_program(fence) else fence[0], text))
+            return iter([*found, *_all_at(fence.start(), _objects(text[fence.start(2) :]))])
+    without = _FENCE.sub(lambda fence: " " * len(fence[0]) if _is_program(fence) else fence[0], text)
+    return iter(found) if found else _objects(without)
+
+
+def _all_at(at: int, calls: Iterable[_Placed]) -> Iterator[_Placed]:
+    """The calls that a mark at this place begins."""
+    return ((at, call) for _, call in calls)
 
 
 def _is_program(fence: re.Match[str]) -> bool:
@@ -185,9 +206,9 @@ def _is_program(fence: re.Match[str]) -> bool:
     return fence[1] not in ("", "json") and not fence[2].lstrip().startswith(("{", "["))
 
 
-def _of_hermes(text: str) -> Iterator[ToolCall]:
-    for _, inside in _elements(text, _CALL, "</tool_call>", after=_end_of_json):
-        yield from _objects(inside, must=True)
+def _of_hermes(text: str) -> Iterator[_Placed]:
+    for tag, inside in _elements(text, _CALL, "</tool_call>", after=_end_of_json):
+        yield from _all_at(tag.start(), _objects(inside, must=True))
 
 
 def _end_of_json(text: str, at: int) -> int:
@@ -199,26 +220,28 @@ def _end_of_json(text: str, at: int) -> int:
         return at
 
 
-def _of_llama(text: str) -> Iterator[ToolCall]:
+def _of_llama(text: str) -> Iterator[_Placed]:
     before, tag, behind = text.partition(_LLAMA_TAG)
-    yield from _objects(behind if tag and not before.lstrip().startswith("{") else text)  # in a call the tag is text
+    if tag and not before.lstrip().startswith("{"):  # in a call the tag is text
+        return _all_at(len(before), _objects(behind))
+    return _objects(text)
 
 
-def _of_mistral(text: str) -> Iterator[ToolCall]:
+def _of_mistral(text: str) -> Iterator[_Placed]:
     tag = _MISTRAL.search(text)
     while tag is not None:
-        at = tag.end()
+        begin, at = tag.span()
         named = _MISTRAL_NAME.match(text, at)
         tag = _MISTRAL.search(text, end := _end_of_json(text, named.end() if named else at))
         if named and end > named.end():
-            yield _of_object({"name": named[1], "arguments": json.loads(text[named.end() : end])})
+            yield begin, _of_object({"name": named[1], "arguments": json.loads(text[named.end() : end])})
             if _MISTRAL_NAME.match(text, end) or "[ARGS]" in text[end : tag.start() if tag else None]:
                 raise Unreadable("there is no [TOOL_CALLS] before one of your calls")
         else:
-            yield from _objects(text[at : tag.start() if tag else None], must=True)
+            yield from _all_at(begin, _objects(text[at : tag.start() if tag else None], must=True))
 
 
-def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
+def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Placed]:
     known = {function.get("name"): function for function in map(function_of, tools)}
     filled = []
     for function, body in _elements(text, _FUNCTION, "</function>"):
@@ -227,7 +250,7 @@ def _of_xml(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]
         found = list(_parameters(body, properties if isinstance(properties, Mapping) else {}))
         if found:
             filled.append((function, body))
-        yield ToolCall(function[1], dict(found))
+        yield function.start(), ToolCall(function[1], dict(found))
     for behind in _behind(text, filled, "</function>"):
         _check_whole(behind.rpartition("</function>")[0])
 
@@ -287,28 +310,33 @@ def _unwrapped(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _of_python(text: str) -> Iterator[ToolCall]:
-    fences = [] if text.lstrip().startswith("[") else [fence[2] for fence in _FENCE.finditer(text)]
-    found: list[ToolCall] = []
-    for source in map(str.strip, fences or [text]):
+def _of_python(text: str) -> Iterator[_Placed]:
+    fences: list[re.Match[str] | None] = [] if text.lstrip().startswith("[") else list(_FENCE.finditer(text))
+    found: list[_Placed] = []
+    for fence in fences or [None]:
+        source = (fence[2] if fence else text).strip()
+        begin = text.find(source)
         is_list = source.startswith("[")
         try:
-            found = [*found, *_of_source(source, with_lists=is_list or source.endswith("]") or not fences)]
+            calls = list(_of_source(source, with_lists=is_list or source.endswith("]") or not fences))
+            found += _all_at(fence.start(), calls) if fence else [(begin + at, call) for at, call in calls]
         except Unreadable:
             if is_list or not found:
                 raise  # else a program behind the calls
     yield from found
 
 
-def _of_source(source: str, *, with_lists: bool) -> Iterator[ToolCall]:
+def _of_source(source: str, *, with_lists: bool) -> Iterator[_Placed]:
     """Yield the calls in Python statements; of other text those in its lists, if `with_lists`."""
     body, names = _parsed(source)
-    groups = [_nodes(one.value) for one in body if isinstance(one, ast.Expr)]
-    calls = [node for nodes in groups for node in nodes if isinstance(node, ast.Call)]
+    groups = [(one.lineno, _nodes(one.value)) for one in body if isinstance(one, ast.Expr)]
+    calls = [node for _, nodes in groups for node in nodes if isinstance(node, ast.Call)]
     if len(groups) == len(body) and any(len(body) == 1 or not call.args for call in calls):  # else a program
-        yield from (call for nodes in groups for call in _of_nodes(nodes, names))
+        starts = [0, *accumulate(map(len, io.StringIO(source, newline="")))]  # of its lines, as Python has them
+        yield from ((starts[line - 1], call) for line, nodes in groups for call in _of_nodes(nodes, names))
         return
-    found = [call for nodes, names in (_lists(source) if with_lists else ()) for call in _of_nodes(nodes, names)]
+    lists = _lists(source) if with_lists else ()
+    found = [(at, call) for at, nodes, names in lists for call in _of_nodes(nodes, names)]
     if not (body or found):
         _check_keywords(source)
     yield from found
@@ -329,8 +357,8 @@ def _nodes(value: ast.expr) -> list[ast.expr]:
     return value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
 
 
-def _lists(text: str) -> Iterator[tuple[list[ast.expr], Mapping[str, str]]]:
-    """Yield the elements of each list in a text, and names as of `_parsed`. Raises Unreadable for a broken list."""
+def _lists(text: str) -> Iterator[tuple[int, list[ast.expr], Mapping[str, str]]]:
+    """Yield place, elements, and names as of `_parsed` of each list in a text. Raises Unreadable if one is broken."""
     at = n_others = 0
     while (begin := text.find("[", at)) >= 0 and n_others < _MOST_BRACKETS:
         if text[max(0, begin - 1) : begin] in ("=", "(", ","):  # a list of an argument
@@ -339,7 +367,7 @@ def _lists(text: str) -> Iterator[tuple[list[ast.expr], Mapping[str, str]]]:
         end = _end_of_list(text, begin)
         body, names = _parsed(text[begin:end])
         if end and body and isinstance(body[0], ast.Expr):
-            yield _nodes(body[0].value), names
+            yield begin, _nodes(body[0].value), names
             at = end
             continue
         at = begin + 1
@@ -415,12 +443,12 @@ def _of_node(node: ast.Call, names: Mapping[str, str]) -> ToolCall:
     return ToolCall(names.get(name, name), arguments)
 
 
-def _objects(text: str, *, must: bool = False) -> Iterator[ToolCall]:
+def _objects(text: str, *, must: bool = False) -> Iterator[_Placed]:
     """Yield the calls in JSON objects of `text`, or in lists; `must` requires at least one."""
     decoder, at, n = json.JSONDecoder(), 0, 0
     refused: Unreadable | None = None
     while (found := _OPENING.search(text, at)) is not None:
-        at = found.start()
+        begin = at = found.start()
         try:
             value, at = decoder.raw_decode(text, at)
         except ValueError as error:
@@ -434,7 +462,7 @@ def _objects(text: str, *, must: bool = False) -> Iterator[ToolCall]:
         if not (must or any(isinstance(one, dict) for one in several)):
             continue  # a list in a sentence
         for one in several:
-            yield _of_object(one)
+            yield begin, _of_object(one)
             n += 1
     if refused and not n:
         raise refused

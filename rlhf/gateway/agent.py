@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.base import History, PolicyHandle, Reply
 from agents.parsing import split_thoughts
-from agents.tool_calls import Style, ToolCall, Unreadable, how_to_call, read_calls
+from agents.tool_calls import Style, ToolCall, Unreadable, how_to_call, split_calls
 from agents.tools import ToolAgent, ToolDefinitions
 from rlhf.checking import CheckContext, Problem
 from rlhf.data import Action, Finish, Generation, Message, Role
@@ -21,12 +21,6 @@ from rlhf.gateway.conversation import Conversations
 from rlhf.gateway.request import CONTEXT_FULL, ChatReply, ChatRequest, Refusal, Token
 from rlhf.gateway.session import SESSION, Give, Session
 from rlhf.settings import STRICT
-
-#: What a call begins with; what is said before it is the text of the reply.
-_OPENINGS: Mapping[Style, tuple[str, ...]] = {
-    "hermes": ("<tool_call>",), "xml": ("<tool_call>", "<function="), "mistral": ("[TOOL_CALLS]",),
-    "llama": ("<|python_tag|>", "{"), "json": ("```", "{", "[{"), "python": ("```", "["),
-}  # fmt: skip
 
 
 @runtime_checkable
@@ -101,18 +95,17 @@ class ExternalAgent:
         return found
 
     def read(self, text: str, asked: ChatRequest, was_cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        """Text and calls of a reply without its thoughts; what is no call of an offered tool stays text."""
+        """Text before the calls of a reply, and the calls; what is no call of an offered tool stays text."""
         names = {tool["function"]["name"] for tool in asked.tools}
         if not names or was_cut:
             return text.strip(), ()
         try:
-            calls = tuple(read_calls(text, self.tool_format, asked.tools))
+            before, calls = split_calls(text, self.tool_format, asked.tools)
         except Unreadable:
             return text.strip(), ()
         if len(calls) > self.max_calls_per_reply or any(call.name not in names for call in calls):
             return text.strip(), ()
-        begin = min((at for opening in _OPENINGS[self.tool_format] if (at := text.find(opening)) >= 0), default=0)
-        return text[:begin].strip(), calls
+        return before, tuple(calls)
 
     def told(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         """The messages, with the tools in the instruction where the template does not write them."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agents.base import History
 from agents.check import check_agent
 from agents.memory.base import DemonstrationInputs
-from agents.tool_calls import Style, ToolCall, Unreadable, read_calls, write_calls
+from agents.tool_calls import Style, ToolCall, Unreadable, read_calls, split_calls, write_calls
 from agents.tools import ToolAgent
 from rlhf.data import Action, Finish, Generation, Prompt, Role, Task, Turn
 from rlhf.rollout.renderer import Renderer
@@ -121,6 +121,33 @@ def test_braces_of_a_sentence_are_passed_over(style: Style, prose: str) -> None:
     for half in ('{"name": "g", "arg', "{", "{'name': 'g'}", '{name: "g"}', '{{"name": "g"}}'):
         with pytest.raises(Unreadable, match="no valid JSON"):
             read_calls(f"{prose} {written}\n{half}", style)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("prose", ["", "I look.", "Of {a, b} and [1, 2] I take `x`:", "Now [the call]:", "{x} first."])
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_is_said_before_the_first_call_is_kept_whole(style: Style, prose: str, n: int) -> None:
+    calls = [ToolCall("f", {"x": {"y": [1]}})] * n
+    written = write_calls(calls, style)
+    for text in (f"{prose} {written} Done.", f"\n{prose}\n\n{written}"):
+        assert split_calls(text, style) == (prose, calls)
+
+
+@pytest.mark.parametrize(
+    ("style", "written"),
+    [
+        ("json", '```json\n{"name": "f", "arguments": {"x": 1}}\n```'),
+        ("llama", '<|python_tag|>{"name": "f", "parameters": {"x": 1}}'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1}'),
+        ("xml", "<function=f><parameter=x>1</parameter></function>"),
+        ("python", "```python\nf(x=1)\n```"),
+    ],
+)
+def test_the_mark_of_a_call_is_not_said_before_it(style: Style, written: str) -> None:
+    assert split_calls(f"Of {{a}} [b]:\n{written}", style) == ("Of {a} [b]:", [F])
+    assert split_calls(" Sure\r\n\r\nf(x=1)", "python") == ("Sure", [F])
+    program = "```js\nlet x = {};\n```\nNow:"
+    assert split_calls(f'{program} {{"name": "f", "arguments": {{"x": 1}}}}', "json") == (program, [F])
 
 
 F, G = ToolCall("f", {"x": 1}), ToolCall("g", {"y": [True, {"a": None}, False]})

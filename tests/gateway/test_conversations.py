@@ -122,3 +122,10 @@ def test_what_is_text_in_the_schema_of_a_tool_stays_text() -> None:
     said = "<function=f><parameter=q>2024</parameter></function>"
     _, [call] = ExternalAgent(tool_format="xml").read(said, ChatRequest((), tools=(tool,)), was_cut=False)
     assert call == ToolCall("f", {"q": "2024"})
+
+
+def test_text_before_a_call_keeps_its_own_brackets() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    for style, written in (("json", '{"name": "f", "arguments": {}}'), ("python", "[f()]")):
+        found = ExternalAgent(tool_format=style).read(f"Of {{a}} [b]: {written}", ChatRequest((), tools=(tool,)), False)
+        assert found == ("Of {a} [b]:", (ToolCall("f", {}),))
