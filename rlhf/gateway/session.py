@@ -230,7 +230,8 @@ class Session:
         if self.refusal is None:
             return said
         refused = f"its last request was refused with {self.refusal.status}: {self.refusal.message}"
-        return f"{refused}\n{said}".strip()
+        # Clients' errors say the refusal again.
+        return f"{refused}\n{said.replace(self.refusal.message, '(the same)')}".strip()
 
     @property
     def said(self) -> str:

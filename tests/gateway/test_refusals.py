@@ -82,6 +82,7 @@ def test_a_program_that_ends_by_a_refusal_ends_its_attempt_and_the_record_says_w
     played = play(tmp_path, how, reward=reward)
     assert played.outcome is Outcome.AGENT_ERROR, played.detail
     assert "400" in played.detail and all(text in played.detail for text in says), played.detail
+    assert played.detail.count(says[0]) == 1, played.detail
 
 
 @pytest.mark.parametrize("reward", ["recipe", "environment"])
