@@ -191,7 +191,8 @@ def test_tasks_that_begin_otherwise_each_time_are_evaluated_and_compared(tmp_pat
     [board] = last_json(run("leaderboard", tmp_path / "a", tmp_path / "b", "--json"))["boards"]
     assert len(board["rows"]) == 2
     pair = [(Attempts(tmp_path / name / "trajectories"), "") for name in "ab"]
-    assert paired(pair[0], pair[1])["n"] == 3
+    shown = paired(pair[0], pair[1])
+    assert shown["n"] == 3 and shown["cautions"] == [caution]
     (tmp_path / "lying.py").write_text(CHANGING.replace("IS_FIXED", "True"))
     suite.write_text(suite.read_text().replace("changing.py", "lying.py"))
     found = run("evaluate", "random", "--suite", suite, "--out", tmp_path / "c")

@@ -72,10 +72,15 @@ def read_sides(folders: Sequence[Path]) -> list[Side]:
         DataError: a file is damaged.
         RecipeError: one of the folders holds no evaluation.
     """
-    sides = [read_side(folder) for folder in folders]
-    if len({side.name for side in sides}) < len(sides):
-        sides = [replace(side, name=str(side.folder)) for side in sides]
-    return sides
+    return named_apart([read_side(folder) for folder in folders])
+
+
+def named_apart(sides: Sequence[Side]) -> list[Side]:
+    """The sides, where two have one name named by their times in one run, or else by the whole paths."""
+    if len({side.name for side in sides}) == len(sides):
+        return list(sides)
+    is_one_run = len({side.folder for side in sides}) == 1 and len({side.stage for side in sides}) == len(sides)
+    return [replace(side, name=when(side.stage) if is_one_run else str(side.folder)) for side in sides]
 
 
 def read_compared(folders: Sequence[Path]) -> list[Side]:
@@ -87,9 +92,9 @@ def read_compared(folders: Sequence[Path]) -> list[Side]:
     """
     sides = read_sides(folders)
     if len(sides) == 1 and sides[0].stage:
-        first, last = (replace(side, name=when(side.stage)) for side in (read_side(folders[0], 0), *sides))
-        if first.stage != last.stage:
-            return [first, last]
+        first = read_side(folders[0], 0)
+        if first.stage != sides[0].stage:
+            return named_apart([first, *sides])
     if len(sides) < 2:
         raise RecipeError(
             "a comparison needs two evaluations",
@@ -112,11 +117,15 @@ def read_side(folder: Path, number: int = -1) -> Side:
     stages = evaluations_in(stored)
     if not stages:
         raise _no_evaluation(folder)
-    name = folder.name or str(folder)
-    if is_evaluation(folder):
+    return side_of(folder, "" if is_evaluation(folder) else stages[number])
+
+
+def side_of(folder: Path, stage: str) -> Side:
+    """Read an evaluation, or that of a run with this name. Raises DataError where a file is damaged."""
+    stored, name = folder / "trajectories", folder.name or str(folder)
+    if not stage:
         return Side(name, folder, read_attempts(stored), is_finished=(folder / SUMMARY).is_file())
-    stage = stages[number]
-    step = max(s.step for s in list_steps(stored) if (s.phase, s.stage) == ("eval", stage))
+    step = max((s.step for s in list_steps(stored) if (s.phase, s.stage) == ("eval", stage)), default=0)
     is_finished = stage == "after" or (folder / "result.json").is_file()
     return Side(name, folder, read_attempts(stored, stage=stage), stage, step, is_finished)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,13 +12,12 @@ from typing import Any
 
 from rlhf.errors import DataError, RlhfError
 from rlhf.evaluation.attempts import Attempt, read_attempts
-from rlhf.evaluation.compare import Side, check_alike, read_side
+from rlhf.evaluation.compare import compare_all, named_apart, read_side, side_of
 from rlhf.evaluation.contrib.findings import compared
 from rlhf.evaluation.contrib.leaderboard import ranked, title_of
 from rlhf.evaluation.folder import is_evaluation
-from rlhf.evaluation.paired import Paired, compare
+from rlhf.evaluation.paired import Paired
 from rlhf.evaluation.run_data import RunData
-from rlhf.evaluation.store import read_successes
 from rlhf.evaluation.summary import summarize
 from rlhf.evaluation.wording import number_text, percent_text
 from rlhf.finite import finite
@@ -56,22 +54,19 @@ def names(attempts: Attempts) -> list[str]:
 
 
 def paired(first: tuple[Attempts, str], second: tuple[Attempts, str]) -> dict[str, Any]:
-    """Two evaluations, of one run or of two, task by task; `problem` says why not."""
+    """Two evaluations, of one run or of two, task by task, with cautions; `problem` says why not."""
     try:
-        pair = [(attempts.folder, stage or None) for attempts, stage in (first, second)]
-        if first[0].folder != second[0].folder:  # the evaluations of one run are of one environment
-            check_alike(
-                *(Side(f.parent.name, f.parent, read_attempts(f, stage=stage), stage or "") for f, stage in pair)
-            )
-        sides = [read_successes(folder, stage=stage) for folder, stage in pair]
-        found = compare(sides[0], sides[1])
+        sides = named_apart([side_of(attempts.folder.parent, stage) for attempts, stage in (first, second)])
+        [found] = compare_all(sides)["comparisons"]
     except (RlhfError, OSError, ValueError) as error:
         return {"problem": str(error)}
-    tasks = [
-        {"task": task, "first": statistics.fmean(sides[0][task]), "second": statistics.fmean(sides[1][task])}
-        for task in (*found.better, *found.worse)
-    ]
-    return {**_difference(found), "n_unpaired": found.n_unpaired, "flipped": tasks[:N_FLIPPED]}
+    kept = {key: found[key] for key in ("difference", "p_value", "test", "n_better", "n_worse")}
+    low, high = found["interval"]
+    cautions = found["cautions"]
+    for side in sides:  # a page says the same wherever its files are
+        cautions = [text.replace(str(side.folder), side.folder.name) for text in cautions]
+    flipped = [{key: flip[key] for key in ("task", "first", "second")} for flip in found["flipped"][:N_FLIPPED]]
+    return {**kept, "low": low, "high": high, "n": found["n_tasks"], "cautions": cautions, "flipped": flipped}
 
 
 def learned(run: ShownRun, data: RunData) -> dict[str, Any] | None:

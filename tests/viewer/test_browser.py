@@ -133,6 +133,11 @@ def test_all_steps_are_searched_and_evaluations_compared(page: Any, shown: Viewe
     page.goto(f"{shown.url}#/evaluation/coin")
     page.wait_for_selector("table.flips")
     assert page.locator("svg.whisker").count() == 2  # of the two evaluations; the last one's figures are in its row
+    page.goto(f"{shown.url}#/evaluation/coin?first=coin:before&second=other:after")
+    page.wait_for_selector(".tiles + .findings")
+    assert page.locator(".tiles + .findings .look").first.inner_text().startswith("not measured at the same time")
+    page.goto(f"{shown.url}#/evaluation/coin")
+    page.wait_for_selector("table.flips")
     page.locator("table.flips a").first.click()
     page.wait_for_selector("table.groups a.cell")
 

@@ -114,7 +114,8 @@ function comparison(box, at, first, second, told) {
   put(box, h("div", { class: "tiles" },
     tile("Difference", `${points(told.difference)} points`, `95% interval ${points(told.low)} to ${points(told.high)}`),
     tile("Significant", significant(told), `${test(told)}, ${told.n} tasks`),
-    tile("Better", String(told.n_better), "tasks"), tile("Worse", String(told.n_worse), told.n_unpaired ? `tasks; ${told.n_unpaired} have an attempt without an error in one evaluation only` : "tasks")),
+    tile("Better", String(told.n_better), "tasks"), tile("Worse", String(told.n_worse), "tasks")),
+  told.cautions.length ? h("ul", { class: "card findings" }, told.cautions.map((says) => h("li", { class: "look" }, h("p", null, says)))) : null,
   told.flipped.length ? table("Tasks that flipped", [{ title: "Task" }, { title: `${first.words}`, n: true }, { title: `${second.words}`, n: true }, { title: "Attempts" }], told.flipped.map((one) => h("tr", null,
     h("th", { scope: "row", class: "task" }, h("bdi", null, one.task)), h("td", { class: `n ${one.first > one.second ? "better" : "worse"}`, "data-title": first.words }, percent(one.first)), h("td", { class: `n ${one.second > one.first ? "better" : "worse"}`, "data-title": second.words }, percent(one.second)),
     h("td", null, h("a", { href: attempts(first, one.task) }, "baseline"), " · ", h("a", { href: attempts(second, one.task) }, "candidate")))), { showCaption: true, class: "flips cards", most: 20 }) : h("p", { class: "soft" }, "No task flipped."));

@@ -106,7 +106,7 @@ async function pairs(box, at, others) {
     const told = await get("compare", { first: `${other.id}:${other.last}`, second: `${own.id}:${own.last}` }, at.signal);
     rows.push(h("tr", null, h("th", { scope: "row" }, `${own.id} against ${other.id}`), told.problem ? h("td", { colSpan: 4 }, told.problem) : [
       h("td", { class: "n big", "data-title": "Difference" }, `${points(told.difference)} points`), h("td", { "data-title": "95% interval" }, `${points(told.low)} to ${points(told.high)}`),
-      h("td", { "data-title": "Significance" }, `${test(told)}, ${told.n} tasks`), h("td", null, h("a", { href: link("evaluation", at.id, { other: other.id }) }, `${told.n_better} better, ${told.n_worse} worse`))]));
+      h("td", { "data-title": "Significance" }, `${test(told)}, ${told.n} tasks`), h("td", null, h("a", { href: link("evaluation", at.id, { other: other.id }) }, `${told.n_better} better, ${told.n_worse} worse`), told.cautions.length ? `; ${told.cautions.length} ${told.cautions.length === 1 ? "caution" : "cautions"}` : null)]));
   }
   if (rows.length) put(box, table("Paired by task, last evaluations", [{ title: "Runs" }, { title: "Difference", n: true }, { title: "95% interval" }, { title: "Significance" }, { title: "Tasks" }], rows, { showCaption: true, class: "cards" }));
 }
