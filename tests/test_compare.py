@@ -310,6 +310,24 @@ def test_evaluations_before_and_after_an_edit_of_the_verifier_are_told_apart(tmp
     assert sorted(len(board["rows"]) for board in found) == [1, 2]
 
 
+def test_files_of_one_name_share_a_board_where_their_tasks_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    for folder in (folders := [tmp_path / name for name in ("one", "same", "other")]):
+        folder.mkdir()
+        level = 2 if folder.name == "other" else 1  # a column: the ids of the tasks are of prompt and reference alone
+        rows = [f'{{"prompt": "is {i}?", "reference": "{i}", "level": {level}}}' for i in range(60)]
+        (folder / "rows.jsonl").write_text("\n".join(rows))
+        (folder / "sums.yaml").write_text(
+            "rewards: {right: {kind: exact_match}}\nlimits: {max_turns: 1, max_tokens: 8}\n"
+            f"parts: {{sums: {{environment: {{kind: dataset, path: {folder / 'rows.jsonl'}}}}}}}\n"
+        )
+        words = ("evaluate", f"{tmp_path / 'says.py'}:Says", "--suite", folder / "sums.yaml", "--out", folder / "out")
+        last_json(run(*words, "--json"))
+    found = last_json(run("leaderboard", *(folder / "out" for folder in folders), "--json"))["boards"]
+    assert sorted(len(board["rows"]) for board in found) == [1, 2]
+    assert all("parts.sums.tasks" in board["settings"] for board in found)
+
+
 def questions(folder: Path) -> Path:
     """A recipe on questions of a file, of whose two rewards one compares with the reference."""
     (folder / "rows.jsonl").write_text("\n".join(f'{{"prompt": "is {i}?", "reference": "{i}"}}' for i in range(60)))

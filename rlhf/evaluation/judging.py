@@ -15,7 +15,7 @@ import yaml
 from rlhf.catalog import CATALOG
 from rlhf.digests import read_listed
 from rlhf.errors import DataError
-from rlhf.evaluation.folder import PLAN, RECIPE, VERSIONS
+from rlhf.evaluation.folder import PLAN, RECIPE, SUMMARY, VERSIONS
 from rlhf.renamed import (
     RENAMED_KEYS,
     RENAMED_OF_REWARDS,
@@ -40,7 +40,8 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
     Args:
         folder: of an evaluation, or of a run, whose evaluations have one part, `tasks`.
         is_run: which of them it is.
-        with_score: also all rewards that the score of an attempt is made of.
+        with_score: of an evaluation, also all rewards that the score of an attempt is made of, and the digest of its
+            tasks, which tells files of one name apart by what they hold.
 
     Returns:
         Plain values; without what the folder does not say.
@@ -62,7 +63,9 @@ def settings_of(folder: Path, *, is_run: bool, with_score: bool = False) -> dict
         held = {name: _renewed(part) for name, part in suite.get("parts", {}).items()}
         codes = {name: _code_below(code, "" if is_run else f"parts.{name}.") for name in held}
         parts = {name: judged_by(part, names.get(name, ""), codes[name]) for name, part in held.items()}
+        data = _read(folder / SUMMARY, json.loads).get("data", {}) if with_score else {}
         for name, part in parts.items() if with_score else ():
+            part |= {key: data[name][key] for key in ("tasks",) if key in data.get(name, {})}
             rewards = held[name]["rewards"]
             part |= {"rewards": _anywhere(rewards), "names": sorted(rewards)}
             part |= {"code": {key: _files(_code_below(codes[name], f"rewards.{key}.")) for key in rewards}}
