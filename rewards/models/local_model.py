@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,9 @@ class LocalChat:
     path: str
 
     def reply(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float, seed: int) -> str:
-        """Reply of the model, the same for the same seed."""
+        """Reply of the model, the same for the same seed; its author's defaults of sampling are left out."""
         import torch
+        from transformers import GenerationConfig
 
         with ExitStack() as stack:
             stack.enter_context(_ONE_AT_A_TIME)
@@ -33,14 +35,13 @@ class LocalChat:
             stack.enter_context(torch.inference_mode())
             torch.manual_seed(seed)
             ids = _ids(model, tokenizer, messages)
-            sampled = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-            made = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-                **sampled,
-            )
+            sampled = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
+            pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+            eos = model.generation_config.eos_token_id
+            keys = {"eos_token_id": eos, "pad_token_id": pad, "do_sample": temperature > 0}
+            model = copy(model)  # which shares its weights: a held one keeps its defaults
+            model.generation_config = GenerationConfig(**keys)  # type: ignore[no-untyped-call]
+            made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **sampled)
             return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
 
     def first_token(self, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, float]]:

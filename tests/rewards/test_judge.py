@@ -379,6 +379,19 @@ def test_a_local_model_is_asked_in_the_same_way(tmp_path: Path) -> None:
     assert not group.scores and group.failures[0].outcome is Outcome.REWARD_ERROR
 
 
+def test_a_local_judge_samples_as_the_recipe_says_whatever_the_author_of_the_model_suggests(tmp_path: Path) -> None:
+    policy, said = tiny.policy(), [{"role": "user", "content": "alpha"}]
+    replies = []
+    for name, suggested in (("plain", {}), ("own", {"do_sample": True, "top_k": 1, "repetition_penalty": 9.0})):
+        policy.model.generation_config.update(**suggested)
+        policy.model.save_pretrained(tmp_path / name)
+        policy.tokenizer.save_pretrained(tmp_path / name)
+        chat = LocalChat(str(tmp_path / name))
+        replies.append([chat.reply(said, 12, temperature, 3) for temperature in (0.0, 1.0)])
+    assert replies[0] == replies[1]
+    assert load_chat(str(tmp_path / "own"))[0].generation_config.top_k == 1
+
+
 @pytest.mark.parametrize("has_template", [True, False])
 def test_a_local_judge_reads_control_tokens_that_an_attempt_spells_out_as_text(
     tmp_path: Path, has_template: bool
