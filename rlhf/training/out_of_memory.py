@@ -1,4 +1,4 @@
-"""Out-of-memory errors during training, with the recipe key to change."""
+"""Out-of-memory errors of a stage, with the recipe keys to change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.device import allocation_failure
-from rlhf.errors import TrainingError
+from rlhf.errors import EngineError, TrainingError
 
 #: Keys that say how much one pass takes; a stage has one of them.
 _BUDGETS = ("max_tokens_per_microbatch", "pairs_per_microbatch")
@@ -18,6 +18,8 @@ _BUDGETS = ("max_tokens_per_microbatch", "pairs_per_microbatch")
 @contextmanager
 def naming_keys(stage: Any, index: int, folder: Path) -> Iterator[None]:
     """Context that turns a failed allocation into a TrainingError with the key that needs less, and how to go on.
+
+    An EngineError stays: no micro-batch has to do with it.
 
     Args:
         stage: that is trained, number `index` of the recipe.
@@ -28,7 +30,7 @@ def naming_keys(stage: Any, index: int, folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         said = allocation_failure(error)
-        if said is None:
+        if said is None or isinstance(error, EngineError):
             raise
         has = {field.name for field in fields(stage)}
         half = [f"stages.{index}.{key}={max(vars(stage)[key] // 2, 1)}" for key in _BUDGETS if key in has]
@@ -40,4 +42,29 @@ def naming_keys(stage: Any, index: int, folder: Path) -> Iterator[None]:
             expected="memory for a micro-batch beside weights, moments and the engine",
             hint=f"{' '.join(['rlhf train --resume', str(folder), *half])} goes on; {again} takes less too, and "
             f"rlhf show {folder} lists the memory by use",
+        ) from error
+
+
+@contextmanager
+def naming_engine_keys(folder: Path, where: str) -> Iterator[None]:
+    """Context that turns a failed allocation of rollouts into an EngineError with the keys that need less.
+
+    Args:
+        folder: of the run.
+        where: the step.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = allocation_failure(error)
+        if said is None or isinstance(error, EngineError):
+            raise
+        raise EngineError(
+            "out of memory during rollouts",
+            where=where,
+            got=" ".join(said.split())[:300],
+            expected="memory for episodes beside the weights",
+            hint="lower limits.max_concurrent, engine.max_sessions, engine.max_batch_tokens or, of vLLM, "
+            f"engine.gpu_memory_utilization: rlhf train --resume {folder} KEY=VALUE goes on; "
+            "a new run also takes less with a lower limits.max_tokens or limits.max_context",
         ) from error

@@ -51,6 +51,30 @@ def test_a_run_without_memory_names_the_key_and_goes_on_with_less(tmp_path: Path
     assert steps == [1, 2, 3, 4]
 
 
+#: A selection that finds no room for what it makes of the groups of a step.
+CROWDED = """
+import torch
+from rlhf.tasks.selection import All
+
+
+class Crowded(All):
+    def __call__(self, *args):
+        torch.empty(2**50, dtype=torch.uint8)
+"""
+
+
+def test_rollouts_without_memory_name_the_keys_of_the_engine(tmp_path: Path) -> None:
+    folder, out = tmp_path / "recipe", tmp_path / "run"
+    stage = {key: value for key, value in GREEDILY.items() if key != "loss"}
+    path = runs.write(folder, [{**stage, "selection": {"kind": "./crowded.py:Crowded"}}], evaluation={"n_tasks": 4})
+    (folder / "crowded.py").write_text(CROWDED)
+    ended = run("train", path, "--out", out)
+    said = " ".join(ended.stderr.split())
+    assert ended.exit_code == 2 and "out of memory during rollouts" in said, said
+    assert "engine.max_sessions" in said and "gpu_memory_utilization" in said and "limits.max_tokens" in said
+    assert "max_tokens_per_microbatch" not in said
+
+
 def test_a_failed_allocation_is_known_by_its_cause() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**50, dtype=torch.uint8)
