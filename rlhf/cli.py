@@ -96,8 +96,19 @@ app = typer.Typer(
 )
 
 
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        browse.version()
+        raise typer.Exit()
+
+
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of errors.")] = False) -> None:
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print what `rlhf version` prints.")
+    ] = False,
+) -> None:
     """Post-train language-model agents with reinforcement learning, from a recipe."""
     STATE.debug = debug
 

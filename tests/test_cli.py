@@ -374,6 +374,7 @@ def test_recipes_are_found_by_words() -> None:
 
 def test_version(tmp_path: Path) -> None:
     assert last_json(run("version", "--json"))["rlhf"] == rlhf.__version__
+    assert run("--version").stdout == run("version").stdout
 
 
 # --- how commands fail -----------------------------------------------------------------------------------------------
