@@ -18,7 +18,7 @@ from tests.commands import run
         ("--foo", ["error rlhf: no such option", "got:      --foo", "expected: --debug, --help", "rlhf --help lists"]),
         ("--foo train quickstart", ["error rlhf: no such option", "got:      --foo"]),
         ("--deubg recipes", ["got:      --deubg", "do:       did you mean '--debug'?"]),
-        ("--version", ["got:      --version", "do:       it is a command, without dashes: rlhf version"]),
+        ("--recipes", ["got:      --recipes", "do:       it is a command, without dashes: rlhf recipes"]),
         ("--resume runs/a train", ["do:       it comes after the command that takes it: rlhf train ... --resume"]),
         ("--debug", ["error rlhf: missing command", "rlhf --help lists its options"]),
         ("train quickstart --ou x", ["error rlhf train: no such option", "got:      --ou", "did you mean '--out'?"]),
