@@ -24,6 +24,7 @@ import pytest
 import rlhf
 from environments.base import Properties, StepResult
 from environments.games.countdown import Countdown
+from environments.tasks.dataset import Dataset
 from rlhf.api import frames
 from rlhf.api.background import Background
 from rlhf.api.train import _Work, overrides_of
@@ -734,6 +735,18 @@ def test_an_endpoint_or_a_program_is_judged_on_rows_and_rewards_of_ones_own(fold
     assert both.suite == "two" and both.success == 1.0 and set(both.summary["parts"]) == {"a", "b"}
     assert list(both.summary["parts"]["b"]["rewards"]) == ["brief"]
     assert rlhf.evaluate("oracle", n=3, **own).success == 1.0
+
+
+def test_a_model_is_judged_on_all_rows_of_a_program_and_on_the_test_split_of_a_file(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    rest = {"rewards": {"r": {"kind": "exact_match"}}, "progress": False}
+    n_unseen = len(Dataset(path=Path("rows.jsonl")).tasks("test"))
+    for given in (ROWS, {"kind": "dataset", "path": ROWS}):
+        assert rlhf.evaluate("oracle", environment=given, **rest).n == len(ROWS)
+    for given in ("rows.jsonl", {"kind": "dataset", "path": "rows.jsonl"}):
+        assert rlhf.evaluate("oracle", environment=given, **rest).n == n_unseen < len(ROWS)
+    keyed = {"kind": "dataset", "path": ROWS, "split_ratios": {"train": 0.5, "test": 0.5}}
+    assert "path" in Arguments(folder).environment(keyed, as_test=True)  # of which the program says what is unseen
 
 
 def test_evaluations_are_compared(folder: Path) -> None:

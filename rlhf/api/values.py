@@ -96,14 +96,19 @@ class Arguments:
         return {str(name): self._reward(one, f"rewards.{name}") for name, one in given.items()}
 
     def environment(self, given: Any, *, as_test: bool = False) -> Any:
-        """Return the keys of an environment, of the file or rows of a data set; `as_test` takes all rows for tests."""
+        """Return the keys of an environment, of the file or rows of a data set.
+
+        With `as_test` all rows that a program holds are test tasks; a file is split as it is in training.
+        """
         if isinstance(given, Mapping):
+            if as_test and _are_undivided_rows(given):
+                given = {"test" if name == "path" else name: value for name, value in given.items()}
             files = {name: self._file(given[name]) for name in _FILES if name in given}
             return self.plain({**given, **files}, "environment")
         if isinstance(given, str) and given in CATALOG["environment"] and not Path(given).exists():
             return {"kind": given}
         if isinstance(given, str | PurePath) or _are_rows(given):
-            return {"kind": "dataset", "test" if as_test else "path": self._file(given)}
+            return {"kind": "dataset", "test" if as_test and _are_rows(given) else "path": self._file(given)}
         return self.plain(given, "environment")
 
     def suite(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,6 +193,12 @@ def _are_rows(given: Any) -> bool:
     return (
         isinstance(given, Iterable) and not isinstance(given, str | Mapping | PurePath) and not hasattr(given, "start")
     )
+
+
+def _are_undivided_rows(given: Mapping[str, Any]) -> bool:
+    """True for the keys of a data set of rows, of which no key says in what split each is."""
+    divides = given.keys() & {"train", "dev", "test", "split_column", "split_ratios"}
+    return given.get("kind") == "dataset" and _are_rows(given.get("path")) and not divides
 
 
 def _rows(given: Any) -> Any:
