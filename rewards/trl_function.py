@@ -15,7 +15,7 @@ from typing import Any
 
 from rewards.base import name_of
 from rewards.validation import checked_verdict
-from rewards.verified import REFERENCES, Verified, is_verifier, takes_completions
+from rewards.verified import REFERENCES, Verified, as_given, is_verifier, takes_completions
 from rlhf.data import Task, Trajectory, Verdict
 from rlhf.data.untrusted import shown
 from rlhf.errors import RewardError, nearest
@@ -40,7 +40,8 @@ class TrlFunction:
 
     It is given `prompts`, `completions`, `completion_ids` and the columns of the data set, each as a list with an entry
     for each attempt; the prompt and the reference under the names of their columns and under usual names (`question`,
-    `problem`, ...; `answer`, `solution`, `ground_truth`, ...), as text. Of these a function without `**kwargs` is given
+    `problem`, ...; `answer`, `solution`, `ground_truth`, ...), as text, but for a mapping or list of numbers in verl's
+    data. Of these a function without `**kwargs` is given
     those that it names. None in place of a number counts as 0, as in TRL's sum. Where nobody sampled an attempt, as in
     the trial before training, its `completion_ids` are the bytes of its text in UTF-8.
     """
@@ -73,10 +74,10 @@ class TrlFunction:
         n, is_chat = len(trajectories), _is_chat(task)
         is_row = isinstance(task.info.get("columns"), Mapping)
         columns = task.info["columns"] if is_row else task.info
-        references = dict.fromkeys(_REFERENCES, task.reference) if task.reference is not None else {}
+        references = dict.fromkeys(_REFERENCES, as_given(task)) if task.reference is not None else {}
         prompts = [_prompt(task, t, is_chat) for t in trajectories]
         named = {
-            name: prompts if what == "prompt" else [task.reference] * n
+            name: prompts if what == "prompt" else [as_given(task)] * n
             for name, what in (task.info.get("named", {}) if is_row else {}).items()
         }
         given = (

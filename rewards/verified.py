@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.answers.text import last_action, last_answer, last_reply
+from rewards.answers.text import last_action, last_answer, last_reply, reference_of
 from rewards.base import Capabilities, Verifier, name_of
 from rlhf.data import Task, Trajectory, Verdict
-from rlhf.errors import RecipeError, RewardError
+from rlhf.errors import RecipeError
 
 #: Names of parameters by which a verifier is told from a reward of (task, trajectory); the first is ours.
 ANSWERS = ("answer", "response", "completion", "solution_str", "prediction", "reply", "output")
@@ -128,34 +128,25 @@ class Verified:
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict | float | Awaitable[Verdict | float]:
         """Judge the last action. Raises RewardError where the task has no reference that the verifier can read."""
-        if task.reference is None:
-            raise RewardError(
-                "the task has no reference for the verifier",
-                where=f"{name_of(self.verifier)}, task {task.id}",
-                got="None",
-                expected="Task.reference",
-                hint="use a reward of (task, trajectory), or an environment whose tasks have references",
-            )
+        of_verl = takes_data_source(self.verifier)
+        reference = reference_of(task, name_of(self.verifier), with_parts=of_verl)
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
-        if takes_data_source(self.verifier):
+        if of_verl:
             columns: Mapping[str, Any] = task.info.get("columns") or {}
-            truth = json.loads(task.reference) if task.info.get("structured") else task.reference
-            verdict: Verdict | float = _as_verl(self.verifier, _conversation(trajectory), truth, columns)
+            said = _conversation(trajectory)
+            verdict: Verdict | float = _as_verl(self.verifier, said, as_given(task), columns)
             return verdict
-        if task.info.get("structured"):
-            raise RewardError(
-                "a reference with parts is for functions of verl's signature",
-                where=f"{name_of(self.verifier)}, task {task.id}",
-                got=task.reference[:80],
-                expected="one text or number as the reference",
-                hint="name a key in it: environment.reference=reward_model.ground_truth.KEY",
-            )
         action = last_action(trajectory)
-        if action.strip() == task.reference.strip():  # a reference that is a call itself
-            return self.verifier(action, task.reference)
+        if action.strip() == reference.strip():  # a reference that is a call itself
+            return self.verifier(action, reference)
         read = last_reply if Capabilities(self.verifier).reads_reply else last_answer
-        return self.verifier(read(trajectory), task.reference)
+        return self.verifier(read(trajectory), reference)
+
+
+def as_given(task: Task) -> Any:
+    """Reference as the row of a data set gives it: a mapping or list of numbers where it has parts, else the text."""
+    return json.loads(task.reference or "") if task.info.get("structured") else task.reference
 
 
 def _conversation(trajectory: Trajectory) -> str:

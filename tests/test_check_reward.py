@@ -194,7 +194,7 @@ def test_an_action_that_a_reward_fails_at_is_shown() -> None:
 
 def test_the_parts_of_a_message_are_told_apart() -> None:
     [finding] = check_reward(Verified(same_text), [(Task("a"), Trajectory("a", 0, "Go.", (), Outcome.FAILED))]).broken
-    assert "no reference for the verifier; got: None; expected: Task.reference; do: use a reward" in finding.detail
+    assert "no reference to compare with; got: None; expected: Task.reference; do: use a reward" in finding.detail
 
 
 def test_a_reward_meets_only_references_of_its_own_kind() -> None:

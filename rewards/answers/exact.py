@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from rewards.answers.text import last_action, last_answer
+from rewards.answers.text import last_action, last_answer, reference_of
 from rlhf.data import Task, Trajectory, Verdict
-from rlhf.errors import RewardError
 from rlhf.settings import STRICT
 
 
@@ -30,17 +29,11 @@ class ExactMatch:
     """Ignore punctuation at the end: `Paris.` equals `Paris`."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
-        """Judge the last action. Raises RewardError where the task has no reference."""
-        if task.reference is None:
-            raise RewardError(
-                "the task has no reference to compare with",
-                where=f"exact_match, task {task.id}",
-                expected="Task.reference",
-                hint="use a reward that needs none, such as `outcome`",
-            )
+        """Judge the last action. Raises RewardError where the task has no reference, or one with parts."""
+        reference = reference_of(task, "exact_match")
         if not trajectory.turns:
             return Verdict(0.0, why="no action")
-        said, answer = (self.judge(read(trajectory), task.reference) for read in (last_action, last_answer))
+        said, answer = (self.judge(read(trajectory), reference) for read in (last_action, last_answer))
         return max(said, answer, key=lambda verdict: verdict.value)
 
     def judge(self, answer: str, reference: str) -> Verdict:

@@ -54,14 +54,26 @@ def everything_said(trajectory: Trajectory) -> str:
     return "\n".join(turn.action.said or turn.action.text for turn in trajectory.turns)[-MAX_TEXT:]
 
 
-def reference_of(task: Task, name: str) -> str:
-    """Return the task's reference. Raises RewardError where it has none."""
+def reference_of(task: Task, name: str, *, with_parts: bool = False) -> str:
+    """Return the task's reference. Raises RewardError where it has none, or one with parts, unless told `with_parts`.
+
+    A reference with parts is a mapping or a list of numbers in verl's data, written as JSON.
+    """
+    where = f"{name}, task {task.id}"
     if task.reference is None:
         raise RewardError(
             "the task has no reference to compare with",
-            where=f"{name}, task {task.id}",
+            where=where,
             got="None",
             expected="Task.reference",
             hint="use a reward that needs none, or an environment whose tasks have references",
+        )
+    if task.info.get("structured") and not with_parts:
+        raise RewardError(
+            "a reference with parts is for functions of verl's or TRL's signature",
+            where=where,
+            got=task.reference[:80],
+            expected="one text or number as the reference",
+            hint="name a key in it: environment.reference=reward_model.ground_truth.KEY",
         )
     return task.reference

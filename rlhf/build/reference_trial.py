@@ -16,6 +16,7 @@ from rewards.base import Capabilities
 from rewards.combinators.parts import compared_in, with_parts
 from rewards.judges.asking import AsksModel
 from rewards.trl_function import TrlFunction
+from rewards.verified import takes_data_source
 from rlhf.build.alone import check_alone
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import RewardError
@@ -74,8 +75,8 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
     caution of it. Any other reward, of (task, trajectory), is tried on a reply that solves nothing alone.
 
     Raises:
-        RewardError: it fails at them, with an error, NaN, or more than a right answer is worth; or, where rewards alone
-            say what is solved, takes none for right.
+        RewardError: it fails at them, with an error, NaN, or more than a right answer is worth; cannot read references
+            with parts; or, where rewards alone say what is solved, takes none for right.
     """
     for path, seen in worlds(recipe):
         split = next((stage.split for stage in seen.stages if not stage.reads_file), recipe.evaluation.split)
@@ -158,6 +159,8 @@ async def _try_reward(trial: _Trial, world: Environment, split: str) -> None:
     replies = ((task, _right_reply(world, task)) for task in tasks_of(world, split, _N_TRIED))
     drawn = list(replies)
     known = [(task, reply) for task, reply in drawn if reply is not None]
+    if trial.compares and (parted := [task for task, _ in drawn if task.info.get("structured")]):
+        await _refuse_parts(trial, parted, len(drawn))
     if not known:
         return
     if trial.compares and (without := [task for task, _ in drawn if task.reference is None]):
@@ -230,6 +233,24 @@ async def _given(task: Task, answer: str, trial: _Trial, until: float) -> _Tried
             first = first or _Tried(task, answer, f"worth {verdict.value:g} of {weighted.success_threshold:g}{reason}")
     assert first is not None
     return first
+
+
+async def _refuse_parts(trial: _Trial, tasks: Sequence[Task], n: int) -> None:
+    """Raise RewardError for a reward, but of verl's signature, that fails at `tasks`, of `n`, for their references.
+
+    These have parts and are no replies, so what is given is a reply that solves nothing.
+    """
+    if any(takes_data_source(part) for _, part in with_parts("", trial.weighted.reward)):
+        return
+    found = await _given(tasks[0], _NONSENSE, trial, time.monotonic() + _ENOUGH_S / 4)
+    if found is not None and found.failed and len(tasks) > trial.limits.max_error_fraction * n:
+        raise RewardError(
+            f"the references of {len(tasks)} of the first {n} tasks have parts, and the reward fails at them",
+            where=f"{trial.path}, {_place(tasks[0])}",
+            got=found.why,
+            expected="a reward that reads them, such as a function of verl's signature",
+            hint="use compute_score of the data, or name a key: environment.reference=reward_model.ground_truth.KEY",
+        )
 
 
 def _refuse_failing(trial: _Trial, tried: Sequence[_Tried]) -> None:

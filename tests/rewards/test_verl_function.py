@@ -11,15 +11,17 @@ import pytest
 
 from environments.tasks.dataset import Dataset
 from rewards.answers.exact import ExactMatch
+from rewards.answers.numeric import Numeric
 from rewards.check import check_reward
 from rewards.combinators.parts import compared_in
 from rewards.suite import Case, run
 from rewards.trl_function import as_reward
 from rewards.verified import Verified, is_verifier
-from rlhf.build.reference_trial import _right_reply
+from rlhf.build.reference_trial import _right_reply, _try_rewards
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import RecipeError, RewardError
 from rlhf.recipe.rewards import rewards_of
+from rlhf.rollout.limits import Limits
 from rlhf.rollout.scoring import score_group
 from tests import commands
 
@@ -70,9 +72,33 @@ def test_a_ground_truth_with_parts_reaches_the_function_as_it_is(tmp_path: Path,
     [task] = world.tasks("train")
     assert json.loads(task.reference or "") == truth
     assert world.plan(task, ()) is None and _right_reply(world, task) is None
-    turn = Turn(Action("3 * 8", said="3 * 8"), "")
-    with pytest.raises(RewardError, match="for functions of verl's signature"):
-        Verified(ExactMatch())(task, Trajectory(task.id, 0, "", (turn,), Outcome.FAILED))
+    attempt = Trajectory(task.id, 0, "", (Turn(Action("3 * 8", said="3 * 8"), ""),), Outcome.FAILED)
+    for reward in (ExactMatch(), Verified(Numeric())):
+        with pytest.raises(RewardError, match="for functions of verl's or TRL's signature"):
+            reward(task, attempt)
+    for_trl = as_reward(lambda completions, ground_truth, answer: [float(ground_truth == answer == [truth])])
+    assert for_trl(task, attempt).value == 1.0
+
+
+@pytest.mark.parametrize("kind", ["exact_match", "math"])
+def test_references_with_parts_are_refused_before_training_where_the_reward_cannot_read_them(
+    tmp_path: Path, kind: str
+) -> None:
+    asked = [[{"role": "user", "content": f"What is {n} + 0?"}] for n in range(4)]
+    rows = [{"prompt": one, "reward_model": {"ground_truth": {"target": n}}} for n, one in enumerate(asked)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "reward.py").write_text(SCORE.replace("{BODY}", "float(ground_truth['target'] == solution_str)"))
+    world = Dataset(train=tmp_path / "a.jsonl")
+
+    def tried(kind: str, limits: Limits) -> None:
+        rewards = rewards_of({"right": {"kind": kind, "success_threshold": 1.0}}, tmp_path)
+        asyncio.run(_try_rewards("", rewards, world, "train", limits, lambda text: None))
+
+    with pytest.raises(RewardError, match="of the first 4 tasks have parts") as refused:
+        tried(kind, Limits())
+    assert "row" in refused.value.where and "reward_model.ground_truth.KEY" in refused.value.hint
+    tried(kind, Limits(max_error_fraction=1))
+    tried("./reward.py:compute_score", Limits())
 
 
 @pytest.mark.parametrize("result", ["{}", "{'acc': 1.0}", "{'score': None}", "{'score': float('nan')}"])

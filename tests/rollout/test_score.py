@@ -222,8 +222,8 @@ def test_one_reason_at_five_tasks_is_one_and_comes_first():
     with pytest.raises(TrainingError) as error:
         check_failures([group(i) for i in range(5)], Limits())
     assert error.value.what.endswith(
-        "the most common of 5 failures (5 times): reward_error: the task has no reference for the verifier; got: None; "
-        "expected: Task.reference; do: use a reward of (task, trajectory), or an environment whose tasks have "
+        "the most common of 5 failures (5 times): reward_error: the task has no reference to compare with; got: None; "
+        "expected: Task.reference; do: use a reward that needs none, or an environment whose tasks have "
         "references (reward right: judge, such as task levers/0)"
     )
 
