@@ -173,6 +173,17 @@ def test_a_question_is_found_within_a_longer_text() -> None:
     ]
     assert [_lines_asking(asked, [(text, 1)]) for text in texts] == [[], [1], [], [1]]
     assert _lines_asking(asked, [(" 2  + 2?", 4), (question, 7)]) == [4, 7]
+    for glued in ("<question>{}</question>", '"{}"', "**{}**", "_{}_", "Q:{}", "1.{}", "{}A:"):
+        assert _lines_asking(asked, [(glued.format(question), 1)]) == [1], glued
+    assert _lines_asking(asked, [(f"Question: {question[:-1]}", 1)]) == [1]
+
+
+@pytest.mark.parametrize("more", ["{} + 4?", "{}+4?", "{}.5?", "{},500?", "{}4?"])
+def test_a_longer_formula_is_another_question(more: str) -> None:
+    begin = "What is the sum of these two numbers: 2 + 3"
+    asked = [Task("t", info={"prompt": f"{begin}?"})]
+    assert _lines_asking(asked, [(more.format(begin), 1)]) == []
+    assert _lines_asking(asked, [(begin.replace("+", "-"), 1)]) == [] != _lines_asking(asked, [(begin, 1)])
 
 
 def test_a_policy_of_parts_that_are_gone_is_judged_all_the_same(tmp_path: Path) -> None:

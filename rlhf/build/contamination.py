@@ -7,6 +7,7 @@ under other names is found too.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -69,6 +70,9 @@ def _content(task: Task) -> str:
 _NAMED = 3
 #: Words of a question that is found within a longer text too; a shorter one may be part of another question.
 _LEAST_WORDS = 8
+#: Numbers, words and single marks, in which questions are looked for.
+_WORDS = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+|\S")
+_OPERATORS = frozenset("+-*/^=%")
 _NOTHING = _content(Task("a task with an id and nothing else"))
 
 
@@ -111,20 +115,35 @@ def caution_learnt(recipe: Recipe, said: Iterable[tuple[str, int]], where: str, 
 
 
 def _lines_asking(tasks: Sequence[Task], said: Iterable[tuple[str, int]]) -> list[int]:
-    """Lines of a file in which questions of `tasks` are, alone or within a longer text, one for each question."""
-    asked = {tuple(prompt.split()) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
-    longer: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # by its first words
+    """Lines of a file in which questions of `tasks` are, alone or within a longer text, one for each question.
+
+    Within a text, marks before and behind a question do not matter: `<q>...</q>`, `**...**`, a question mark.
+    """
+    asked = {_plain(prompt) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
+    longer: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}  # by its first words
     for question in asked:
-        if len(question) >= _LEAST_WORDS:
-            longer.setdefault(question[:_LEAST_WORDS], []).append(question)
+        words = _WORDS.findall(question)
+        places = [i for i, word in enumerate(words) if word[0].isalnum()]
+        if len(question.split()) >= _LEAST_WORDS and len(places) >= _LEAST_WORDS:
+            words = words[places[0] : places[-1] + 1]
+            longer.setdefault(tuple(words[:_LEAST_WORDS]), []).append((words, question))
     first = {begin[0] for begin in longer}
-    found: dict[tuple[str, ...], int] = {}
+    found: dict[str, int] = {}
     for text, line in said if asked else ():
-        words = tuple(text.split())
+        words = _WORDS.findall(text) if longer else []
         at = (i for i, word in enumerate(words) if word in first)
-        inside = (q for i in at for q in longer.get(words[i : i + _LEAST_WORDS], ()) if words[i : i + len(q)] == q)
-        found |= dict.fromkeys([*inside, *({words} & asked)], line)
+        inside = (
+            q for i in at for own, q in longer.get(tuple(words[i : i + _LEAST_WORDS]), ()) if _is_at(own, words, i)
+        )
+        found |= dict.fromkeys([*inside, *({_plain(text)} & asked)], line)
     return sorted(found.values())
+
+
+def _is_at(question: list[str], words: list[str], i: int) -> bool:
+    """True if `words` hold the question from `i` on, and no formula goes on at its end: `1 + 2` is not `1 + 2 + 3`."""
+    end = i + len(question)
+    goes_on = end + 1 < len(words) and words[end] in _OPERATORS and words[end + 1][0].isalnum()
+    return words[i:end] == question and not goes_on
 
 
 def _named_lines(lines: Sequence[int]) -> str:
@@ -208,7 +227,7 @@ def _said_in(stage: Any, path: str, say: Callable[[str], None]) -> list[tuple[st
             rows = read_rated(stage.pairs.file.expanduser(), f"{path}.pairs.file")
             return [(message.content, row.line) for row in rows for message in row.prompt]
         chats = read_chats(stage.data, f"{path}.data")
-        return [(message.content, chat.number) for chat in chats for message in chat.messages]
+        return [(text, chat.number) for chat in chats for text in chat.texts]
     except RlhfError as error:
         say(f"caution: not checked whether {path} learnt from tasks of this evaluation: {error.where}: {error.got}")
         return []

@@ -41,7 +41,7 @@ def check_data(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -
     """Read the data of every stage once, so that errors appear before anything loads. Raises RecipeError."""
     for index, _ in data_stages(recipe):
         found = texts_of(recipe, index)
-        said = ((message.content, one.number) for one in found if isinstance(one, Chat) for message in one.messages)
+        said = ((text, one.number) for one in found if isinstance(one, Chat) for text in one.texts)
         caution_learnt(recipe, said, f"stages[{index}].data", say)
 
 

@@ -40,7 +40,7 @@ class Chat:
 
     @property
     def texts(self) -> Iterator[str]:
-        """Everything in it, for training a tokenizer."""
+        """Everything in it: contents of messages, calls, and the plain text, empty where there are messages."""
         yield from (said.content for said in self.messages)
         yield from (call.text for said in self.messages for call in said.calls)
         yield self.text
