@@ -439,13 +439,19 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
 
-def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path) -> None:
-    rows = [{"question": f"Say {i}.", "answer": str(i)} for i in range(40)]
+@pytest.mark.parametrize("is_text", [False, True])
+def test_questions_of_the_result_among_the_chats_are_told(tmp_path: Path, is_text: bool) -> None:
+    rows = [{"question": f"Say the number of this line, which is {i}.", "answer": str(i)} for i in range(40)]
     written(tmp_path, *rows, name="q.jsonl")
-    written(tmp_path, *({"prompt": row["question"], "completion": row["answer"]} for row in rows))
+    chats = [{"prompt": row["question"], "completion": row["answer"]} for row in rows]
+    texts = [
+        {"text": "<|end|>"},
+        *({"text": " ".join(chat.values())} for chat in chats),
+    ]  # the first has nothing to learn
+    written(tmp_path, *(texts if is_text else chats))
     path = tmp_path / "recipe.yaml"
     environment = {"kind": "dataset", "path": "q.jsonl"}
-    stages = [{"kind": "supervised", "data": {"path": "chats.jsonl"}, "epochs": 1}]
+    stages = [{"kind": "supervised", "data": {"path": "chats.jsonl"}, "epochs": 1, "batch_size": 1 if is_text else 8}]
     rewards = {"right": {"kind": "numeric"}}
     made = {"policy": runs.BASE["policy"], "environment": environment, "rewards": rewards, "stages": stages}
     path.write_text(yaml.safe_dump({**made, "limits": {"max_tokens": 6}}))
@@ -486,6 +492,7 @@ def test_chats_of_one_prompt_are_held_out_together() -> None:
     assert prompt_of(one) == prompt_of(other) != prompt_of(next_turn)
     texts = [row(7, 1, learnt=slice(1, None)), row(7, 2, learnt=slice(1, None))]
     assert len({prompt_of(text) for text in texts}) == 2
+    assert prompt_of(row(7, learnt=slice(0))) == np.array([7]).tobytes()  # a text that is only the stop token
     rows = [replace(one, sequence=i % 8, token_ids=np.array([i % 8, 8, i])) for i in range(24)]
     made = split_rows(
         [[x] for x in rows], Chats(path=Path("x"), held_out=0.25), "seed", "data", 0, [*map(prompt_of, rows)]
@@ -504,4 +511,4 @@ def test_attempts_are_held_out_by_task() -> None:
     assert len(made.learnt) == 8 and not out & {group[0].sequence // 4 for group in made.learnt}
     with pytest.raises(RecipeError, match="no tokens to train on") as caught:
         split_rows(rows, Chats(from_run=Path("x"), held_out=0.3), "seed", "data", 0, ["t"] * 12)
-    assert "12 rows of 1 prompts" in caught.value.got
+    assert "12 rows of 1 prompts" in caught.value.got and "another prompt, or set held_out: 0" in caught.value.hint

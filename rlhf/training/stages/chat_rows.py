@@ -68,7 +68,8 @@ def split_rows(
     n_out = max(round(settings.held_out * len(order)), 1) if settings.held_out else 0
     if len(order) <= n_out:
         got = f"{len(rows)} rows of {len(order)} prompts, {n_dropped} longer than the context, {n_out} held out"
-        hint = "give it more rows" if rows else "shorten the rows, or take a policy with a longer context"
+        few = "give it rows of another prompt, or set held_out: 0"
+        hint = few if rows else "shorten the rows, or take a policy with a longer context"
         raise RecipeError("there are no tokens to train on", where=where, got=got, expected="rows", hint=hint)
     out = set(order[:n_out])
     learnt = [group for group, prompt in zip(rows, prompts, strict=True) if prompt not in out]
@@ -78,7 +79,8 @@ def split_rows(
 
 def prompt_of(chat: Sample) -> bytes:
     """Tokens before the last reply that is learnt of a chat; all of them where it is a text without a prompt."""
-    at = np.flatnonzero(chat.mask & ~np.roll(chat.mask, 1))[-1]
+    begins = np.flatnonzero(chat.mask & ~np.roll(chat.mask, 1))
+    at = begins[-1] if len(begins) else 0
     return chat.token_ids[: at if at > 1 else None].tobytes()
 
 
