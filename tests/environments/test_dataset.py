@@ -294,6 +294,14 @@ def test_keys_that_contradict_each_other_are_refused(keys: dict[str, Any], says:
 def test_it_keeps_the_contract(tmp_path: Path) -> None:
     report = check_environment(Dataset(path=lines(tmp_path / "a.jsonl", SUMS)))
     assert report.ok, str(report)
+    assert "plan(): knows a way for some task" in str(report)
+
+
+@pytest.mark.parametrize("answers", [{}, {"reward_model": {"ground_truth": {"target": 24}}}], ids=["none", "parts"])
+def test_rows_without_an_answer_to_give_keep_the_contract(tmp_path: Path, answers: dict[str, Any]) -> None:
+    path = lines(tmp_path / "a.jsonl", [{"prompt": f"What is {i} + 1?", **answers} for i in range(40)])
+    report = check_environment(Dataset(path=path), other_process=False)
+    assert report.ok, str(report)
 
 
 # --- recipes ---
