@@ -433,7 +433,7 @@ def test_a_callback_that_raises_in_a_supervised_stage_loses_no_update() -> None:
             raise KeyError("loss")
 
     stage = {"kind": "supervised", "n_demonstrations": 8, "epochs": 2, "batch_size": 4, "optimizer": {"lr": 1e-3}}
-    with pytest.raises(TrainingError, match="the run is saved"):
+    with pytest.raises(TrainingError, match="resume from the last checkpoint"):
         small(stages=[stage], callbacks=[bad], out="run")
     assert Path("run/checkpoints/0-supervised-000003").is_dir()
     resumed, whole = small(resume="run"), small(stages=[stage], out="whole")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 from pathlib import Path
@@ -17,14 +18,17 @@ from rewards.combinators.parts import with_parts
 from rewards.models.model_folder import logits
 from rewards.models.reward_model import OutcomeModelScore, ProcessModelScore, RewardModelScore
 from rewards.models.step_rows import step_rows
+from rlhf.build.train import train
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.errors import DataError, ModelError, RecipeError, RewardError, TrainingError
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
 from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.terminal import CleanConsole
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.reward_model_pointwise import backward, right_before_wrong, updates
 from rlhf.training.contrib.step_labels import Labelled, labelled, soft_mean
+from rlhf.training.hooks.callbacks import Callbacks, StepInfo
 from rlhf.training.reward_model_training import save, scoring_model
 from rlhf.training.stages.reward_model import RewardModel
 from tests.training import runs, tiny
@@ -257,6 +261,22 @@ def test_a_policy_learns_from_them(done: runs.Done, tmp_path: Path, name: str, k
     rewards = {"learned": {"kind": kind, "path": str(done.folder / "reward_model" / name)}}
     learnt = runs.run(runs.write(tmp_path, [stage], policy=policy, rewards=rewards), tmp_path / "run")
     assert learnt.result["success_after"] > learnt.result["success_before"] + 0.1, learnt.result
+
+
+def test_a_callback_that_raises_at_an_update_is_told_of_it_once_the_model_is_saved(tmp_path: Path) -> None:
+    def bad(step: StepInfo) -> None:
+        if "reward_model/loss" in step.metrics:
+            raise KeyError("loss")
+
+    short = {"kind": "reward_model", "objective": "outcome", "pairs": {"tasks": 24, "group_size": 6}, "epochs": 1}
+    path = runs.write(
+        tmp_path, [START | {"random_share": 0.5}, short], rewards=OUTCOME, evaluation={"n_tasks": 4, "before": False}
+    )
+    with pytest.raises(TrainingError, match="a callback raised"):
+        train(load(path), tmp_path / "run", console=CleanConsole(file=io.StringIO()), callbacks=Callbacks.of(bad))
+    assert (tmp_path / "run" / "reward_model" / "1-reward_model" / "held_out.json").exists()
+    state = json.loads((runs.newest(tmp_path / "run") / "state.json").read_text())
+    assert (state["stage"], state["finished"]) == (1, True)
 
 
 def test_attempts_that_are_all_alike_are_nothing_to_learn_from(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -46,7 +47,7 @@ async def learn_values(run: RunContext, stage: RewardModel) -> None:
     for update, values in enumerate(updates(model, seen, stage, seed_of(run)), start=1):
         run.log(update, values | (figures if update == 1 else {}), delivered=False)
         run.progress.advance(f"loss {values['reward_model/loss']:.3f}")
-        await run.check_stop()
+        await asyncio.sleep(0)  # hears a cancellation; callbacks hear of the updates once the model is saved
     model = merged()
     save_in(run.folder, f"reward_model/{run.state.label}", model, run.policy.tokenizer)
     _judge(run, stage, model, unseen, total)

@@ -236,5 +236,5 @@ async def _called(function: Callable[[StepInfo], Any], info: StepInfo) -> None:
             where=f"callback {name_of(function)}, step {info.step} of {info.stage}",
             got=f"{type(error).__name__}: {error}",
             expected="no exception",
-            hint=f"fix the callback; the run is saved: rlhf.train(resume={str(info.run)!r})",
+            hint=f"fix the callback and resume from the last checkpoint: rlhf.train(resume={str(info.run)!r})",
         ) from error
