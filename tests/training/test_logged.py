@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.errors import RecipeError, TrainingError
+from rlhf.errors import DataError, RecipeError, TrainingError
 from rlhf.estimate.arithmetic import arithmetic
 from rlhf.recipe import load
 from tests import test_resume as resume
@@ -72,6 +72,14 @@ def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Pa
     same = _learn(start, tmp_path / "b", few, rewards={"same": {"kind": "outcome", "failure": 1.0}})
     with pytest.raises(TrainingError, match="no stored attempts to learn from"):
         _learn(start, tmp_path / "c", OFFLINE | {"offline_data": {"runs": [str(same.folder)]}})
+
+
+def test_stored_attempts_without_a_role_that_is_trained_are_told_of(logs: tuple[Path, Path], tmp_path: Path) -> None:
+    start, other = logs
+    with pytest.raises(DataError, match="no generation has a role that is trained"):
+        planned = OFFLINE | {"offline_data": {"runs": [str(other)]}, "train_roles": ["plan"], "layout": "generation"}
+        agent = {"kind": "planner", "plan_system": "", "executor": {"system": ""}}
+        _learn(start, tmp_path, planned, agent=agent, evaluation={"n_tasks": 2})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.batching.samples import Sample, make_samples
+from rlhf.batching.samples import Sample, check_roles, make_samples
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import credit_of
 from rlhf.data import ScoredGroup
@@ -138,6 +138,7 @@ class LoggedAttempts(StageHook):
 
         Raises:
             TrainingError: nothing is stored to learn from, and nothing is sampled.
+            DataError: no stored generation has a role that is trained.
         """
         assert self.step is not None and self.source is not None
         stage, stored = self.step.stage, self.source.groups()
@@ -154,6 +155,8 @@ class LoggedAttempts(StageHook):
                 )
             return samples, figures
         rows, _ = make_samples(groups, credit_of(stage.advantage, groups), stage.layout, stage.train_roles)
+        if not rows and stage.train_roles:
+            check_roles(stored, stage.train_roles)
         rows, _ = stage.filters(rows, groups)
         first_s, first_g = (max((getattr(s, name) for s in samples), default=-1) + 1 for name in ("sequence", "group"))
         theirs = [
