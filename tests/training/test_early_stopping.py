@@ -97,7 +97,15 @@ def test_a_resumed_run_ends_where_one_that_ran_on_does(tmp_path: Path) -> None:
     assert runs.weights(runs.newest(out)) == runs.weights(runs.newest(whole.folder))
 
 
-@pytest.mark.parametrize("changes", [{"evaluate_every": 0}, {"patience": 8}, {"evaluate_every": 3}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"evaluate_every": 0},
+        {"patience": 8},
+        {"evaluate_every": 3},
+        {"advantage": {"kind": "gae"}, "critic": {"warmup_steps": 6}},
+    ],
+)
 def test_a_patience_that_never_ends_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     evaluation = {"n_tasks": 6} if changes.get("evaluate_every") == 0 else {"n_tasks": 6, "validation_n_tasks": 8}
     path = runs.write(tmp_path, [SUPERVISED, STILL | changes], evaluation=evaluation)

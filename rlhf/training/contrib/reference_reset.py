@@ -35,7 +35,7 @@ class ReferenceReset:
     """KL to the reference in nats per token, `loss/kl_ref`, beyond which the reference is reset; null is no bound."""
     every: Annotated[int, Field(ge=1)] | None = None
     """Steps between unconditional resets: a moving anchor, as in T1, arXiv 2501.11651, which uses a running mean; null
-    is never."""
+    is never. Steps before the stage's first update of the policy, such as a critic's warm-up, do not count."""
     reset_optimizer: bool = True
     """Also reset the optimizer moments; the learning rate schedule and float32 master weights stay."""
 
@@ -58,7 +58,7 @@ class ReferenceReset:
             yield Problem(
                 "patience is never reached: there are too few evaluations",
                 where=context.at("patience"),
-                got=f"{self.patience}, with {stage.n_evaluations} evaluations between {stage.steps} steps",
+                got=f"{self.patience}, with {stage.n_evaluations} evaluations between {stage.n_policy_steps} steps",
                 expected="more evaluations than that, the first being the best so far",
                 do=f"set {context.stage_path}.evaluate_every, a lower one, or a lower patience",
             )
@@ -74,7 +74,7 @@ class ResetClock(StageHook):
         n_since: evaluations since then, or since the last reset.
         is_due: whether to reset before the next step.
         n_resets: of the stage so far.
-        n_steps: since the last reset.
+        n_steps: since the last reset, or the stage's first update of the policy.
     """
 
     key: ClassVar[str] = "reference"
@@ -92,8 +92,10 @@ class ResetClock(StageHook):
             self.see(success)
 
     async def on_step_end(self, run: RunContext, parts: LiveStage, step: Step) -> None:
-        """See `learn`."""
-        step.metrics |= self.learn(step.values)
+        """See `learn`; steps before the stage's first update of the policy count for nothing."""
+        if parts.trainer.n_updates:
+            self.learn(step.values)
+        step.metrics["reference/n_resets"] = float(self.n_resets)
 
     @property
     def is_saving(self) -> bool:
@@ -117,13 +119,12 @@ class ResetClock(StageHook):
         take_reference(run)
         run.progress.say(f"the policy after step {run.state.step} of {run.state.label} is the reference from now on")
 
-    def learn(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Update on what the updates of a step logged; returns what is logged of the reference."""
+    def learn(self, values: Mapping[str, float]) -> None:
+        """Update on what the updates of a step logged."""
         bound = self.settings.max_kl
         self.n_steps += 1
         self.is_due = self.is_due or (bound is not None and values.get("loss/kl_ref", 0.0) > bound)
         self.is_due = self.is_due or (self.settings.every is not None and self.n_steps >= self.settings.every)
-        return {"reference/n_resets": float(self.n_resets)}
 
     def see(self, success: float) -> None:
         """Take in an evaluation."""

@@ -147,9 +147,18 @@ class PolicyGradient(StageOverrides):
         return self.self_certainty is None and bool(LossNeeds(self.loss).needs_score)
 
     @property
+    def n_policy_steps(self) -> int:
+        """Steps that update the policy: those after the critic's warm-up."""
+        return max(self.steps - (self.critic.warmup_steps if self.critic else 0), 0)
+
+    @property
     def n_evaluations(self) -> int:
-        """Evaluations between the steps; there is none after the last step."""
-        return (self.steps - 1) // self.evaluate_every if self.evaluate_every else 0
+        """Evaluations between the steps, of a policy that the stage has updated; there is none after the last step."""
+        if not self.evaluate_every:
+            return 0
+        return max(
+            (self.steps - 1) // self.evaluate_every - (self.steps - self.n_policy_steps) // self.evaluate_every, 0
+        )
 
     @property
     def updates_per_step(self) -> int:
@@ -159,7 +168,7 @@ class PolicyGradient(StageOverrides):
     @property
     def n_updates(self) -> int:
         """Optimiser updates of the policy in the stage, the horizon of its schedule; none in the critic's warm-up."""
-        return (self.steps - (self.critic.warmup_steps if self.critic else 0)) * self.updates_per_step
+        return self.n_policy_steps * self.updates_per_step
 
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse sizes, critics, samplers and keys that do not go with each other."""
@@ -175,7 +184,7 @@ class PolicyGradient(StageOverrides):
             yield Problem(
                 "patience has no effect: there are too few evaluations",
                 where=context.at("patience"),
-                got=f"{self.patience}, with {self.n_evaluations} evaluations between {self.steps} steps",
+                got=f"{self.patience}, with {self.n_evaluations} evaluations between {self.n_policy_steps} steps",
                 expected="more evaluations than that, the first being the best so far",
                 do=f"set {context.at('evaluate_every')}, a lower one, or a lower patience",
             )
