@@ -221,6 +221,8 @@ class Capabilities(CapabilityView):
     for demonstrations to agents that plan. Of a wrapper likewise."""
     fingerprint = Capability[Callable[[], str] | None](None, Callable)
     """Gives a digest of the data that it reads."""
+    n_merged = Capability[Callable[[str], int] | None](None, Callable)
+    """Rows of a split that are no tasks, as an earlier row has their prompt and answer."""
     close = Capability[Callable[[], object]](lambda: None, Callable)
     """Frees what its episodes share, such as workers."""
 

@@ -220,7 +220,7 @@ class Dataset:
             MissingPackageError: a data set without the package `datasets`.
         """
         refuse_unknown(split, self.splits, "Dataset.tasks")
-        by_split = _tasks(self, self._state())
+        by_split, _ = _tasks(self, self._state())
         found = by_split[split]
         if not found:
             counts = ", ".join(f"{len(own)} in {name}" for name, own in by_split.items() if name in self.splits)
@@ -234,6 +234,10 @@ class Dataset:
                 else f"add rows, change environment.split_ratios, or give it a file: environment.{split}=FILE",
             )
         return found
+
+    def n_merged(self, split: str) -> int:
+        """Rows of a split that are no tasks, as an earlier row of it has their prompt and answer."""
+        return _tasks(self, self._state())[1].get(split, 0)
 
     def start(self, task: Task) -> DatasetEpisode:
         """Begin one attempt."""
@@ -400,8 +404,8 @@ def _opened(settings: Dataset) -> Iterator[_Opened]:
 
 
 @lru_cache(maxsize=8)
-def _tasks(settings: Dataset, state: _State) -> Mapping[str, Sequence[Task]]:
-    """Tasks of each split: all of them where the files are small, else read on demand."""
+def _tasks(settings: Dataset, state: _State) -> tuple[Mapping[str, Sequence[Task]], Mapping[str, int]]:
+    """Tasks of each split, all of them where the files are small, else read on demand; and its merged rows."""
     tools = settings.tools
     paths = [path for path, _ in state if tools is None or path != file_of(tools)[0]]
     info = {} if tools is None else task_info(load_tools(tools).tools)
@@ -423,11 +427,16 @@ def _tasks(settings: Dataset, state: _State) -> Mapping[str, Sequence[Task]]:
         if columns is None:
             raise EnvError("this file has no rows", where=opened.where, got=opened.name, expected="rows")
         sources.append(Source(opened.name, columns, None if is_held else opened.reader(number, heads)))
-    rows = _kept_apart(settings, index, [source.name for source in sources])
+    distinct = index.distinct()
+    rows = _kept_apart(settings, index, distinct, [source.name for source in sources])
+    merged = np.bincount(index.splits, minlength=len(SPLITS)) - np.bincount(
+        index.splits[distinct], minlength=len(SPLITS)
+    )
+    n_merged = dict(zip(SPLITS, merged.tolist(), strict=True))
     by_split = {split: rows[index.splits[rows] == i] for i, split in enumerate(SPLITS)}
     if is_held:
-        return {split: tuple(held[i] for i in own) for split, own in by_split.items()}
-    return {split: ReadTasks(sources, index, own) for split, own in by_split.items()}
+        return {split: tuple(held[i] for i in own) for split, own in by_split.items()}, n_merged
+    return {split: ReadTasks(sources, index, own) for split, own in by_split.items()}, n_merged
 
 
 def _drawn(settings: Dataset, content: str) -> str:
@@ -440,9 +449,10 @@ def _drawn(settings: Dataset, content: str) -> str:
     return settings.splits[-1]
 
 
-def _kept_apart(settings: Dataset, index: Index, names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Distinct rows, none of which has its prompt in two splits; with `overlap: drop` those of `train` go."""
-    rows = index.distinct()
+def _kept_apart(
+    settings: Dataset, index: Index, rows: npt.NDArray[np.int64], names: Sequence[str]
+) -> npt.NDArray[np.int64]:
+    """Those of `rows` none of which has its prompt in two splits; with `overlap: drop` those of `train` go."""
     pairs = index.shared(rows)
     if settings.overlap == "drop":
         dropped = [row for row, _ in pairs if SPLITS[index.split[row]] == "train"]

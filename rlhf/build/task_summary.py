@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.base import History
-from environments.base import properties_of
+from environments.base import Capabilities, member_environments, properties_of
 from rlhf.data import Message, Prompt, Task
 from rlhf.errors import EnvError, RecipeError
 from rlhf.gateway.agent import ExternalAgent
@@ -24,7 +24,7 @@ _N_MEASURED = 5_000
 
 
 async def tell_splits(recipe: Recipe, renderer: Renderer, max_context: int, say: Callable[[str], None]) -> None:
-    """Print the number of tasks of each split, and caution of prompts that are too long.
+    """Print the number of tasks of each split, and caution of merged rows and of prompts that are too long.
 
     Other environments make their tasks, and what they show first is known when an episode begins. An agent that does
     not ask the policy first is not looked at.
@@ -72,6 +72,11 @@ async def _tell_world(
     splits = dict(_splits(recipe))
     counts = ", ".join(f"{len(tasks):,} in {split}" for split, tasks in splits.items())
     say(f"tasks{f' of {path[:-1]}' if path else ''}: {counts}")
+    if merged := ", ".join(f"{n:,} in {split}" for split in splits if (n := _n_merged(recipe.environment, split))):
+        say(
+            f"caution: rows with the prompt and the answer of an earlier row{f' of {path[:-1]}' if path else ''}: "
+            f"{merged}; each is one task with that row, and counts once"
+        )
     if isinstance(recipe.agent, ExternalAgent):  # its program writes the prompts
         return
     for split, tasks in splits.items():
@@ -85,6 +90,13 @@ def _splits(recipe: Recipe) -> Iterator[tuple[str, Sequence[Task]]]:
     for split in properties_of(recipe.environment).splits:
         with suppress(EnvError):
             yield split, tasks_of(recipe.environment, split)
+
+
+def _n_merged(environment: object, split: str) -> int:
+    """Rows of a split that are no tasks, with those of the environments that `environment` is made of."""
+    own = Capabilities(environment).n_merged
+    within = sum(_n_merged(member, split) for _, member in member_environments(environment))
+    return within + (own(split) if own else 0)
 
 
 def _asked(tasks: Sequence[Task]) -> list[Task]:

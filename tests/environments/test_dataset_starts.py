@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents.chat import ChatAgent
 from environments.tasks.dataset import Dataset
@@ -45,6 +46,25 @@ def test_sizes_of_the_splits_are_told(tmp_path: Path, renderer: Renderer) -> Non
     counted = [int(part.split()[0]) for part in sizes.removeprefix("tasks: ").split(", ")]
     assert sizes.startswith("tasks: ") and sizes.endswith(" in test") and sum(counted) == 36
     assert told(recipe(tmp_path, RIGHT) and tmp_path / "sums.yaml", renderer, 1000) == [sizes]
+
+
+def test_rows_that_are_one_task_with_an_earlier_one_are_counted(tmp_path: Path, renderer: Renderer) -> None:
+    rows = [{"question": q, "answer": a} for q, a in (("1", 1), ("1", 1), ("2", 2), ("1", 7), (" 1 ", 1))]
+    lines(tmp_path / "a.jsonl", rows)
+    lines(tmp_path / "b.jsonl", [{"question": "3", "answer": 3}])
+    path = recipe(tmp_path, RIGHT, path=None, train="a.jsonl", test="b.jsonl")
+    said = [
+        "tasks: 3 in train, 1 in test",
+        "caution: rows with the prompt and the answer of an earlier row: 2 in train; each is one task with that row, "
+        "and counts once",
+    ]
+    assert told(path, renderer, 1000) == said
+    share: Any = {"environment": {"kind": "dataset", "train": "a.jsonl", "test": "b.jsonl"}}
+    values = yaml.safe_load(path.read_text()) | {
+        "environment": {"kind": "mixed", "parts": {"one": share, "two": share}}
+    }
+    path.write_text(yaml.safe_dump(values))
+    assert told(path, renderer, 1000) == ["tasks: 6 in train, 2 in test", said[1].replace("2 in", "4 in")]
 
 
 def test_prompts_that_fill_the_context_or_leave_little_of_it_are_counted(tmp_path: Path, renderer: Renderer) -> None:
