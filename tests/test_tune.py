@@ -71,6 +71,20 @@ def test_the_best_mean_over_the_seeds_goes_on_and_ties_go_to_the_earlier(tmp_pat
     assert tuning.best(choices, 4, 2) == [(), choices[2]]
 
 
+def test_a_schedule_that_each_round_stretches_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuning = tuning_of(tmp_path)
+    falling: list[Choice] = [(f"stages.1.optimizer={{lr: {lr}, schedule: linear}}",) for lr in (1e-3, 1e-4)]
+    tuning.check([(), ("stages.1.group_size=2",)], 1)
+    assert not capsys.readouterr().err
+    again = replace(tuning, out=tmp_path / "again")
+    again.check([(), *falling], again.steps)
+    assert not capsys.readouterr().err, "the only round has all steps"
+    again = replace(tuning, out=tmp_path / "third")
+    again.check([(), *falling], 1)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("the linear schedule of optimizer falls over the steps of each round, 1 in the first and") == 1
+
+
 def test_a_choice_that_is_no_recipe_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     tuning = tuning_of(tmp_path)
     with pytest.raises(RecipeError, match="group_sise"):

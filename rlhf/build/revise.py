@@ -292,15 +292,19 @@ def _beginning(path: Path, n_lines: int) -> Mark:
 def _schedules(before: PolicyGradient, now: PolicyGradient, n_updates: int) -> Iterator[str]:
     """Schedules of a policy-gradient stage that depend on its number of steps, and so change with it."""
     steps = f"{now.steps} steps instead of {before.steps}"
-    for name in ("optimizer", "critic.optimizer"):
-        settings = now.optimizer if name == "optimizer" else CriticCapabilities(now.critic).optimizer
+    for key, told in scheduled(now):
+        rates = [stage.optimizer.lr_at(n_updates, stage.n_updates) for stage in (before, now)]
+        rate = f", which was to be {rates[0]:.3g} now and is {rates[1]:.3g}"
+        yield f"{told} {steps}{rate * (key == 'optimizer' and now.imitate_failed is None)}"
+
+
+def scheduled(stage: PolicyGradient) -> Iterator[tuple[str, str]]:
+    """Key and beginning of a sentence of each schedule that depends on the number of steps of the stage."""
+    for key, settings in (
+        ("optimizer", stage.optimizer),
+        ("critic.optimizer", CriticCapabilities(stage.critic).optimizer),
+    ):
         if isinstance(settings, AdamW) and settings.schedule != "constant":
-            rates = [stage.optimizer.lr_at(n_updates, stage.n_updates) for stage in (before, now)]
-            rate = (
-                f", which was to be {rates[0]:.3g} now and is {rates[1]:.3g}"
-                if name == "optimizer" and now.imitate_failed is None
-                else ""
-            )
-            yield f"the {settings.schedule} schedule of {name} falls over {steps}{rate}"
-    if isinstance(now.loss, KDRL):
-        yield f"the coefficient of the teacher follows {steps}"
+            yield key, f"the {settings.schedule} schedule of {key} falls over"
+    if isinstance(stage.loss, KDRL):
+        yield "loss", "the coefficient of the teacher follows"

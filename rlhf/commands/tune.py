@@ -210,15 +210,19 @@ class Tuning:
             first: steps of the first round, which has to be a recipe too.
         """
         from rlhf.build.own_code import changed_code, code_digests
+        from rlhf.build.revise import scheduled
         from rlhf.recipe import load
         from rlhf.recipe.model import differing, values_of
         from rlhf.recipe.splits import check_declared_split
 
         judge = self.loaded.evaluation
         check_declared_split(judge.validation_split, self.loaded.environment, "evaluation.validation_split")
+        stretched: dict[str, None] = {}
         for choice in choices:
             words = [*self.overrides, *choice, *self.held_out(choice)]
-            _refuse_judged_otherwise(choice, self.loaded, load(self.recipe, words))
+            whole_run: Any = load(self.recipe, words)
+            _refuse_judged_otherwise(choice, self.loaded, whole_run)
+            stretched |= {told: None for _, told in scheduled(whole_run.stages[-1])}
             try:
                 load(self.recipe, [*words, f"stages.{len(self.loaded.stages) - 1}.steps={first}"])
             except RecipeError as error:
@@ -262,6 +266,11 @@ class Tuning:
             caution(
                 f"{name} has changed since this search began: runs before and after are not comparable; put the file "
                 f"back, or search again with another --out"
+            )
+        for told in stretched if first < self.steps else ():
+            caution(
+                f"{told} the steps of each round, {first} in the first and {self.steps} in the last, and is stretched "
+                "when a run continues: the best after few steps need not be the best of whole runs"
             )
         self._write({"asked": asked, "recipe": recipe, "code": code, "search": search, "success": {}, **there})
 
