@@ -71,7 +71,7 @@ def test_every_task_comes_once_before_any_comes_again(n: int, per_round: int, ro
     tasks = [Task(str(i)) for i in range(n)]
     source = Attempts(tasks_per_round=per_round)
     drawn = [[t.id for t in source.tasks(tasks, number, 7)] for number in range(rounds)]
-    assert all(len(ids) == min(n, per_round) for ids in drawn)
+    assert all(len(set(ids)) == len(ids) == min(n, per_round) for ids in drawn)
     flat = [i for ids in drawn for i in ids]
     for lap in range(len(flat) // n):
         assert len(set(flat[lap * n : (lap + 1) * n])) == n

@@ -103,9 +103,20 @@ class Attempts:
             )
 
     def tasks(self, tasks: Sequence[Task], number: int, seed: int | str) -> list[Task]:
-        """Return the tasks of round `number`, from 0: each comes once before any comes again."""
-        n = min(self.tasks_per_round, len(tasks))
-        return [tasks[i] for i in islice(walk(len(tasks), seed, number * n), n)]
+        """Return the tasks of round `number`, from 0: each comes once before any comes again, and once in a round.
+
+        Where a pass over the tasks ends within a round, those that the round has come later in the next pass.
+        """
+        n, order = min(self.tasks_per_round, len(tasks)), walk(len(tasks), seed)
+        drawn, left = list[int](), list[int]()
+        for _ in range(number + 1):
+            drawn, left = left[:n], left[n:]
+            if len(drawn) < n:
+                following, there = list(islice(order, len(tasks))), set(drawn)
+                drawn += [i for i in following if i not in there][: n - len(drawn)]
+                taken = set(drawn) - there
+                left = [i for i in following if i not in taken]
+        return [tasks[i] for i in drawn]
 
     def kept(self, groups: Sequence[ScoredGroup]) -> list[Trajectory]:
         """Return what is imitated of the attempts, group by group, the best of a task first."""
