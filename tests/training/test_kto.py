@@ -82,7 +82,8 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
     for i, row in enumerate(rows):  # a reference that is another model
         row["ref_logps"] += 0.3 * i - 1
         row["ref_KL_logps"] -= 0.2 * i
-    ratios = logps(policy, [r.side for r in rated]) - torch.tensor([row["ref_logps"] for row in rows])
+    own = logps(policy, [r.side for r in rated])
+    ratios = own - torch.tensor([row["ref_logps"] for row in rows])
     others = mismatched(rated, at_once, policy.max_context)
     drifted = logps(policy, others) - torch.tensor([row["ref_KL_logps"] for row in rows])
     is_good = torch.tensor([r.is_good for r in rated])
@@ -101,6 +102,8 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
     train_kto(policy.model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
     assert len(seen) == 1
     assert seen[0]["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert seen[0]["logps/chosen"] == pytest.approx(float(own[is_good].mean()), rel=1e-5)
+    assert seen[0]["logps/rejected"] == pytest.approx(float(own[~is_good].mean()), rel=1e-5)
     assert seen[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 

@@ -107,6 +107,12 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(loss: str, weight: float, 
     train_dpo(policy.model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
     assert len(seen) == stage.n_updates(len(pairs)) == 1
     assert seen[0]["loss"] == pytest.approx(float(expected.detach()), rel=1e-6, abs=1e-6)
+    right = (ratios[0] > ratios[1]).float().mean()
+    if loss == "dpo":
+        assert 0 < right < 1
+        assert seen[0]["rewards/accuracies"] == pytest.approx(float(right))
+        assert seen[0]["rewards/margins"] == pytest.approx(float(0.2 * (ratios[0] - ratios[1]).mean()), abs=1e-4)
+        assert seen[0]["logps/chosen"] == pytest.approx(float(ours[0].mean()), rel=1e-6)
     if loss == "dpo" or at_once == 64:
         assert seen[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
 

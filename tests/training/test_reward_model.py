@@ -64,7 +64,8 @@ def test_the_model_is_a_copy_of_the_policy_with_one_number_on_top(lora: Lora | N
     assert torch.equal(tiny.parameters(policy.model), before)
 
 
-def test_an_update_by_trl_is_the_gradient_of_our_loss() -> None:
+@pytest.mark.parametrize("at_once", [3, 4], ids=["equal-passes", "the-last-pass-is-shorter"])
+def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
     policy = tiny.policy()
     pairs = Pairs(max_per_task=3).of(tiny.collect(policy, n_tasks=3, group_size=4), 0)[:6]
     torch.manual_seed(0)
@@ -73,18 +74,25 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss() -> None:
     def of(sides: list[Side]) -> torch.Tensor:
         return torch.cat([model(input_ids=torch.tensor([side.token_ids])).logits[0] for side in sides])
 
-    loss = bradley_terry(of([p.chosen for p in pairs]), of([p.rejected for p in pairs]), centring=0.1).mean()
+    chosen, rejected = of([p.chosen for p in pairs]), of([p.rejected for p in pairs])
+    loss = bradley_terry(chosen, rejected, centring=0.1).mean()
     loss.backward()
     norm = float(tiny.gradient(model).norm())
     model.zero_grad(set_to_none=True)
     rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in pairs]
     seen: list[Any] = []
     stage = RewardModel(
-        optimizer=AdamW(lr=1e-3, max_grad_norm=None), batch_size=6, pairs_per_microbatch=3, epochs=1, centring=0.1
+        optimizer=AdamW(lr=1e-3, max_grad_norm=None),
+        batch_size=2 * at_once,
+        pairs_per_microbatch=at_once,
+        epochs=1,
+        centring=0.1,
     )
     train_reward_model(model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
     assert len(seen) == 1
     assert seen[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert seen[0]["accuracy"] == pytest.approx(float((chosen > rejected).float().mean()))
+    assert seen[0]["margin"] == pytest.approx(float((chosen - rejected).mean().detach()), rel=1e-4)
     assert seen[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 

@@ -137,27 +137,38 @@ def train_kto(
             precompute_ref_log_probs=True,
             train_sampling_strategy="sequential",
         )
-        trainer_class = _over_the_update(_exact(trl.KTOTrainer), _n_rows)
+        trainer_class = _over_the_update(_exact(trl.KTOTrainer), _n_rated)
         collator = _RatedCollator(tokenizer.pad_token_id)
         _run(trainer_class, model, tokenizer, rows, stage, on_update, args=config, data_collator=collator)
 
 
-def _over_the_update(trainer_class: Any, count: Callable[[Any], int]) -> Any:
-    """Return `trainer_class` with means over what `count` counts in an update.
+def _over_the_update(trainer_class: Any, count: Callable[..., int]) -> Any:
+    """Return `trainer_class` with means over what `count` counts in an update, of the loss and of what is logged.
 
     Its own are over those of a forward pass, whose means it then averages: the pairs of an epoch's last, shorter pass
-    would count for more.
+    would count for more. Of 3 pairs, all right, and 1 that is wrong the accuracy is 3/4, and not 1/2.
     """
 
     class OverTheUpdate(trainer_class):  # type: ignore[misc]
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
             found = super().get_batch_samples(*args, **kwargs)
             self.batches_of_update = found[0]
+            self.counts: dict[str, list[int]] = {}
             return found
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             share = _share_of(inputs, self.batches_of_update, count)
-            return super().compute_loss(model, inputs, *args, **kwargs) * share
+            found = super().compute_loss(model, inputs, *args, **kwargs) * share
+            for name, values in self._metrics["train"].items():
+                counts = self.counts.setdefault(name, [])
+                counts += [count(inputs, name)] * (len(values) - len(counts))
+            return found
+
+        def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
+            for name, values in self._metrics["train"].items():
+                if len(set(counts := self.counts[name])) > 1:
+                    values[:] = [sum(n * x for n, x in zip(counts, values, strict=True)) / sum(counts)]
+            super().log(logs, *args, **kwargs)
 
     return OverTheUpdate
 
@@ -167,12 +178,14 @@ def _share_of(inputs: Any, batches: Sequence[Any], count: Callable[[Any], int]) 
     return count(inputs) * len(batches) / max(sum(map(count, batches)), 1)
 
 
-def _n_rows(inputs: Any) -> int:
-    return len(inputs["input_ids"])
+def _n_rated(inputs: Any, name: str = "") -> int:
+    """Replies of a pass; those with the label that a metric is of, if any."""
+    n, n_good = len(inputs["label"]), int(inputs["label"].sum())
+    return {"chosen": n_good, "rejected": n - n_good}.get(name.rpartition("/")[2], n)
 
 
-def _n_pairs(inputs: Any) -> int:
-    return _n_rows(inputs) // 2
+def _n_pairs(inputs: Any, name: str = "") -> int:
+    return len(inputs["input_ids"]) // 2
 
 
 def _n_chosen_tokens(inputs: Any) -> int:
