@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -326,22 +327,46 @@ def test_a_stage_that_was_stopped_begins_again_and_comes_out_the_same(start: Pat
     assert resume.everything(tmp_path / "stopped") == resume.everything(whole.folder)
 
 
-def test_a_callback_that_stops_in_the_stage_finds_it_whole(start: Path, tmp_path: Path) -> None:
-    """TRL makes all of its updates before callbacks hear of them: none is lost."""
-    short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 1, "batch_size": 8}
+@pytest.mark.parametrize("is_last", [False, True], ids=["before-the-last-update", "after-it"])
+def test_a_callback_that_stops_within_the_stage_ends_it_at_that_update(
+    start: Path, tmp_path: Path, is_last: bool
+) -> None:
+    """Begun again when the run is resumed; a stage whose updates are all made is kept."""
+    short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 3, "batch_size": 8}
     policy = {"kind": "pretrained", "path": str(start)}
     path = runs.write(tmp_path, [short, short], policy=policy, rewards=OUTCOME, evaluation={"n_tasks": 6})
+    whole = runs.run(path, tmp_path / "whole")
+    total = sum(line["stage"] == "0-preference" and "preference/loss" in line for line in runs.log(whole.folder))
+    assert total > 2
+    heard: list[tuple[int, int]] = []
 
-    def stop(step: rlhf.StepInfo) -> None:
-        if step.stage.startswith("0-") and step.step == 1:
-            step.stop()
+    async def stop(step: rlhf.StepInfo) -> None:
+        await asyncio.sleep(0.01)
+        if step.stage.startswith("0-") and step.step:
+            heard.append((step.step, len(runs.curve(step.run, "preference/loss"))))
+            if step.step == (total if is_last else 2):
+                step.stop()
 
     found = rlhf.train(path, out=tmp_path / "run", callbacks=[stop], memory_check=False, progress=False)
     state = json.loads((runs.newest(tmp_path / "run") / "state.json").read_text())
-    assert not found.is_finished and state["stage"] == 1
-    whole = runs.run(path, tmp_path / "whole")
+    assert not found.is_finished and state["stage"] == is_last
+    assert heard == [(n, n) for n in range(1, 1 + (total if is_last else 2))], "no update is made before it is heard"
     rlhf.train(resume=tmp_path / "run", memory_check=False, progress=False)
     assert resume.everything(tmp_path / "run") == resume.everything(whole.folder)
+
+
+def test_a_callback_that_raises_within_the_stage_ends_it(start: Path, tmp_path: Path) -> None:
+    short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 2, "batch_size": 8}
+    path = runs.write(tmp_path, [short], policy={"kind": "pretrained", "path": str(start)}, rewards=OUTCOME)
+
+    def fail(step: rlhf.StepInfo) -> None:
+        if step.step == 1:
+            raise KeyError("absent")
+
+    with pytest.raises(TrainingError, match="a callback raised") as caught:
+        rlhf.train(path, out=tmp_path / "run", callbacks=[fail], memory_check=False, progress=False)
+    assert "step 1 of 0-preference" in caught.value.where
+    assert len(runs.curve(tmp_path / "run", "preference/loss")) == 1
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.rated import Rated, mismatched, of_pairs, shuffled
-from rlhf.training.stages.trl_trainers import is_cancelled, train_dpo, train_kto
+from rlhf.training.stages.trl_trainers import train_dpo, train_kto, with_callbacks
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -83,17 +83,11 @@ async def prefer(run: RunContext, stage: Preference) -> None:
         run.progress.advance(f"loss {values['preference/loss']:.3f}{right}")
 
     policy = run.policy
-    learn(
-        policy.model.get_base_model() if policy.is_lora else policy.model,
-        policy.tokenizer,
-        rows,
-        stage,
-        on_update,
-        seed=seed_of(run),
+    model = policy.model.get_base_model() if policy.is_lora else policy.model
+    await with_callbacks(
+        run, lambda tell: learn(model, policy.tokenizer, rows, stage, tell, seed=seed_of(run)), on_update, total
     )
     policy.model.eval()
-    if is_cancelled():  # before the last update
-        await run.check_stop()
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
     await run.publish()
 

@@ -12,7 +12,7 @@ from rlhf.training.contrib.reward_model_pointwise import learn_values
 from rlhf.training.reward_model_training import adapted, save_in, scoring_model, split_by_task
 from rlhf.training.stages.preference_training import pairs_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.trl_trainers import is_cancelled, train_reward_model
+from rlhf.training.stages.trl_trainers import train_reward_model, with_callbacks
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -45,9 +45,13 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
     run.reseed(0)
     model, merged = adapted(scoring_model(run.policy), stage.lora)
     rows = [{"chosen_ids": list(p.chosen.token_ids), "rejected_ids": list(p.rejected.token_ids)} for p in seen]
-    train_reward_model(model, run.policy.tokenizer, rows, stage, on_update, seed=seed_of(run))
-    if is_cancelled():  # before the last update
-        await run.check_stop()
+    tokenizer = run.policy.tokenizer
+    await with_callbacks(
+        run,
+        lambda tell: train_reward_model(model, tokenizer, rows, stage, tell, seed=seed_of(run)),
+        on_update,
+        total,
+    )
     model = merged()
     chosen = scores(model, [p.chosen.token_ids for p in unseen], stage.at_once)
     rejected = scores(model, [p.rejected.token_ids for p in unseen], stage.at_once)

@@ -24,12 +24,13 @@ from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.sharded import device_of
 
 if TYPE_CHECKING:
+    from rlhf.training.context import RunContext
     from rlhf.training.stages.pair_settings import PairStage
     from rlhf.training.stages.preference import Preference
     from rlhf.training.stages.reward_model import RewardModel
 
-#: Called after each update with its number, from 1, and what TRL says of it.
-OnUpdate = Callable[[int, Mapping[str, float]], None]
+#: Called after each update with its number, from 1, and what TRL says of it; True ends the training there.
+OnUpdate = Callable[[int, Mapping[str, float]], bool | None]
 
 
 def load_trl(where: str = "stages") -> Any:
@@ -314,7 +315,7 @@ def _run(
     on_update: OnUpdate,
     **settings: Any,
 ) -> None:
-    """Train with a callback per update; cancelling the task ends it after the current update."""
+    """Train with a callback per update."""
     from transformers import PrinterCallback, TrainerCallback
 
     total = stage.n_updates(len(rows))
@@ -329,10 +330,7 @@ def _run(
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if logs and "loss" in logs:
                 _check_finite(logs, state.global_step)
-                on_update(state.global_step, logs)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop = control.should_training_stop or is_cancelled()
+                control.should_training_stop |= bool(on_update(state.global_step, logs))
 
     if settings["args"].n_gpu > 1:
         settings["args"]._n_gpu = 1  # TRL refuses more in one process; the model is on one
@@ -360,13 +358,51 @@ def _check_finite(logs: Mapping[str, float], update: int) -> None:
             )
 
 
-def is_cancelled() -> bool:
-    """True if the task of the run was cancelled, upon which TRL ends after the present update."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # outside of a run
-        return False
-    return task is not None and task.cancelling() > 0
+async def with_callbacks(
+    run: RunContext,
+    learn: Callable[[OnUpdate], None],
+    on_update: Callable[[int, Mapping[str, float]], None],
+    total: int,
+) -> None:
+    """Have TRL train in a thread, so that callbacks, which may be async, are called between its updates.
+
+    After the last update they are called once the stage is finished, so that a stop there loses none.
+
+    Args:
+        run: whose callbacks are called.
+        learn: trains, and calls what it is given after each update.
+        on_update: logs an update.
+        total: number of updates.
+
+    Raises:
+        CancelledError: the user or a callback wants to stop; the training has ended after the update that was made.
+        RlhfError: `learn` or a callback failed.
+    """
+    loop, ends = asyncio.get_running_loop(), list[BaseException]()
+
+    async def told(update: int, logs: Mapping[str, float]) -> None:
+        try:
+            on_update(update, logs)
+            if update < total:
+                await run.check_stop()
+        except BaseException as error:  # which would be another one if TRL's thread raised it
+            ends.append(error)
+
+    def between(update: int, logs: Mapping[str, float]) -> bool:
+        if not ends:
+            asyncio.run_coroutine_threadsafe(told(update, logs), loop).result()
+        return bool(ends)
+
+    training = asyncio.ensure_future(asyncio.to_thread(learn, between))
+    while not training.done():
+        try:
+            await asyncio.wait([training])
+        except asyncio.CancelledError as error:
+            ends.append(error)
+    if failed := training.exception():
+        raise failed
+    if ends:
+        raise ends[0]
 
 
 @contextmanager
