@@ -57,6 +57,7 @@ from rlhf.recipe.text import read
 from rlhf.recipe.view import shards_parameters
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
+from rlhf.rollout.tasks import tasks_of
 from rlhf.sinks import JsonlSink, Metrics, Sink, TensorboardSink
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import State
@@ -264,7 +265,9 @@ async def _start(
     learning = [(i, s) for i, s in enumerate(recipe.stages) if isinstance(s, PolicyGradient) and i >= state.stage]
     longest = context_of(recipe, policy)
     check_teachers([stage.loss for _, stage in learning], policy, longest)
-    check_contexts({f"stages[{i}].critic": stage.critic for i, stage in learning}, longest)
+    critics = [(i, stage) for i, stage in learning if stage.critic is not None]
+    tasks = {i: tasks_of(recipe.at(stage).environment, stage.split) for i, stage in critics}
+    check_contexts({f"stages[{i}].critic": (stage.critic, tasks[i]) for i, stage in critics}, policy.tokenizer, longest)
     recipe = await actors.with_servers(policy) if actors else recipe
     runner = await make_runner(recipe, policy, progress, folder / "engine.log")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 import yaml
 
+from rlhf.data import Task
 from rlhf.errors import ModelError
+from rlhf.training.contrib.critics.sweet import SweetCritic
 from rlhf.training.critics.value_model import check_contexts
 from rlhf.training.critics.values import Critic
 from tests import commands
@@ -27,7 +30,22 @@ def test_a_critic_with_a_shorter_context_than_the_policys_rows_is_refused_before
     with pytest.raises(ModelError, match="longer than the model supports") as refused:
         runs.run(path, tmp_path / "run")
     assert refused.value.where.startswith("stages[1].critic.path") and refused.value.got == "128"
-    check_contexts({"stages[1].critic": Critic(path=str(tmp_path / "short")), "stages[2].critic": Critic()}, 64)
+    critics = {"stages[1].critic": (Critic(path=str(tmp_path / "short")), ()), "stages[2].critic": (Critic(), ())}
+    check_contexts(critics, tiny.policy().tokenizer, 64)
+
+
+def test_privileged_text_counts_towards_the_context_of_a_critic(tmp_path: Path) -> None:
+    made = tiny.policy(max_context=64)
+    made.save(tmp_path / "short")
+    tasks = [Task("a", reference="x"), Task("b", reference="x y z")]
+    critic = SweetCritic(path=str(tmp_path / "short"), privileged_text="{reference}")
+    n = max(len(made.tokenizer.encode(text, add_special_tokens=False)) for text in ("x", "x y z"))
+    assert n > 1
+    check_contexts({"stages[1].critic": (critic, tasks)}, made.tokenizer, 64 - n)
+    with pytest.raises(ModelError, match="longer than the model supports") as refused:
+        check_contexts({"stages[1].critic": (critic, tasks)}, made.tokenizer, 65 - n)
+    assert refused.value.got == "65" and f"with {n} tokens of privileged_text before" in refused.value.where
+    check_contexts({"stages[1].critic": (replace(critic, privileged_text=""), tasks)}, made.tokenizer, 64)
 
 
 def test_a_critic_and_a_teacher_may_be_the_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

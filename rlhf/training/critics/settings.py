@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -97,6 +97,8 @@ class CriticCapabilities(CapabilityView):
     """True if it is trained in its warm-up alone."""
     privileged_text = Capability[object](None)
     """Privileged text that it reads first; such a critic is compared with its initial model."""
+    privileged_ids = Capability[Callable[..., Sized] | None](None, Callable)
+    """Token ids of that text, of `(task, tokenizer)`."""
 
 
 @dataclass

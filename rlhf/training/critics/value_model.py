@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +15,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from rlhf.checking import CheckContext, Problem, no_model
+from rlhf.data import Task
 from rlhf.inference.embedded.attention import use_packed_attention
 from rlhf.inference.model_config import ModelConfig
 from rlhf.settings import STRICT
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.sharding import unscaled
+from rlhf.training.critics.settings import CriticCapabilities
 from rlhf.training.policy.lora import causal_of, no_base
 from rlhf.training.policy.model import Lora, Policy
 from rlhf.training.policy.model_files import check_context_of, check_tokens, load_folder
@@ -152,16 +154,21 @@ def backbone_of(model: Any) -> nn.Module:
     return backbone
 
 
-def check_contexts(critics: Mapping[str, object], max_context: int) -> None:
+def check_contexts(critics: Mapping[str, tuple[object, Sequence[Task]]], tokenizer: Any, max_context: int) -> None:
     """Raise ModelError where rows of `max_context` tokens are too long for the model that a critic begins as.
 
     Args:
-        critics: YAML path -> settings; those without a model of their own `path` are left out.
-        max_context: of the policy.
+        critics: YAML path -> settings, and the tasks that it may be given privileged text of; those without a model of
+            their own `path` are left out.
+        tokenizer: of the policy.
+        max_context: of the policy; privileged text comes before.
     """
-    for place, critic in critics.items():
+    for place, (critic, tasks) in critics.items():
         if isinstance(critic, CriticModelSettings) and critic.path is not None:
-            check_context_of(critic.path, max_context, f"{place}.path {critic.path}")
+            ids_of, where = CriticCapabilities(critic).privileged_ids, f"{place}.path {critic.path}"
+            n_told = max((len(ids_of(task, tokenizer)) for task in tasks), default=0) if ids_of else 0
+            told = f", with {n_told} tokens of privileged_text before a row of {max_context}" if n_told else ""
+            check_context_of(critic.path, max_context + n_told, where + told)
 
 
 class PartialCheckpointModule(nn.Module):

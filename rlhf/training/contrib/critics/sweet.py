@@ -95,6 +95,11 @@ class SweetCritic(CriticModelSettings):
                 do="raise it; half of the tasks should have attempts that differ in score",
             )
 
+    def privileged_ids(self, task: Task, tokenizer: Any) -> Ints:
+        """Token ids of the privileged text of a task, `[n]`; none where nothing is told."""
+        text = self.privileged_text.replace(_REFERENCE, task.reference or "")
+        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int64)
+
     def start(self, stage: StageKeys, policy: Policy, start: Path | None, seed: int) -> SweetTrainer:
         """Return what trains it through a stage; see `CriticKind.start`."""
         return SweetTrainer(self, self.build(policy, start, seed), stage, policy.tokenizer)
@@ -226,8 +231,7 @@ class SweetTrainer(CriticTrainerBase[SweetCritic, RatioModel]):
                 hint="write critic.privileged_text: '' so that the critic reads no more than the policy",
             )
         for task in tasks:
-            text = self.settings.privileged_text.replace(_REFERENCE, task.reference or "")
-            self._privileged[task.id] = np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int64)
+            self._privileged[task.id] = self.settings.privileged_ids(task, self._tokenizer)
 
     def _prefix(self, task_id: str) -> Ints:
         """Token ids of a task's privileged text; a task from a mid-episode state has that of the whole."""
