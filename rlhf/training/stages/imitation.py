@@ -160,7 +160,9 @@ def updates_of(
 def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:
     """Rows whose advantages are the weights of their tokens in the loss.
 
-    1 for an action, 0 for one that the environment did not understand, and `observation_weight` for observations.
+    1 for an action, 0 for one that the environment did not understand, and `observation_weight` for observations. The
+    loss divides by the number of these tokens, whatever they weigh: with 3 tokens of actions and 1 of weight 0 each of
+    the 3 has 1/4 of it.
     """
     groups = [ScoredGroup(t.task_id, (t,), (Score({}, (0.0,) * len(t.turns), 0.0),)) for t in trajectories if t.turns]
     credits = [Credit((_weights(g.trajectories[0]),)) for g in groups]
