@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.base import Capabilities, History, Reply
 from rlhf.data import Action, Finish, Generation, Message, Prompt, Role, Task, Turn
-from rlhf.data.report import Report, Walk, is_frozen, shorten
+from rlhf.data.report import ContractChecker, Report, is_frozen, shorten
 from rlhf.errors import EngineError
 
 _MOST_CALLS = 200
@@ -108,11 +108,11 @@ def check_agent(agent: Any, *, n_turns: int = 5, call_limit_s: float = 30.0) -> 
     Returns:
         one finding per promise; what the agent raises is a finding, never raised.
     """
-    walk = Walk(f"agent {type(agent).__name__}", call_limit_s)
+    walk = ContractChecker(f"agent {type(agent).__name__}", call_limit_s)
     return walk.run(lambda: _check(walk, agent, n_turns))
 
 
-async def _check(walk: Walk, agent: Any, n_turns: int) -> None:
+async def _check(walk: ContractChecker, agent: Any, n_turns: int) -> None:
     walk.note(is_frozen(agent), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
     ok, stored = await walk.call("class: can be pickled", pickle.dumps, agent)
     if ok:
@@ -130,7 +130,7 @@ async def _check(walk: Walk, agent: Any, n_turns: int) -> None:
 
 
 async def _episode(
-    walk: Walk, agent: Any, sayings: Sequence[str], n_turns: int, admissible: tuple[str, ...]
+    walk: ContractChecker, agent: Any, sayings: Sequence[str], n_turns: int, admissible: tuple[str, ...]
 ) -> ScriptedPolicy:
     """Run the agent for `n_turns` on a growing history, checking its prompts and actions."""
     policy = ScriptedPolicy(sayings)
@@ -151,13 +151,13 @@ async def _episode(
     return policy
 
 
-def _act(walk: Walk, agent: Any, history: History, policy: ScriptedPolicy) -> Any:
+def _act(walk: ContractChecker, agent: Any, history: History, policy: ScriptedPolicy) -> Any:
     pending = agent.act(history, policy)
     walk.note(inspect.isawaitable(pending), "act(): is async", f"gave {shorten(pending)} at once")
     return pending
 
 
-def _look_over(walk: Walk, action: Action, said: Sequence[Reply], during: str) -> None:
+def _look_over(walk: ContractChecker, action: Action, said: Sequence[Reply], during: str) -> None:
     walk.note(isinstance(action.text, str), "Action.text: is text", f"{during}: {shorten(action.text)}")
     sampled = tuple(reply.generation for reply in said)
     got = f"{during}: {len(sampled)} sampled, {len(action.generations)} kept"
@@ -170,7 +170,7 @@ def _look_over(walk: Walk, action: Action, said: Sequence[Reply], during: str) -
     walk.note(readable, "Action: either text or an error", f"{during}: neither text nor error")
 
 
-def _look_at_prompts(walk: Walk, policy: ScriptedPolicy) -> None:
+def _look_at_prompts(walk: ContractChecker, policy: ScriptedPolicy) -> None:
     """Check that sampled replies return in prompts with their ids or rewritten, never re-tokenised."""
     for call, messages in enumerate(policy.prompts):
         well = bool(messages) and all(isinstance(m, Message) for m in messages)
@@ -191,7 +191,7 @@ def _look_at_prompts(walk: Walk, policy: ScriptedPolicy) -> None:
                 walk.note(known, "prompt: ids come back as sampled", got)
 
 
-async def _engine_failure(walk: Walk, agent: Any) -> None:
+async def _engine_failure(walk: ContractChecker, agent: Any) -> None:
     """Let the engine fail: that says nothing about the policy and must reach the rollout."""
     history, policy = History(Task(id="scripted"), "You are in a hall.", (), _ACTIONS), _BrokenPolicy()
     promise = "act(): lets EngineError through"

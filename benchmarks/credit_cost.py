@@ -29,7 +29,7 @@ import torch
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
 from rlhf.catalog import CATALOG
-from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages
 from rlhf.credit.grpo import GRPO
 from rlhf.data import (
     Action,
@@ -117,7 +117,7 @@ def make_values(groups: Sequence[ScoredGroup]) -> list[Values]:
 
 def seconds(estimator: AdvantageEstimator, groups: Sequence[ScoredGroup], values: Sequence[Values]) -> float:
     begin = time.perf_counter()
-    credit_of(estimator, groups, values)
+    compute_advantages(estimator, groups, values)
     return time.perf_counter() - begin
 
 
@@ -135,7 +135,7 @@ class Step:
         policy = FromScratch(**shape, vocab_size=300).build(0, ["a few words"])
         self.n_parameters = sum(p.numel() for p in policy.model.parameters())
         self.trainer = TorchTrainer(policy, AdamW(), total_updates=100)
-        self.samples: list[Sample] = make_samples(groups, credit_of(GRPO(), groups))[0]
+        self.samples: list[Sample] = make_samples(groups, compute_advantages(GRPO(), groups))[0]
         self.n_trained, self.n_tokens = sum(s.n_policy_tokens for s in self.samples), n_tokens
 
     def seconds(self) -> float:

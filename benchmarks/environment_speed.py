@@ -39,7 +39,7 @@ from environments.workers.pool import Processes
 from rlhf.catalog import CATALOG
 from rlhf.errors import MissingPackageError, RecipeError
 from rlhf.recipe.builder import build_part
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.executors import CallExecutor
 
 #: Keys that a kind cannot do without, or that make it the size of a recipe.
@@ -113,15 +113,15 @@ class Way:
 
     async def play(self, task: Any, numbers: Iterable[str]) -> int:
         """Play an episode of each number, so many at once; return the number of steps."""
-        left, lanes = iter(numbers), lanes_of(self.environment)
-        done = await asyncio.gather(*(self._player(task, left, lanes) for _ in range(self.at_once)))
-        await lanes.close()
+        left, executor = iter(numbers), executor_for(self.environment)
+        done = await asyncio.gather(*(self._player(task, left, executor) for _ in range(self.at_once)))
+        await executor.close()
         return sum(done)
 
-    async def _player(self, task: Any, left: Iterable[str], lanes: CallExecutor) -> int:
+    async def _player(self, task: Any, left: Iterable[str], executor: CallExecutor) -> int:
         n = 0
         for number in left:
-            lane = lanes.open()
+            lane = executor.open()
             n += await one_episode(self.environment, task, number, self.call or partial(lane.call, timeout_s=LIMIT_S))
             await lane.leave()
         return n
@@ -153,7 +153,7 @@ def ways_of(raw: Any, at_once: int | None, in_workers: bool) -> dict[str, Way]:
     """By itself; then, as a rollout calls it, `one`, and of workers also one per core and a single episode in one."""
     plain = Way(raw, call=by_itself)
     if not (in_workers or properties_of(raw).isolated):
-        room = 1 if lanes_of(raw).inline else at_once or IN_THREADS
+        room = 1 if executor_for(raw).inline else at_once or IN_THREADS
         return {"raw": plain, "turns": Way(raw, room, in_turn if room > 1 else by_itself), "one": Way(raw, room)}
     lasting = 1_000_000  # a worker that is replaced would take its account with it
     one = Processes(environment=raw, n_workers=1, episodes_at_once=at_once, episodes_per_worker=lasting)
@@ -188,7 +188,7 @@ async def measured(raw: Any, seconds: float, repeats: int, at_once: int | None, 
     finally:
         for pool in pools:
             pool.close()
-    served = "workers" if pools else "event loop" if lanes_of(raw).inline else "threads"
+    served = "workers" if pools else "event loop" if executor_for(raw).inline else "threads"
     return summary(found) | {"served": served, "at_once": ways["one"].at_once}
 
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlhf.asynchrony.pipeline import Pipeline, Rules
-from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemotePlayer
+from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemoteWorker
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn
 from rlhf.rollout.counted_engine import tokens_by_version
 
@@ -120,8 +120,8 @@ def measured(given: Given, n: int = 32, n_workers: int = 2) -> dict[str, float]:
 
     async def run() -> float:
         workers = [ray.remote(num_cpus=1, max_concurrency=10)(Echo).remote(given) for _ in range(n_workers)]
-        players = [RemotePlayer(f"worker {i}", worker, 8, 60.0) for i, worker in enumerate(workers)]
-        actor = ray.remote(num_cpus=0, max_concurrency=100)(Measured).remote(Rules(n, N_STEPS), players, n, ())
+        workers = [RemoteWorker(f"worker {i}", worker, 8, 60.0) for i, worker in enumerate(workers)]
+        actor = ray.remote(num_cpus=0, max_concurrency=100)(Measured).remote(Rules(n, N_STEPS), workers, n, ())
         await actor.ready.remote()
         await actor.tell.remote(Delivered("sender", 0, ""))
         await actor.call.remote("open", 0)

@@ -125,7 +125,9 @@ def scored(trainer: Any, samples: list[Any], budget: int) -> list[Any]:
     from dataclasses import replace
 
     found = []
-    for sample, values in zip(samples, trainer.score(samples, temperature=1.0, max_tokens=budget), strict=True):
+    for sample, values in zip(
+        samples, trainer.compute_logprobs(samples, temperature=1.0, max_tokens=budget), strict=True
+    ):
         logprobs = np.zeros(len(sample), np.float32)
         logprobs[sample.mask] = values
         found.append(replace(sample, sampler_logprobs=logprobs))

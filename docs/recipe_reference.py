@@ -33,7 +33,7 @@ from rlhf.registry import kind_of
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_monitor import RewardMonitor
 from rlhf.training.backends.optimizer import AdamW
-from rlhf.training.contrib.demonstrations_in_groups import Expert
+from rlhf.training.contrib.demonstrations_in_groups import GroupDemonstrations
 from rlhf.training.contrib.expert_iteration import Attempts
 from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
@@ -73,7 +73,7 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].data", Chats),
     ("stages[i].rejection_sampling", Attempts),
     ("stages[i].pairs", Pairs),
-    ("stages[i].group_demonstrations", Expert),
+    ("stages[i].group_demonstrations", GroupDemonstrations),
     ("stages[i].imitate_failed", ImitateFailed),
     ("stages[i].replay", Replay),
     ("stages[i].reference_reset", ReferenceReset),

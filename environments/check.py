@@ -31,7 +31,7 @@ from environments.check_splits import kept_apart
 from environments.transcript import Transcript, awaited, difference, first_ids, replay_elsewhere
 from environments.validation import check_episode, checked_result
 from rlhf.data import Task
-from rlhf.data.report import Report, Walk, is_frozen, shorten
+from rlhf.data.report import ContractChecker, Report, is_frozen, shorten
 from rlhf.data.untrusted import defined_at, is_listing, number, text, truth
 from rlhf.errors import EnvError
 
@@ -71,7 +71,7 @@ def check_environment(
     Returns:
         one finding per promise; the environment's own exceptions are findings, never raised.
     """
-    walk = Walk(f"environment {type(environment).__name__}", call_limit_s)
+    walk = ContractChecker(f"environment {type(environment).__name__}", call_limit_s)
     check = _EnvironmentCheck(
         walk, environment, n_tasks, n_drawn, max_steps, random.Random(seed), other_process, enough_s
     )
@@ -80,7 +80,7 @@ def check_environment(
 
 @dataclass
 class _EnvironmentCheck:
-    walk: Walk
+    walk: ContractChecker
     environment: Any
     n_tasks: int
     n_drawn: int

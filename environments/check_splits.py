@@ -9,13 +9,13 @@ from typing import Any
 
 from environments.base import properties_of
 from rlhf.data import Task
-from rlhf.data.report import Walk
+from rlhf.data.report import ContractChecker
 
 _PROMISE = "tasks(): what is told first and what solves it are of one split"
 
 
 async def kept_apart(
-    walk: Walk,
+    walk: ContractChecker,
     environment: Any,
     start: Callable[[Task], Awaitable[Any]],
     drawn: Mapping[str, Sequence[Task]],
@@ -52,7 +52,7 @@ async def kept_apart(
         walk.note(not shared or properties_of(environment).repeats, _PROMISE, got)
 
 
-async def _told(walk: Walk, environment: Any, start: Callable[[Task], Awaitable[Any]], task: Task) -> str:
+async def _told(walk: ContractChecker, environment: Any, start: Callable[[Task], Awaitable[Any]], task: Task) -> str:
     """Opening observation and solution of a task; empty where no solution is declared."""
     plan = None
     if properties_of(environment).oracle:

@@ -20,7 +20,7 @@ from rewards.trl_function import TrlFunction
 from rewards.validation import checked_verdict
 from rewards.verified import is_verifier, of_pair, takes_completions
 from rlhf.data import Action, Finish, Generation, Message, Outcome, Prompt, Role, Task, Trajectory, Turn, Verdict
-from rlhf.data.report import Report, Walk, shorten
+from rlhf.data.report import ContractChecker, Report, shorten
 from rlhf.errors import RewardError
 
 _PER_TURN_TOLERANCE = 1e-6
@@ -73,10 +73,10 @@ def check_reward(
     records = list(tasks_and_trajectories or ())
     examples = answers if answers is not None else declared.examples
     if declared.over_group is not None:
-        walk = Walk(f"reward {name} of groups", call_limit_s)
+        walk = ContractChecker(f"reward {name} of groups", call_limit_s)
         return walk.run(lambda: _check_group_reward(_Judge(walk, reward), records))
     verifier = is_verifier(reward)
-    walk = Walk(f"{'verifier' if verifier else 'reward'} {name}", call_limit_s)
+    walk = ContractChecker(f"{'verifier' if verifier else 'reward'} {name}", call_limit_s)
     judge = _Judge(walk, of_pair(reward))
     if verifier:
         references = [task.reference for task, _ in records if task.reference is not None]
@@ -88,7 +88,7 @@ def check_reward(
 class _Judge:
     """Calls the reward twice each time, looks the verdicts over and keeps the time."""
 
-    def __init__(self, walk: Walk, reward: Any) -> None:
+    def __init__(self, walk: ContractChecker, reward: Any) -> None:
         self.walk, self.reward = walk, reward
         self.times_s: list[list[float]] = []
 

@@ -146,13 +146,13 @@ def _prompt(task: Task, trajectory: Trajectory, is_chat: bool) -> Any:
 
 def _ids(trajectory: Trajectory) -> list[int]:
     """Sampled ids; bytes of the text, or of a blank, where there are none: a function may fail at an empty list."""
-    said = "".join(turn.action.said or turn.action.text for turn in trajectory.turns) or " "
+    said = "".join(turn.action.reply_text or turn.action.text for turn in trajectory.turns) or " "
     sampled = [i for g in trajectory.generations for i in g.token_ids]
     return sampled or list(said.encode("utf-8", "surrogatepass"))
 
 
 def _completion(trajectory: Trajectory, is_chat: bool) -> Any:
-    said = [turn.action.said or turn.action.text for turn in trajectory.turns]
+    said = [turn.action.reply_text or turn.action.text for turn in trajectory.turns]
     if not is_chat and len(said) <= 1:
         return said[0] if said else ""
     messages = []

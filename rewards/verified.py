@@ -151,5 +151,5 @@ def as_given(task: Task) -> Any:
 
 def _conversation(trajectory: Trajectory) -> str:
     """All replies with the environment's answers between them, line by line; not its last, which nobody replied to."""
-    texts = [text for turn in trajectory.turns for text in (turn.action.said or turn.action.text, turn.reply)]
+    texts = [text for turn in trajectory.turns for text in (turn.action.reply_text or turn.action.text, turn.reply)]
     return "\n".join(texts[:-1])

@@ -46,7 +46,7 @@ class Standardised:
 class Named(GRPO):
     def __call__(self, group, values=None):
         assert set(group.scores[0].parts) == {"right"}
-        return Credit(super().__call__(group, values).tokens_GNT, {"n_long": 1.0})
+        return Credit(super().__call__(group, values).advantages_GNT, {"n_long": 1.0})
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from rewards.judges.majority import Majority
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.training import runs
 
 TASK = Task("t")
@@ -108,7 +108,7 @@ def test_its_contract_and_its_keys() -> None:
 
 
 def score(trajectories: list[Trajectory], **rewards: Any) -> ScoredGroup:
-    weighted = {name: Weighted(name, 2.0, reward) for name, reward in rewards.items()}
+    weighted = {name: WeightedReward(name, 2.0, reward) for name, reward in rewards.items()}
     return asyncio.run(score_group(TASK, trajectories, weighted))
 
 

@@ -37,13 +37,13 @@ from rlhf.estimate.memory_preflight import check, free_memory, parts_on_gpu, ref
 from rlhf.estimate.meta import Parameter, config_of, shaped
 from rlhf.estimate.trainer_memory import buffers, trainer_bytes
 from rlhf.recipe import Recipe, load
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.training.backends.fused_head import held_bytes
 from rlhf.training.backends.settings import DeepSpeed, Fsdp, Torch
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
 from rlhf.training.contrib.league import League
 from rlhf.training.contrib.opponent_settings import Opponents
-from rlhf.training.contrib.reward_refresh import Refresher
+from rlhf.training.contrib.reward_refresh import RewardRefreshHook
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.policy.model import Policy, Pretrained
 from rlhf.training.reward_model_training import adapted, save, scoring_model
@@ -191,7 +191,7 @@ def test_models_that_score_and_copies_that_judge_or_are_written_are_counted(tmp_
     tiny = parts(estimates(recipe(tmp_path / "other", TINY))[0])["weights"]
     grade, score = Grade(path=str(judge)), RewardModelScore(path="nobody/has-this")
     within = Combine(parts={"a": Shared(reward=grade), "b": Shared(reward=score)})
-    rewards = {name: Weighted(name, 1.0, reward) for name, reward in (("again", grade), ("both", within))}
+    rewards = {name: WeightedReward(name, 1.0, reward) for name, reward in (("again", grade), ("both", within))}
 
     def beside_of(**keys: Any) -> list[int]:
         [found] = estimates(replace(made, rewards=rewards, stages=(replace(stage, **keys),)))
@@ -312,8 +312,8 @@ def test_a_critic_of_another_model_and_other_adapters_is_estimated_as_such(tmp_p
 def test_a_reward_model_that_is_refreshed_holds_what_is_estimated(dtype: str, tmp_path: Path) -> None:
     made, policy = from_scratch(tmp_path, f"dtype: {dtype}", "stages=[{kind: policy_gradient, steps: 9}]")
     save(tmp_path / "scores", scoring_model(policy), policy.tokenizer)
-    rewards = {"learnt": Weighted("learnt", 1.0, RewardModelScore(path=str(tmp_path / "scores")))}
-    refresher = Refresher.of(RewardRefresh(), rewards, "0")
+    rewards = {"learnt": WeightedReward("learnt", 1.0, RewardModelScore(path=str(tmp_path / "scores")))}
+    refresher = RewardRefreshHook.of(RewardRefresh(), rewards, "0")
     assert refresher is not None
     counted = trained(refresher.stepper.optimizer, refresher.model.parameters())
     stages = (replace(made.stages[0], reward_refresh=RewardRefresh()),)

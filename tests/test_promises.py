@@ -36,7 +36,7 @@ from rlhf.recipe import load
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.sinks import read_metrics
 from tests import faulty_world
 from tests.rollout.small_world import CHATML, INLINE, THINKING, Corridor, tokenizer
@@ -215,7 +215,7 @@ def collect(
     agent: Agent,
     say: Callable[[str], str],
     *,
-    rewards: dict[str, Weighted] | None = None,
+    rewards: dict[str, WeightedReward] | None = None,
     limits: Limits | None = None,
     template: str = CHATML,
     group_size: int = 3,
@@ -232,7 +232,7 @@ def collector(
     agent: Agent,
     say: Callable[..., str],
     *,
-    rewards: dict[str, Weighted] | None = None,
+    rewards: dict[str, WeightedReward] | None = None,
     limits: Limits | None = None,
     template: str = CHATML,
     seeded: bool = False,
@@ -240,7 +240,7 @@ def collector(
     return RolloutRunner(
         environment=environment,
         agent=agent,
-        rewards=rewards or {"solved": Weighted("solved", 1.0, lambda task, trajectory: float(trajectory.solved))},
+        rewards=rewards or {"solved": WeightedReward("solved", 1.0, lambda task, trajectory: float(trajectory.solved))},
         engine=ScriptedEngine(say, tokenizer=tokenizer(template), seeded=seeded),
         renderer=Renderer(tokenizer(template)),
         limits=limits or Limits(max_turns=5, max_tokens=32),
@@ -353,7 +353,7 @@ def test_the_time_limit_of_rewards_is_heeded() -> None:
 
     limits = Limits(max_turns=5, reward_timeout_s=0.05, max_error_fraction=1.0)
     found = collect(
-        Corridor(), ChatAgent(), lambda text: "go north", rewards={"slow": Weighted("slow", 1.0, slow)},
+        Corridor(), ChatAgent(), lambda text: "go north", rewards={"slow": WeightedReward("slow", 1.0, slow)},
         limits=limits, group_size=1, n_tasks=1,
     )  # fmt: skip
     [failure] = found.groups[0].failures

@@ -233,14 +233,14 @@ def test_ctrl_c_loses_no_update_on_demonstrations(tmp_path: Path, monkeypatch: p
     stage = SUPERVISED | {"epochs": 3}  # of three updates each
     path = recipe(tmp_path, "grpo", None, stages=[stage], evaluation={"n_tasks": 6})
     runs.run(path, tmp_path / "whole")
-    imitated, out = TorchTrainer.imitate, tmp_path / "run"
+    imitated, out = TorchTrainer.sft_update, tmp_path / "run"
 
     def pressed(self: TorchTrainer, *args: Any) -> Any:
         if self.n_updates == 4 and not (out / "checkpoints" / "0-supervised-000005").exists():
             signal.raise_signal(signal.SIGINT)
         return imitated(self, *args)
 
-    monkeypatch.setattr(TorchTrainer, "imitate", pressed)
+    monkeypatch.setattr(TorchTrainer, "sft_update", pressed)
     with pytest.raises(Interrupted) as stopped:
         runs.run(path, out)
     assert stopped.value.where == "step 5" and "0-supervised-000005" in stopped.value.what

@@ -21,7 +21,7 @@ from rlhf.data import Action, Finish, Generation, Prompt, Task, Trajectory, Turn
 from rlhf.data import Outcome as End
 from rlhf.errors import RewardError
 from rlhf.recipe.builder import build_part
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rewards import shipped
 from tests.test_catalog import MODELS, NEEDED
 
@@ -89,7 +89,7 @@ def test_a_penalised_group_scores_as_worked_by_hand():
     ends = [End.SOLVED, End.FAILED, End.FAILED, End.SOLVED]
     played = [trajectory(turn(valid=i != 1), outcome=end, attempt=i) for i, end in enumerate(ends)]
     rewards = {"outcome": Outcome(), "invalid": InvalidActionPenalty(penalty=0.1)}
-    weighted = {name: Weighted(name, 1.0, reward) for name, reward in rewards.items()}
+    weighted = {name: WeightedReward(name, 1.0, reward) for name, reward in rewards.items()}
     group = asyncio.run(score_group(TASK, played, weighted))
     assert [s.total for s in group.scores] == pytest.approx([1.0, -0.1, 0.0, 1.0])
 
@@ -101,7 +101,8 @@ def test_weights_are_factors_of_what_real_rewards_say_of_a_real_attempt():
     played = shipped.attempt(world, agent, [search, "well?", answer])
     kinds = {"right": ("format_outcome", 1.0), "search": ("search_efficiency", 0.5), "cost": ("turn_cost", 2.0)}
     rewards = {
-        name: Weighted(name, weight, shipped.built("reward", {"kind": kind})) for name, (kind, weight) in kinds.items()
+        name: WeightedReward(name, weight, shipped.built("reward", {"kind": kind}))
+        for name, (kind, weight) in kinds.items()
     }
     [score] = asyncio.run(score_group(task, [played], rewards)).scores
     # Right, and one reply is no action of the world: 1 - .2; -1 at weight .5; three turns of .01 at weight 2.

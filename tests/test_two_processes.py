@@ -76,7 +76,7 @@ def folder_of(work: Path, number: int) -> Path:
     return work / str(number)
 
 
-def wait_for(lock: Path, first: Future[children.Ended]) -> None:
+def wait_for(lock: Path, first: Future[children.EpisodeEnded]) -> None:
     while not lock.exists() and not first.done():
         time.sleep(0.001)
 

@@ -163,7 +163,7 @@ class ActorCritic:
             text=parsed.text,
             error=parsed.error,
             parts=parsed.parts,
-            said=reply.text,
+            reply_text=reply.text,
             generations=(reply.generation,),
         )
 

@@ -38,8 +38,8 @@ from rlhf.errors import EnvError, RlhfError
 from rlhf.evaluation.baselines import MessageIdRenderer
 from rlhf.inference.seeds import stable_seed
 from rlhf.recipe.suites import Part, list_suites, load_suite, suite_of
-from rlhf.rollout.env_session import Ended
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.tasks import tasks_of
 from rlhf.training.stages.demonstrations import Demonstration, play_one, render
 
@@ -132,7 +132,7 @@ async def chats(part: Part, tasks: Sequence[Task], name: str, n_characters: int,
     found: list[dict[str, Any]] = []
     failed: list[str] = []
     pool: dict[str, None] = {}
-    agents, lanes = formats(part), lanes_of(part.environment)
+    agents, executor = formats(part), executor_for(part.environment)
     needs = [need for need in ("recall", "subgoal") if callable(getattr(part.environment, need, None))]
     shares = LISTED if getattr(part.agent, "show_admissible", False) else WRITTEN
     try:
@@ -142,8 +142,10 @@ async def chats(part: Part, tasks: Sequence[Task], name: str, n_characters: int,
             [agent] = rng.choices([a for _, a in agents], [w for w, _ in agents])
             most = LONG if rng.random() < 0.1 else SHORT
             try:
-                one = await play_one(part.environment, tasks[i % len(tasks)], noise, part.limits, lanes.open(), needs)
-            except Ended as ended:
+                one = await play_one(
+                    part.environment, tasks[i % len(tasks)], noise, part.limits, executor.open(), needs
+                )
+            except EpisodeEnded as ended:
                 failed.append(ended.detail)
                 if len(failed) > FAILURES:
                     raise EnvError("too many plays failed", where=name, got=failed[0]) from ended
@@ -155,7 +157,7 @@ async def chats(part: Part, tasks: Sequence[Task], name: str, n_characters: int,
             if n_characters <= 0:
                 break
     finally:
-        await lanes.close()
+        await executor.close()
     return found
 
 

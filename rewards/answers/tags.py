@@ -148,7 +148,7 @@ class Format:
 
     def _spoken(self, action: Action) -> str:
         """Thoughts, calls, and, where `strict` counts it, what the agent passed over beside them."""
-        before, closed, after = action.said.rpartition("</think>")
+        before, closed, after = action.reply_text.rpartition("</think>")
         thought = f"<think>{before.strip().removeprefix('<think>')}</think>" if closed else ""
         if any(tag in self.transitions for _, tag in _TAG.findall(action.text)):
             acted = action.text  # in tags already

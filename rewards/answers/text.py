@@ -40,7 +40,7 @@ def last_reply(trajectory: Trajectory) -> str:
     action, answer = last_action(trajectory), last_answer(trajectory)
     if not action or answer != action:
         return answer
-    return after_thinking(trajectory.turns[-1].action.said).strip() or action
+    return after_thinking(trajectory.turns[-1].action.reply_text).strip() or action
 
 
 def transcript(trajectory: Trajectory, *, replies: bool = False) -> str:
@@ -51,7 +51,7 @@ def transcript(trajectory: Trajectory, *, replies: bool = False) -> str:
 
 def everything_said(trajectory: Trajectory) -> str:
     """Replies of the policy with its thoughts; of a turn that has none recorded the action. The end of a long one."""
-    return "\n".join(turn.action.said or turn.action.text for turn in trajectory.turns)[-MAX_TEXT:]
+    return "\n".join(turn.action.reply_text or turn.action.text for turn in trajectory.turns)[-MAX_TEXT:]
 
 
 def reference_of(task: Task, name: str, *, with_parts: bool = False) -> str:

@@ -48,7 +48,7 @@ class Schedule:
 
 def step_of(trajectory: Trajectory) -> int:
     """The version of the policy that sampled the newest token; 0 where there is none."""
-    return max((v for g in trajectory.generations if not g.by for v in g.versions), default=0)
+    return max((v for g in trajectory.generations if not g.opponent for v in g.versions), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -155,7 +155,7 @@ class Episodes:
             [x for x in column if x is not None] for column in (zip(*raw, strict=True) if raw else ((), ()))
         )
         for trajectory, score in met:
-            name, values = self.settings.success_reward, {**score.watched, **score.parts}
+            name, values = self.settings.success_reward, {**score.monitored, **score.parts}
             value = float(trajectory.solved) if name is None else values[name].value if name in values else None
             if value is not None:  # a watched reward may have failed
                 shelf = self.successes if value > self.settings.correct_above else self.failures

@@ -37,7 +37,7 @@ def length(trajectory: Trajectory, unit: Unit) -> int:
     """Sampled tokens, or turns, of what the policy did itself."""
     if unit == "tokens":
         return trajectory.n_policy_tokens
-    return sum(not any(g.by for g in turn.generations) for turn in trajectory.turns[trajectory.n_given :])
+    return sum(not any(g.opponent for g in turn.generations) for turn in trajectory.turns[trajectory.n_given :])
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

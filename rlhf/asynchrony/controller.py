@@ -1,6 +1,6 @@
-"""Controller of groups that are played ahead: the pipeline, the groups, and the players that groups are given to.
+"""Controller of groups that are played ahead: the pipeline, the groups, and the workers that groups are given to.
 
-It is the only writer of the ledger. Players may be anywhere: tasks of this process, or rollout workers in others. One
+It is the only writer of the ledger. Workers may be anywhere: tasks of this process, or rollout workers in others. One
 that dies gives its groups back under their ordinals, and gets others when it has come back.
 """
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 #: Name of the engine among the servers of the pipeline: it delivers to its own replicas, and answers when all have it.
 _ENGINE = "engine"
-#: Times that a group is begun again because its player died; the group may be what kills it.
+#: Times that a group is begun again because its worker died; the group may be what kills it.
 _MAX_BEGUN = 4
 #: Times that a group is begun again because its servers were gone, which is no fault of its task.
 _MAX_UNSERVED = 16
-#: Seconds until a player that did not come back in time is asked for again.
+#: Seconds until a worker that did not come back in time is asked for again.
 _AGAIN_S = 5.0
 
 
@@ -38,8 +38,8 @@ class GroupLostError(EngineError):
     """A group that has to begin again, as the tokens sampled for it are lost."""
 
 
-class PlayerLostError(GroupLostError):
-    """The player of a group has died."""
+class WorkerLostError(GroupLostError):
+    """The worker of a group has died."""
 
 
 class ServersLostError(GroupLostError):
@@ -61,7 +61,7 @@ class Job:
     n_before: int
 
 
-class Player(Protocol):
+class WorkerHandle(Protocol):
     """Plays groups."""
 
     @property
@@ -73,10 +73,10 @@ class Player(Protocol):
         """Groups that it plays at a time."""
 
     async def play(self, job: Job, count: Callable[[int, int], None]) -> ScoredGroup:
-        """Return the group; `count` is called with (version, tokens) of sampled tokens. Raises PlayerLostError."""
+        """Return the group; `count` is called with (version, tokens) of sampled tokens. Raises WorkerLostError."""
 
     async def wait_ready(self) -> None:
-        """Wait until a lost player can play again. Raises RlhfError where it cannot."""
+        """Wait until a lost worker can play again. Raises RlhfError where it cannot."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Counts:
     """Figures of one controller after a step: tokens by age, the ledger, counts of groups, seconds without any.
 
     Attributes:
-        n_at_once: groups that may be played at a time; 0 where nothing limits them but the players.
-        lost: players that do not come back, and why.
+        n_at_once: groups that may be played at a time; 0 where nothing limits them but the workers.
+        lost: workers that do not come back, and why.
     """
 
     ages: Mapping[int, int]
@@ -116,15 +116,15 @@ class Controller:
         rules: of the stage, for the share.
         share: of the groups of a step, which it has played.
         n_per_step: B, groups of a step in all.
-        players: that it asks.
-        limit: of groups at a time, of all players; None is as many as they have places.
+        workers: that it asks.
+        limit: of groups at a time, of all workers; None is as many as they have places.
         groups: that are finished, by their ordinals in the share.
     """
 
     rules: Rules
     share: slice
     n_per_step: int
-    players: Sequence[Player] = ()
+    workers: Sequence[WorkerHandle] = ()
     limit: AdmissionLimit | None = None
     groups: dict[int, ScoredGroup] = field(default_factory=dict)
 
@@ -132,10 +132,10 @@ class Controller:
         self.pipeline = Pipeline(self.rules)
         self._base = 0  # what the engine calls version 0 of the stage
         self._tasks: dict[int, Sequence[Task]] = {}
-        self._playing: dict[asyncio.Task[None], Player] = {}
+        self._playing: dict[asyncio.Task[None], WorkerHandle] = {}
         self._lost: dict[str, asyncio.Task[None]] = {}
         self._gone: dict[str, Exception] = {}  # of the lost, those that did not come back in time, or cannot
-        self._n_lost: Counter[int] = Counter()  # times that the player of a group died
+        self._n_lost: Counter[int] = Counter()  # times that the worker of a group died
         self._n_unserved: Counter[int] = Counter()  # times that its servers were gone
         self._changed = asyncio.Event()
         self._failed: BaseException | None = None
@@ -177,17 +177,17 @@ class Controller:
 
     def _begin_all(self) -> None:
         """Begin groups while there is room for them."""
-        playing = Counter(player.name for player in self._playing.values())
+        playing = Counter(worker.name for worker in self._playing.values())
         while not self._is_closed and (self.limit is None or len(self._playing) < self.limit.now):
-            free = [p for p in self.players if p.name not in self._lost and playing[p.name] < p.places]
-            player = min(free, key=lambda p: playing[p.name] / p.places, default=None)
-            if player is None or (ordinal := self.pipeline.begin()) is None:
+            free = [p for p in self.workers if p.name not in self._lost and playing[p.name] < p.places]
+            worker = min(free, key=lambda p: playing[p.name] / p.places, default=None)
+            if worker is None or (ordinal := self.pipeline.begin()) is None:
                 break
-            task = asyncio.create_task(self._play(player, ordinal), name=f"group {ordinal}")
-            playing[player.name] += 1
+            task = asyncio.create_task(self._play(worker, ordinal), name=f"group {ordinal}")
+            playing[worker.name] += 1
             if not self._playing:
                 self._idle_s += time.perf_counter() - self._idle_since
-            self._playing[task] = player
+            self._playing[task] = worker
             task.add_done_callback(self._ended)
 
     def observe(self, loads: Sequence[Load]) -> None:
@@ -206,7 +206,7 @@ class Controller:
             self._begin_all()
         self._changed.set()
 
-    async def _play(self, player: Player, ordinal: int) -> None:
+    async def _play(self, worker: WorkerHandle, ordinal: int) -> None:
         def count(version: int, n_tokens: int) -> None:
             try:
                 self.pipeline.sampled(ordinal, version - self._base, n_tokens)
@@ -218,11 +218,11 @@ class Controller:
         tasks = self._tasks[number]
         n_before = sum(task.id == tasks[place].id for task in tasks[:place])
         try:
-            group = await player.play(Job(number, tasks[place], n_before), count)
+            group = await worker.play(Job(number, tasks[place], n_before), count)
         except GroupLostError as error:
             self.pipeline.give_back(ordinal)
-            if player.name not in self._lost:
-                self._lost[player.name] = asyncio.create_task(self._come_back(player))
+            if worker.name not in self._lost:
+                self._lost[worker.name] = asyncio.create_task(self._come_back(worker))
             self._refuse_repeated_loss(ordinal, tasks[place], error)
             return
         self.groups[ordinal] = group
@@ -231,7 +231,7 @@ class Controller:
         self.pipeline.finish(ordinal, kept)
 
     def _refuse_repeated_loss(self, ordinal: int, task: Task, error: GroupLostError) -> None:
-        """Raise where a group was given back too often: its task may kill players, or servers come and go."""
+        """Raise where a group was given back too often: its task may kill workers, or servers come and go."""
         said = f"the last time: {error.what}: {error.got}"
         if isinstance(error, ServersLostError):
             self._n_unserved[ordinal] += 1
@@ -252,20 +252,20 @@ class Controller:
                 hint="play this task alone with rlhf evaluate, and watch its memory",
             ) from error
 
-    async def _come_back(self, player: Player) -> None:
-        """Use a player again once it is there; where none of them is, the run ends with the reason of each."""
+    async def _come_back(self, worker: WorkerHandle) -> None:
+        """Use a worker again once it is there; where none of them is, the run ends with the reason of each."""
         while True:
             try:
-                await player.wait_ready()
+                await worker.wait_ready()
                 break
             except Exception as error:
-                self._gone[player.name] = error
-                if len(self._gone) == len(self.players):
+                self._gone[worker.name] = error
+                if len(self._gone) == len(self.workers):
                     self._failed = self._failed or _all_gone(self._gone)
                 self._changed.set()
                 await asyncio.sleep(_AGAIN_S)
-        self._gone.pop(player.name, None)
-        del self._lost[player.name]
+        self._gone.pop(worker.name, None)
+        del self._lost[worker.name]
         self._begin_all()
         self._changed.set()
 
@@ -358,7 +358,7 @@ def _said(error: Exception) -> str:
 
 
 def _all_gone(gone: Mapping[str, Exception]) -> EngineError:
-    """Error where no player is left."""
+    """Error where no worker is left."""
     first = next(iter(gone.values()))
     return EngineError(
         "no rollout worker is left",

@@ -241,7 +241,7 @@ class Pipeline:
         self._failed += group.n_sampled - group.n_kept
 
     def give_back(self, ordinal: int) -> None:
-        """Restart a group from its seeds, because its player was lost."""
+        """Restart a group from its seeds, because its worker was lost."""
         self._failed += self.running.pop(ordinal).n_sampled
         self.n_given_back += 1
         heapq.heappush(self.returned, ordinal)

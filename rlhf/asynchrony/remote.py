@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.asynchrony.admission import AdmissionLimit
-from rlhf.asynchrony.controller import Controller, Counts, Job, PlayerLostError, ServersLostError, StepGroups
+from rlhf.asynchrony.controller import Controller, Counts, Job, ServersLostError, StepGroups, WorkerLostError
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import EngineError, RlhfError
@@ -28,7 +28,7 @@ _LOOK_S = 1.0
 _AGAIN_S = 0.5
 #: Seconds between two questions to a worker whether it is alive, while it plays.
 _PING_S = 10.0
-#: Times that an evaluation is begun whose player dies.
+#: Times that an evaluation is begun whose worker dies.
 _MAX_EVALUATED = 3
 
 
@@ -62,7 +62,7 @@ class Played:
 
 
 @dataclass
-class RemotePlayer:
+class RemoteWorker:
     """A rollout worker as the controller sees it: an actor that Ray starts again when it dies.
 
     Attributes:
@@ -98,7 +98,7 @@ class RemotePlayer:
             await self.wait_ready()
             try:
                 return await self._while_alive(self.actor.evaluate.remote(weights))
-            except PlayerLostError as error:
+            except WorkerLostError as error:
                 if not n_left:
                     got = f"{_MAX_EVALUATED} times; the last time: {error.what}: {error.got}"
                     raise EngineError("it dies at every evaluation", where=self.name, got=got) from error
@@ -107,7 +107,7 @@ class RemotePlayer:
         """Return the answer to a call, however long it takes, while the worker shows signs of life.
 
         Raises:
-            PlayerLostError: it has died, or shows none for `limit_s` seconds: then its process is killed. Ray starts
+            WorkerLostError: it has died, or shows none for `limit_s` seconds: then its process is killed. Ray starts
                 another.
         """
         answer, heard = asyncio.ensure_future(answered(call)), time.monotonic()
@@ -120,11 +120,11 @@ class RemotePlayer:
                 if time.monotonic() - heard >= self.limit_s and not answer.done():
                     await asyncio.to_thread(_kill, self.actor)
                     got = f"nothing in {self.limit_s:g} s"
-                    raise PlayerLostError("a rollout worker does not respond", where=self.name, got=got)
+                    raise WorkerLostError("a rollout worker does not respond", where=self.name, got=got)
             return await answer
         except actor_errors() as error:
             first = str(error).splitlines()[0]
-            raise PlayerLostError("a rollout worker has died", where=self.name, got=first) from error
+            raise WorkerLostError("a rollout worker has died", where=self.name, got=first) from error
         finally:
             answer.cancel()
 
@@ -159,14 +159,14 @@ class ControllerActor:
 
     Args:
         rules: of the stage.
-        players: the rollout workers.
+        workers: the rollout workers.
         most: groups at a time, of all workers together.
         servers: addresses, whose load limits how many of these there are.
     """
 
-    def __init__(self, rules: Rules, players: Sequence[RemotePlayer], most: int, servers: Sequence[str]) -> None:
-        self.players, n = list(players), rules.n_per_step
-        self.controller = Controller(rules, slice(0, n), n, self.players, AdmissionLimit(most))
+    def __init__(self, rules: Rules, workers: Sequence[RemoteWorker], most: int, servers: Sequence[str]) -> None:
+        self.workers, n = list(workers), rules.n_per_step
+        self.controller = Controller(rules, slice(0, n), n, self.workers, AdmissionLimit(most))
         self._given = tuple(servers)
         self._servers = {url: ServerInstance(url, connect_timeout_s=_LOOK_S) for url in servers}
         self._watching: asyncio.Task[None] | None = None
@@ -178,7 +178,7 @@ class ControllerActor:
 
     async def ready(self) -> None:
         """Return once every worker is there."""
-        await asyncio.gather(*(player.wait_ready() for player in self.players))
+        await asyncio.gather(*(worker.wait_ready() for worker in self.workers))
         self._watching = self._watching or asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -197,8 +197,8 @@ class ControllerActor:
 
     async def tell(self, weights: Delivered) -> None:
         """Have groups that begin from now on sampled from `weights`."""
-        for player in self.players:
-            player.weights = weights
+        for worker in self.workers:
+            worker.weights = weights
         for url in set(self._servers) - {*self._given, *weights.joined}:
             await self._servers.pop(url).close()
         for url in set(weights.joined) - set(self._servers):

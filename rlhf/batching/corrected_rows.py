@@ -48,7 +48,7 @@ def correct(
         old_logprobs=_flat(old_logprobs_RT)[sampled],
         sampler_logprobs=_flat([s.sampler_logprobs[s.mask] for s in samples])[sampled],
         advantages=_flat([s.advantages[s.mask] for s in samples])[sampled],
-        sequence_ids=torch.from_numpy(sequences)[sampled],
+        trajectory_ids=torch.from_numpy(sequences)[sampled],
     )
     output = corrected(correction, inputs)
     weights, kept = torch.ones(len(sampled)), torch.ones(len(sampled), dtype=torch.bool)

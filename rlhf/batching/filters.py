@@ -70,7 +70,7 @@ class Filters:
 
 
 def _is_truncated(trajectory: Trajectory) -> bool:
-    own = [generation for generation in trajectory.generations if not generation.by]
+    own = [generation for generation in trajectory.generations if not generation.opponent]
     return trajectory.outcome in _TRUNCATED or (bool(own) and own[-1].finish is Finish.LENGTH)
 
 

@@ -42,10 +42,10 @@ class PackedBatch:
         sampler_logprobs: float32 `[N]`, nats.
         advantages: float32 `[N]`.
         weights: float32 `[N]`, the reduction's coefficients over the whole minibatch, times the correction.
-        sequence_ids: int64 `[N]`, which trajectory of the step each token belongs to.
+        trajectory_ids: int64 `[N]`, which trajectory of the step each token belongs to.
         group_ids: int64 `[N]`, which group of the step.
-        places: int64 `[N]`, which of the policy tokens of its trajectory in the minibatch each is, by the order of
-            rows.
+        token_positions: int64 `[N]`, which of the policy tokens of its trajectory in the minibatch each is, by the
+            order of rows.
         n_minibatch_tokens: policy tokens of the whole minibatch.
         old_logprobs: float32 `[N]`, nats, the trainer's before the first update; None where it takes the sampler's.
         old_mean_logprobs: float32 `[N]`, nats; None where nothing asked for them.
@@ -66,9 +66,9 @@ class PackedBatch:
     sampler_logprobs: torch.Tensor
     advantages: torch.Tensor
     weights: torch.Tensor
-    sequence_ids: torch.Tensor
+    trajectory_ids: torch.Tensor
     group_ids: torch.Tensor
-    places: torch.Tensor
+    token_positions: torch.Tensor
     n_minibatch_tokens: int
     old_logprobs: torch.Tensor | None = None
     old_mean_logprobs: torch.Tensor | None = None
@@ -322,11 +322,11 @@ def collate(
         sampler_logprobs=torch.from_numpy(np.concatenate([s.sampler_logprobs for s in samples])[positions]),
         advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])[positions]),
         weights=torch.from_numpy(weights.astype(np.float32)),
-        sequence_ids=torch.from_numpy(np.repeat(np.array([s.sequence for s in samples]), counts)),
+        trajectory_ids=torch.from_numpy(np.repeat(np.array([s.sequence for s in samples]), counts)),
         group_ids=torch.from_numpy(np.repeat(np.array([s.group for s in samples]), counts)),
         n_minibatch_tokens=int(counts.sum()) if n_minibatch_tokens is None else n_minibatch_tokens,
         old_logprobs=_tensor(_given([s.old_logprobs for s in samples], positions)),
-        places=torch.from_numpy(places.astype(np.int64)),
+        token_positions=torch.from_numpy(places.astype(np.int64)),
         old_mean_logprobs=_tensor(_given([s.old_mean_logprobs for s in samples], positions)),
         teacher_logprobs=_tensor(_given([s.teacher_logprobs for s in samples], positions)),
         off_policy=torch.from_numpy(np.concatenate(off_policy)[positions]) if has_off_policy else None,
@@ -369,7 +369,7 @@ def _tensor(values: FloatRow | None) -> torch.Tensor | None:
 
 def is_split(batches: Sequence[PackedBatch], whole: Whole) -> bool:
     """True if tokens of one trajectory, or of one group, lie in more than one of `batches`."""
-    name = "group_ids" if whole == "group" else "sequence_ids"
+    name = "group_ids" if whole == "group" else "trajectory_ids"
     found = [torch.unique(getattr(batch, name)) for batch in batches]
     return bool(found) and sum(map(len, found)) > len(torch.unique(torch.cat(found)))
 

@@ -161,8 +161,8 @@ def make_samples(
     `trajectory` a generation continues the row of the one before it if its prompt begins with exactly the ids of that
     row and is read by the same adapter, and begins a new row if not: each such prompt is counted in
     `batch/n_rewritten_prompts`, in either layout.
-    Tokens of demonstrations are off-policy. What another than the policy sampled in its place (`Generation.by`) is only
-    read.
+    Tokens of demonstrations are off-policy. What another than the policy sampled in its place (`Generation.opponent`)
+    is only read.
 
     Args:
         groups: of one step.
@@ -173,7 +173,7 @@ def make_samples(
     Returns:
         The rows, in the order of the trajectories, and counters. `Sample.group` is the index into `groups`;
         `Sample.sequence` numbers the trajectories of all groups in order. A trajectory without sampled tokens has no
-        row, and neither has one that is not trained on (`Credit.trains_G`).
+        row, and neither has one that is not trained on (`Credit.train_mask_G`).
 
     Raises:
         DataError: credit does not match the sampled tokens, or is not finite.
@@ -181,15 +181,15 @@ def make_samples(
     samples: list[Sample] = []
     n_rewritten = n_without_tokens = sequence = 0
     for number, (group, credit) in enumerate(zip(groups, credits, strict=True)):
-        _check_count(len(credit.tokens_GNT), len(group.trajectories), group, "trajectories")
+        _check_count(len(credit.advantages_GNT), len(group.trajectories), group, "trajectories")
         returns_GNT = (None,) * len(group.trajectories) if credit.returns_GNT is None else credit.returns_GNT
         _check_count(len(returns_GNT), len(group.trajectories), group, "trajectories", "returns")
-        trains_G = (True,) * len(group.trajectories) if credit.trains_G is None else credit.trains_G
-        _check_count(len(trains_G), len(group.trajectories), group, "trajectories", "entries of trains_G")
-        of_trajectories = zip(group.trajectories, credit.tokens_GNT, returns_GNT, trains_G, strict=True)
+        train_mask_G = (True,) * len(group.trajectories) if credit.train_mask_G is None else credit.train_mask_G
+        _check_count(len(train_mask_G), len(group.trajectories), group, "trajectories", "entries of train_mask_G")
+        of_trajectories = zip(group.trajectories, credit.advantages_GNT, returns_GNT, train_mask_G, strict=True)
         for trajectory, credit_NT, returns_NT, trains in of_trajectories:
             credited = _credited(trajectory.generations, credit_NT, returns_NT, group)
-            own = (found for found in credited if not found[0].by)
+            own = (found for found in credited if not found[0].opponent)
             runs = list(_runs(found for found in own if roles is None or found[0].role in roles))
             n_rewritten += max(len(runs) - 1, 0)
             n_without_tokens += not runs

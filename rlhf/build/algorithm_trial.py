@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, needs_branches, with_nested
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages, needs_branches, with_nested
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Trajectory, Turn, Values, Verdict
-from rlhf.data.report import Report, Walk, shorten
+from rlhf.data.report import ContractChecker, Report, shorten
 from rlhf.losses.policy_loss import LossInputs, LossNeeds, LossOutput, PolicyLoss, whole_of
 from rlhf.losses.trajectories import trajectories_of
 from rlhf.recipe import Recipe
@@ -38,7 +38,7 @@ def own_algorithms(recipe: Recipe) -> Iterator[Report]:
 
 
 def _tried_advantage(path: str, estimator: AdvantageEstimator, names: Sequence[str], size: int) -> Report:
-    walk = Walk(f"{path} ({type(estimator).__name__})")
+    walk = ContractChecker(f"{path} ({type(estimator).__name__})")
     unlike = _group("unlike", [1.0 - 0.5 * (i % 3) for i in range(size)], names)
     alike, alone = _group("alike", [0.0] * size, names), _group("alone", [1.0], names)
     steps = {
@@ -51,7 +51,9 @@ def _tried_advantage(path: str, estimator: AdvantageEstimator, names: Sequence[s
     async def walked() -> None:
         for what, groups in steps.items():
             promise = f"advantage: a finite number for each sampled token of {what}"
-            ok, credits = await walk.call(promise, credit_of, estimator, groups, [_values(group) for group in groups])
+            ok, credits = await walk.call(
+                promise, compute_advantages, estimator, groups, [_values(group) for group in groups]
+            )
             for credit in credits if ok else ():
                 await walk.call("advantage: its metrics can be logged", checked, credit.metrics)
 
@@ -59,7 +61,7 @@ def _tried_advantage(path: str, estimator: AdvantageEstimator, names: Sequence[s
 
 
 def _tried_loss(path: str, loss: PolicyLoss) -> Report:
-    walk, inputs = Walk(f"{path} ({type(loss).__name__})"), _inputs(loss)
+    walk, inputs = ContractChecker(f"{path} ({type(loss).__name__})"), _inputs(loss)
 
     async def walked() -> None:
         ok, found = await walk.call("loss: raises nothing", loss, inputs)
@@ -117,16 +119,16 @@ def _inputs(loss: PolicyLoss) -> LossInputs:
         sampler_logprobs=old,
         advantages=advantages,
         weights=torch.full((6,), 1 / 6),
-        sequence_ids=sequences,
+        trajectory_ids=sequences,
         ref_logprobs=old - 0.1 if needs.needs_ref else None,
         entropy=-policy if "entropy" in wanted else None,
         n_minibatch_tokens=6,
-        places=torch.tensor([0, 1, 2] * 2),
+        token_positions=torch.tensor([0, 1, 2] * 2),
         log_normalizers=-policy if "log_normalizers" in wanted else None,
         ref_log_normalizers=-old if needs.needs_ref and "log_normalizers" in wanted else None,
         mean_logprobs=old - 2.0 if "mean_logprobs" in wanted else None,
         teacher_logprobs=old - 0.2 if needs.teacher is not None else None,
-        ages=torch.zeros(6, dtype=torch.int64),
+        staleness=torch.zeros(6, dtype=torch.int64),
     )
     if needs.needs_whole is None:
         return made

@@ -35,7 +35,7 @@ from rlhf.recipe.evaluation_target import EvaluationTarget
 from rlhf.recipe.suites import Part
 from rlhf.rollout.contrib.strategies import StrategyCapabilities
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.training.policy.model import Policy, restore
 from rlhf.training.reward_model_training import left_by
 
@@ -125,7 +125,7 @@ def _end_programs(found: EvaluationTarget) -> None:
             part.environment.close()
 
 
-def _left(rewards: Mapping[str, Weighted], checkpoint: Path | None) -> dict[str, Weighted]:
+def _left(rewards: Mapping[str, WeightedReward], checkpoint: Path | None) -> dict[str, WeightedReward]:
     """Rewards that use the models trained by a checkpoint's run; without those not yet trained."""
     if checkpoint is None:
         return dict(rewards)

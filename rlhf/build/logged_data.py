@@ -12,7 +12,7 @@ from rlhf.errors import RecipeError
 from rlhf.evaluation.folder import where_to_look
 from rlhf.evaluation.store import StoredStep, list_steps
 from rlhf.recipe import Recipe
-from rlhf.training.contrib.logged_attempts import Logged, place_of
+from rlhf.training.contrib.logged_attempts import OfflineData, place_of
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 
@@ -20,7 +20,7 @@ from rlhf.training.stages.policy_gradient import PolicyGradient
 class StoredRuns:
     """Groups of the training attempts of some runs; a file is read again only when it has changed."""
 
-    settings: Logged
+    settings: OfflineData
     _read: dict[tuple[Path, int, int], tuple[ScoredGroup, ...]] = field(default_factory=dict)
 
     def groups(self) -> list[ScoredGroup]:

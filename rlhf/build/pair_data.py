@@ -125,7 +125,7 @@ def groups_of(folder: Path, stage: str | None = None, step: int | None = None) -
     """
     groups: dict[tuple[str, int, str], list[Any]] = {}
     for record in read_trajectories(folder, phase="train", stage=stage, steps=None if step is None else [step]):
-        if record.score is not None and not any(g.by for g in record.trajectory.generations):
+        if record.score is not None and not any(g.opponent for g in record.trajectory.generations):
             groups.setdefault((record.stage, record.step, record.task_id), []).append(record)
     for (_, _, task_id), records in groups.items():
         yield ScoredGroup(task_id, tuple(r.trajectory for r in records), tuple(r.score for r in records))

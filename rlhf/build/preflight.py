@@ -26,13 +26,13 @@ from rlhf.errors import EnvError, RecipeError, RewardError
 from rlhf.evaluation.evaluate import Evaluation
 from rlhf.recipe import Recipe
 from rlhf.recipe.suites import Suite
-from rlhf.recipe.view import worlds
+from rlhf.recipe.view import environments_of_run
 from rlhf.registry import kind_of
-from rlhf.rollout.env_session import Ended
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.tasks.shuffled import Shuffled
@@ -59,7 +59,7 @@ def refuse_without_references(recipe: Recipe) -> None:
     Looked at are the splits of stages in which the policy attempts tasks, and that of the result. So many may lack one
     as attempts may fail, `limits.max_error_fraction`; of a reward that is only monitored, one task has to have one.
     """
-    for path, seen in worlds(recipe):
+    for path, seen in environments_of_run(recipe):
         for name in seen.rewards:
             if error := lacking_reference(seen, name, splits_of(seen, path), path):
                 raise error
@@ -98,7 +98,9 @@ def refuse_unreferenced(suite: Suite, tasks: Mapping[str, Sequence[Task]], *, of
                 raise error
 
 
-def _lacking(weighted: Weighted, path: str, tasks: Sequence[Task], split: str, limits: Limits) -> RecipeError | None:
+def _lacking(
+    weighted: WeightedReward, path: str, tasks: Sequence[Task], split: str, limits: Limits
+) -> RecipeError | None:
     without = _without(weighted.reward, path, tasks)
     if len(without) <= (len(tasks) - 1 if weighted.monitor else limits.max_error_fraction * len(tasks)):
         return None
@@ -160,7 +162,7 @@ async def try_once(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
         EnvError: the environment fails at each of the first tasks.
         RewardError: a reward fails.
     """
-    for path, seen in worlds(recipe):
+    for path, seen in environments_of_run(recipe):
         splits = [stage.split for stage in seen.stages if is_played(stage) and stage.split]
         if splits or not path:
             await _try_world(seen, (splits or [recipe.evaluation.split])[0], path, say)
@@ -235,25 +237,25 @@ async def attempted(recipe: Recipe, split: str, path: str, say: Callable[[str], 
     """
     refused: dict[str, None] = {}
     limits = replace(recipe.limits, max_turns=min(recipe.limits.max_turns, _N_TURNS))
-    lanes, failed = lanes_of(recipe.environment), list[EnvError]()
+    executor, failed = executor_for(recipe.environment), list[EnvError]()
     try:
         for task in tasks_of(recipe.environment, split, _N_TRIED):
             deviations = RandomDeviations(1.0, {}, random.Random(recipe.seed))
             trial = ProgramTrial(deviations, recipe.agent, temperatures_of(recipe), refused)
             try:
-                found = await play_one(recipe.environment, task, trial, limits, lanes.open(), ())
-            except Ended as ended:
+                found = await play_one(recipe.environment, task, trial, limits, executor.open(), ())
+            except EpisodeEnded as ended:
                 failed.append(_failure(ended, recipe.environment, f"{path}environment, {task.id}", list(refused)))
                 continue
             for text in refused:
                 say(f"caution: a request of the agent's program is refused with {text}")
             return task, found.trajectory
     finally:
-        await lanes.close()
+        await executor.close()
     raise failed[0]
 
 
-def _failure(ended: Ended, environment: Any, place: str, refused: Sequence[str]) -> EnvError:
+def _failure(ended: EpisodeEnded, environment: Any, place: str, refused: Sequence[str]) -> EnvError:
     """The error of an attempt that the environment has ended, with the words of the check that refused its answer.
 
     `refused` are the answers to requests of an agent's program that were refused.

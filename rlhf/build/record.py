@@ -21,7 +21,7 @@ from rlhf.build.supervised_data import digests
 from rlhf.digests import write_listed
 from rlhf.recipe import Recipe, dump
 from rlhf.recipe.model import values_of
-from rlhf.rollout.scoring import Weighted, deciding_reward
+from rlhf.rollout.scoring import WeightedReward, deciding_reward
 
 #: Packages whose versions can change a result.
 _RECORDED = (
@@ -41,7 +41,7 @@ def write_record(folder: Path, recipe: Recipe) -> None:
     write_listed(folder / "recipe.yaml", dump(recipe))
 
 
-def programs_record(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
+def programs_record(rewards: Mapping[str, WeightedReward]) -> dict[str, Any]:
     """Sandbox properties, where a reward runs programs. Raises RecipeError where that is too little for it."""
     record = sandbox_record({name: weighted.reward for name, weighted in rewards.items()})
     return {"sandbox": record} if record else {}

@@ -23,9 +23,9 @@ from rlhf.errors import RewardError
 from rlhf.recipe import Recipe
 from rlhf.recipe.rewards import as_named
 from rlhf.recipe.suites import Suite
-from rlhf.recipe.view import worlds
+from rlhf.recipe.view import environments_of_run
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.rollout.tasks import tasks_of
 
 #: References of a split that are tried, those of a coroutine so many at a time; of a slow reward as many as it manages
@@ -78,7 +78,7 @@ async def try_references(recipe: Recipe, say: Callable[[str], None]) -> None:
         RewardError: it fails at them, with an error, NaN, or more than a right answer is worth; cannot read references
             with parts; or, where rewards alone say what is solved, takes none for right.
     """
-    for path, seen in worlds(recipe):
+    for path, seen in environments_of_run(recipe):
         split = next((stage.split for stage in seen.stages if not stage.reads_file), recipe.evaluation.split)
         await _try_rewards(path, seen.rewards, seen.environment, split, seen.limits, say)
 
@@ -91,7 +91,7 @@ async def try_references_of_suite(suite: Suite, say: Callable[[str], None]) -> N
 
 async def _try_rewards(
     path: str,
-    rewards: Mapping[str, Weighted],
+    rewards: Mapping[str, WeightedReward],
     world: Environment,
     split: str,
     limits: Limits,
@@ -127,7 +127,7 @@ class _Trial:
     """
 
     path: str
-    weighted: Weighted
+    weighted: WeightedReward
     compares: bool
     limits: Limits
     say: Callable[[str], None]
@@ -217,7 +217,7 @@ async def _given(task: Task, answer: str, trial: _Trial, until: float) -> _Tried
         if first is not None and time.monotonic() >= until:
             return None
         said = form.format(answer)
-        reply = Trajectory(task.id, 0, "", (Turn(Action(said, said=said), ""),), Outcome.FAILED)
+        reply = Trajectory(task.id, 0, "", (Turn(Action(said, reply_text=said), ""),), Outcome.FAILED)
         begun = time.monotonic()
         group = await score_group(task, [reply], {weighted.name: weighted}, timeout_s=timeout_s)
         trial.note_call(took_s := time.monotonic() - begun)
@@ -277,7 +277,7 @@ def _none_right(path: str, tried: Sequence[_Tried]) -> RewardError:
     )
 
 
-def to_try(weighted: Weighted) -> Weighted | None:
+def to_try(weighted: WeightedReward) -> WeightedReward | None:
     """Copy of a reward for a trial, whose state may change; None for one that is not asked."""
     for _, part in with_parts("", weighted.reward):
         if Capabilities(part).reads_tokens or (isinstance(part, AsksModel) and part.url is None):

@@ -19,7 +19,7 @@ import torch
 
 from rlhf.asynchrony.controller import Job
 from rlhf.asynchrony.pipeline import Rules
-from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemoteController, RemotePlayer
+from rlhf.asynchrony.remote import ControllerActor, Delivered, Played, RemoteController, RemoteWorker
 from rlhf.build.engine import RETURN_S, engine_dtype, fit_of, make_publisher, vllm_engine
 from rlhf.build.pair_data import check_parts
 from rlhf.child_process import end_with_parent, is_healthy, kill_group, python_command, python_environment
@@ -305,10 +305,10 @@ class OnRay:
         settings: Any = recipe.stages[stage]
         places = places_of(recipe.environment, recipe.limits, settings.group_size, n)
         actors = self._workers(n, places, recipe.engine, stage, policy, engine.max_context)
-        players = [RemotePlayer(f"rollout worker {i}", one, places, _READY_S) for i, one in enumerate(actors)]
+        workers = [RemoteWorker(f"rollout worker {i}", one, places, _READY_S) for i, one in enumerate(actors)]
         made = ray.remote(num_cpus=0, max_concurrency=100)(ControllerActor)
         most = max(1, recipe.limits.max_concurrent // settings.group_size)
-        actor = made.remote(rules, players, most, recipe.engine.servers)
+        actor = made.remote(rules, workers, most, recipe.engine.servers)
 
         return RemoteController(actor, partial(_delivered, engine), actors)
 
@@ -325,8 +325,8 @@ class OnRay:
         if not current().is_main:
             return BackgroundEvaluation(deliver, None)
         [actor] = self._workers(1, 1, settings, 0, policy, engine.max_context)
-        player = RemotePlayer("who plays evaluations", actor, 1, _READY_S)
-        return BackgroundEvaluation(deliver, lambda: player.evaluate(_delivered(engine)))
+        worker = RemoteWorker("who plays evaluations", actor, 1, _READY_S)
+        return BackgroundEvaluation(deliver, lambda: worker.evaluate(_delivered(engine)))
 
     def _workers(
         self, n: int, places: int, engine: VllmSettings, stage: int, policy: Policy, max_context: int

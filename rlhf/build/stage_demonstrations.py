@@ -13,7 +13,7 @@ from rlhf.digests import Manifest
 from rlhf.errors import EnvError
 from rlhf.progress import RichProgress
 from rlhf.recipe import Recipe
-from rlhf.recipe.view import worlds
+from rlhf.recipe.view import environments_of_run
 from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import DemonstratedSampler
 from rlhf.training.stages import demonstrations
@@ -86,7 +86,7 @@ async def texts(recipe: Recipe, played: dict[int, list[Demonstration]], progress
         return []
     found = [d for index, demos in played.items() if isinstance(recipe.stages[index], Supervised) for d in demos]
     if not found:
-        for _, seen in worlds(recipe):
+        for _, seen in environments_of_run(recipe):
             split = next((stage.split for stage in seen.stages if not stage.reads_file), recipe.evaluation.split)
             found += await demonstrations.play(
                 seen.environment,

@@ -26,8 +26,8 @@ from rlhf.training.stages.chat_files import Chat, read_chats
 from rlhf.training.stages.chat_rows import DataRows, chat_samples, prompt_of, split_rows
 from rlhf.training.stages.chat_settings import Chats
 from rlhf.training.stages.demonstrations import Demonstration, render
-from rlhf.training.stages.imitation import by_demonstration, imitation_samples, read_too
 from rlhf.training.stages.supervised import Supervised
+from rlhf.training.stages.supervised_training import by_demonstration, imitation_samples, read_too
 
 
 def data_stages(recipe: Recipe) -> Iterator[tuple[int, Chats]]:
@@ -133,7 +133,7 @@ def _worded(trajectory: Trajectory) -> Trajectory:
     turns = []
     for turn in trajectory.turns:
         text = _Words(turn.action.text)
-        text.said, text.is_read = turn.action.said, turn.action.error is None
+        text.said, text.is_read = turn.action.reply_text, turn.action.error is None
         turns.append(replace(turn, action=Action(text, parts=turn.action.parts, error=turn.action.error)))
     return replace(trajectory, turns=tuple(turns))
 
@@ -202,7 +202,7 @@ def _best(task: Task, found: Sequence[tuple[float, Trajectory]], most: int | Non
     """The best different attempts at a task."""
     different: dict[tuple[str, ...], Trajectory] = {}
     for _, t in sorted(found, key=lambda one: -one[0]):
-        different.setdefault(tuple(turn.action.said or turn.action.text for turn in t.turns), t)
+        different.setdefault(tuple(turn.action.reply_text or turn.action.text for turn in t.turns), t)
     for t in list(different.values())[:most]:
         seats = tuple(turn.action.notes.get(SEAT, "") for turn in t.turns)
         yield Demonstration(task, _worded(t), ((),) * len(t.turns), seats=seats if any(seats) else ())

@@ -13,7 +13,7 @@ from rlhf.data import Message, Prompt, Task
 from rlhf.errors import EnvError, RecipeError
 from rlhf.gateway.agent import ExternalAgent
 from rlhf.recipe import Recipe
-from rlhf.recipe.view import worlds
+from rlhf.recipe.view import environments_of_run
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.tasks import tasks_of
@@ -38,7 +38,7 @@ async def tell_splits(recipe: Recipe, renderer: Renderer, max_context: int, say:
     Raises:
         RecipeError: no prompt of a split leaves room for a single token.
     """
-    for path, seen in worlds(recipe):
+    for path, seen in environments_of_run(recipe):
         if properties_of(seen.environment).judged_by_rewards:
             await _tell_world(seen, path, renderer, max_context, say)
 
@@ -53,7 +53,7 @@ async def refuse_long_prompts(recipe: Recipe) -> None:
     if not isinstance(policy, FromScratch):
         return
     max_context = min(policy.max_context, recipe.limits.max_context or policy.max_context)
-    for path, seen in worlds(recipe):
+    for path, seen in environments_of_run(recipe):
         if not properties_of(seen.environment).judged_by_rewards or isinstance(seen.agent, ExternalAgent):
             continue
         for split, tasks in _splits(seen):

@@ -200,7 +200,7 @@ async def prepare(
         seed=recipe.seed,
         policy=policy,
         runner=runner,
-        worlds={i: recipe.at(stage) for i, stage in enumerate(recipe.stages) if stage.differs},
+        stage_environments={i: recipe.at(stage) for i, stage in enumerate(recipe.stages) if stage.differs},
         publisher=make_publisher(recipe, policy, runner.engine),
         metrics=metrics,
         record=writer.write_groups if here.is_main else lambda *_: None,

@@ -149,12 +149,12 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     refuse_absent_models(recipe)
     check_sources(recipe)
     check_data(recipe)
-    from rlhf.recipe.view import worlds
+    from rlhf.recipe.view import environments_of_run
 
     reports = [_named(name, name, getattr(recipe, name)) for name in ("environment", "agent")]
     owns = ((f"stages[{i}].environment", stage.environment) for i, stage in enumerate(recipe.stages))
     reports += [_named(path, "environment", environment) for path, environment in owns if environment is not None]
-    tried_in = {path: seen for path, seen in worlds(recipe) if splits_of(seen, path)}
+    tried_in = {path: seen for path, seen in environments_of_run(recipe) if splits_of(seen, path)}
     records = {path: _records(seen, splits_of(seen, path)[-1]) for path, seen in tried_in.items()}
     asked = [(path, name) for path, seen in tried_in.items() for name in seen.rewards]
     for path, name in asked:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import Scale
-from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, normalise
+from rlhf.credit.groups import CriticFree, broadcast_trajectories, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -28,4 +28,4 @@ class DrGRPO(CriticFree):
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`."""
         returns = group_returns(group)
-        return Credit(broadcast(group, normalise(returns, by_std=False)), group_counters(returns))
+        return Credit(broadcast_trajectories(group, normalise(returns, by_std=False)), group_counters(returns))

@@ -108,7 +108,7 @@ def missing_part(estimator: object, context: CheckContext, why: str, do: str) ->
     )
 
 
-def names_no_reward(name: str, key: str, context: CheckContext) -> Problem:
+def unknown_reward_problem(name: str, key: str, context: CheckContext) -> Problem:
     """The problem of a key that names a reward which judges turns, and none of the recipe's."""
     rewards = context.recipe.trained_rewards
     return Problem(
@@ -120,7 +120,7 @@ def names_no_reward(name: str, key: str, context: CheckContext) -> Problem:
     )
 
 
-def credit_of(
+def compute_advantages(
     estimator: AdvantageEstimator, groups: Sequence[ScoredGroup], values: Sequence[Values] | None = None
 ) -> list[Credit]:
     """Credit of each group of a step, jointly where the estimator works on whole steps.
@@ -141,8 +141,8 @@ def credit_of(
     groups = [without_given(group) for group in groups]
     given: list[Sequence[Values]] = []
     if estimator.needs_values:
-        values = needed(values, type(estimator).__name__)
-        _check_number(len(values), len(groups), "values", "credit_of")
+        values = require_values(values, type(estimator).__name__)
+        _check_number(len(values), len(groups), "values", "compute_advantages")
         for group, of_group in zip(groups, values, strict=True):
             of_group.check(group)
         given = [values]
@@ -167,7 +167,7 @@ def _checked(credit: object, group: ScoredGroup, estimator: object) -> Credit:
         where=type(estimator).__name__,
         got=shown(credit),
         expected="a Credit, with a number for each token of each generation of each trajectory",
-        hint="return rlhf.data.Credit(tokens_GNT) on every path",
+        hint="return rlhf.data.Credit(advantages_GNT) on every path",
     )
 
 
@@ -193,7 +193,7 @@ def _from(score: Score, first: int) -> Score:
     return replace(score, parts=parts, turns=score.turns[first:])
 
 
-def needed(values: _Given | None, estimator: str) -> _Given:
+def require_values(values: _Given | None, estimator: str) -> _Given:
     """Return `values`, which `estimator` cannot do without.
 
     Raises:
@@ -210,13 +210,13 @@ def needed(values: _Given | None, estimator: str) -> _Given:
     return values
 
 
-def actions_of(values: Values | None, estimator: str, critic: str) -> TokensGNT:
+def require_action_values(values: Values | None, estimator: str, critic: str) -> TokensGNT:
     """Return what `values` say of turns, which `estimator` cannot do without.
 
     Raises:
         DataError: there are no values, or none of turns, as a critic of kind `critic` would give.
     """
-    found = needed(values, estimator).actions_GNT
+    found = require_values(values, estimator).actions_GNT
     if found is None:
         raise DataError(
             "this estimator needs the values of actions",

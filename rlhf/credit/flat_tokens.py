@@ -24,7 +24,7 @@ ShapeGN = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenLine:
+class FlatTokens:
     """Sampled tokens of a step end to end: N tokens of S trajectories, in K turns that have any.
 
     What the policy did not sample is not there, and so are turns in which it sampled nothing.
@@ -43,7 +43,7 @@ class TokenLine:
     rewards_K: Floats
 
     @classmethod
-    def of(cls, groups: Sequence[ScoredGroup]) -> TokenLine:
+    def of(cls, groups: Sequence[ScoredGroup]) -> FlatTokens:
         """Lay out the trajectories of `groups`. Raises DataError where a turn's score is not finite."""
         trajectories = [t for group in groups for t in group.trajectories]
         rewards = [row for group in groups for row in turn_rewards(group)]
@@ -138,9 +138,9 @@ def shape_of(group: ScoredGroup) -> ShapeGN:
 
 
 def own_tokens(groups: Iterable[ScoredGroup]) -> npt.NDArray[np.bool_]:
-    """Mask `[N]` of the tokens that the policy sampled, and no opponent in its place (`Generation.by`)."""
+    """Mask `[N]` of the tokens that the policy sampled, and no opponent in its place (`Generation.opponent`)."""
     generations = [g for group in groups for t in group.trajectories for g in t.generations]
-    return np.repeat([not g.by for g in generations], [g.n_tokens for g in generations]).astype(np.bool_)
+    return np.repeat([not g.opponent for g in generations], [g.n_tokens for g in generations]).astype(np.bool_)
 
 
 def whitened(
@@ -177,18 +177,19 @@ def whiten(
 
     A token counts as one value, so long trajectories weigh more.
     """
-    values_N, own_N = flat(c.tokens_GNT for c in credits), own_tokens(groups)
+    values_N, own_N = flat(c.advantages_GNT for c in credits), own_tokens(groups)
     found = whitened(values_N, own_N, subtract_mean=subtract_mean, ddof=ddof, eps=eps)
     if found is None:
         return None
-    shapes = ([[len(row) for row in rows] for rows in c.tokens_GNT] for c in credits)
-    return [replace(c, tokens_GNT=tokens) for c, tokens in zip(credits, nested(shapes, found), strict=True)]
+    shapes = ([[len(row) for row in rows] for rows in c.advantages_GNT] for c in credits)
+    return [replace(c, advantages_GNT=tokens) for c, tokens in zip(credits, nested(shapes, found), strict=True)]
 
 
 def silenced(credits: Sequence[Credit]) -> list[Credit]:
     """Return `credits` with 0 for every token."""
     return [
-        replace(c, tokens_GNT=tuple(tuple((0.0,) * len(row) for row in rows) for rows in c.tokens_GNT)) for c in credits
+        replace(c, advantages_GNT=tuple(tuple((0.0,) * len(row) for row in rows) for rows in c.advantages_GNT))
+        for c in credits
     ]
 
 

@@ -7,13 +7,13 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.flat_tokens import Floats, TokenLine, following, scan
-from rlhf.credit.value_based import FromValues
+from rlhf.credit.flat_tokens import FlatTokens, Floats, following, scan
+from rlhf.credit.value_based import CriticBased
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class GAE(FromValues):
+class GAE(CriticBased):
     """Token-level GAE: A_t = δ_t + γ λ A_{t+1}, δ_t = r_t + γ V_{t+1} − V_t, whitened.
 
     It runs over the sampled tokens of a trajectory.
@@ -33,7 +33,7 @@ class GAE(FromValues):
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per sampled token."""
 
-    def estimate(self, line: TokenLine, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
+    def estimate(self, line: FlatTokens, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
         """Return the advantage and the return of each sampled token."""
         deltas_N = line.rewards_N + self.gamma * following(values_N, line.tokens_S, cut_S) - values_N
         advantages_N = scan(deltas_N, line.tokens_S, self.gamma * self.lam)

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import IgnoredKeys
-from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, broadcast_turns, group_counters, group_returns, normalise, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.similarity import similar_clusters
 from rlhf.data import Credit, ScoredGroup, Values
@@ -77,7 +77,7 @@ class GiGPO(CriticFree):
             episode_G = self._episode_advantages(group, returns)
             credit_GK = [[a] * len(row) for a, row in zip(episode_G, credit_GK, strict=True)]
             self._add_state_advantages(credit_GK, group, clusters)
-        return Credit(spread(group, credit_GK), metrics)
+        return Credit(broadcast_turns(group, credit_GK), metrics)
 
     def _normalise(self, values: Sequence[float], population: Sequence[float] | None = None) -> list[float]:
         by_std = self.normalize == "mean_std"

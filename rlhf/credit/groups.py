@@ -133,7 +133,7 @@ def normalise(
     return [(x - mean) / scale for x in values]
 
 
-def spread(group: ScoredGroup, per_turn_GK: Sequence[Sequence[float]]) -> TokensGNT:
+def broadcast_turns(group: ScoredGroup, per_turn_GK: Sequence[Sequence[float]]) -> TokensGNT:
     """Give each sampled token the number of its turn.
 
     Args:
@@ -165,9 +165,11 @@ def spread(group: ScoredGroup, per_turn_GK: Sequence[Sequence[float]]) -> Tokens
     )
 
 
-def broadcast(group: ScoredGroup, values_G: Sequence[float]) -> TokensGNT:
+def broadcast_trajectories(group: ScoredGroup, values_G: Sequence[float]) -> TokensGNT:
     """Give each sampled token the number of its trajectory; `[G]` to `[G][N][T]`."""
-    return spread(group, [[value] * len(t.turns) for t, value in zip(group.trajectories, values_G, strict=True)])
+    return broadcast_turns(
+        group, [[value] * len(t.turns) for t, value in zip(group.trajectories, values_G, strict=True)]
+    )
 
 
 def group_counters(returns_G: Sequence[float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import IgnoredKeys, Scale
-from rlhf.credit.groups import broadcast, group_counters, group_returns, normalise
+from rlhf.credit.groups import broadcast_trajectories, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -55,4 +55,4 @@ class GRPO:
             advantages = returns
         else:
             advantages = normalise(returns, by_std=self.normalize_std, ddof=self.ddof, eps=self.eps)
-        return Credit(broadcast(group, advantages), group_counters(returns))
+        return Credit(broadcast_trajectories(group, advantages), group_counters(returns))

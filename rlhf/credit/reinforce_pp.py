@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.flat_tokens import TokenLine, credits_of, own_tokens, scan, whitened
+from rlhf.credit.flat_tokens import FlatTokens, credits_of, own_tokens, scan, whitened
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -46,7 +46,7 @@ class ReinforcePP:
 
     def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
         """Return the credit of each group of a step."""
-        line = TokenLine.of(groups)
+        line = FlatTokens.of(groups)
         returns_N = scan(line.rewards_N, line.tokens_S, self.gamma)
         found = whitened(returns_N, own_tokens(groups), subtract_mean=self.subtract_mean, eps=self.eps)
         return credits_of(groups, np.zeros_like(returns_N) if found is None else found, is_flat=found is None)

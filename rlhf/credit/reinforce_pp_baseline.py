@@ -9,7 +9,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.flat_tokens import silenced, whiten
-from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, normalise, with_counters
+from rlhf.credit.groups import (
+    CriticFree,
+    broadcast_trajectories,
+    group_counters,
+    group_returns,
+    normalise,
+    with_counters,
+)
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -44,7 +51,7 @@ class ReinforcePPBaseline(CriticFree):
     def over_batch(self, groups: Sequence[ScoredGroup]) -> list[Credit]:
         """Return the credit of each group of a step."""
         centred = [
-            Credit(broadcast(group, normalise(returns, by_std=False)), group_counters(returns))
+            Credit(broadcast_trajectories(group, normalise(returns, by_std=False)), group_counters(returns))
             for group, returns in ((group, group_returns(group)) for group in groups)
         ]
         whitened = whiten(groups, centred, subtract_mean=self.subtract_mean, eps=self.eps)

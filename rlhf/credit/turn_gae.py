@@ -8,13 +8,13 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.flat_tokens import Floats, TokenLine, following, scan
-from rlhf.credit.value_based import FromValues
+from rlhf.credit.flat_tokens import FlatTokens, Floats, following, scan
+from rlhf.credit.value_based import CriticBased
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TurnGAE(FromValues):
+class TurnGAE(CriticBased):
     """Turn-level GAE: A_k = δ_k + γ λ A_{k+1}, δ_k = r_k + γ V_{k+1} − V_k, whitened.
 
     It is the same for every token of turn k.
@@ -32,7 +32,7 @@ class TurnGAE(FromValues):
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount per turn."""
 
-    def estimate(self, line: TokenLine, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
+    def estimate(self, line: FlatTokens, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
         """Return the advantage and the return of each sampled token."""
         values_K = values_N[line.first_K]
         deltas_K = line.rewards_K + self.gamma * following(values_K, line.turns_S, cut_S) - values_K

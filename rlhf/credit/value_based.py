@@ -10,19 +10,19 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.estimator import credit_of, needed
-from rlhf.credit.flat_tokens import Floats, TokenLine, credits_of, flat, whitened
+from rlhf.credit.estimator import compute_advantages, require_values
+from rlhf.credit.flat_tokens import FlatTokens, Floats, credits_of, flat, whitened
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class FromValues(ABC):
+class CriticBased(ABC):
     """Base of critic-based estimators: advantages and returns of sampled tokens, whitened over the step.
 
-    The value of the state in which a limit cut a trajectory stands for what would have followed (`Values.cut_G`); an
-    episode that ended by itself has no future. With `whiten`, equal advantages everywhere, and a step of one token,
-    give exactly 0 and count in `credit/n_zero_std_steps`. Returns are never whitened.
+    The value of the state in which a limit cut a trajectory (`Values.bootstrap_values_G`) stands for what would have
+    followed; an episode that ended by itself has no future. With `whiten`, equal advantages everywhere, and a step of
+    one token, give exactly 0 and count in `credit/n_zero_std_steps`. Returns are never whitened.
     """
 
     needs_values: ClassVar[bool] = True
@@ -38,21 +38,21 @@ class FromValues(ABC):
 
     def __call__(self, group: ScoredGroup, values: Values | None = None) -> Credit:
         """Return one number per sampled token of `group`, which is taken to be the whole step."""
-        return credit_of(self, [group], [needed(values, type(self).__name__)])[0]
+        return compute_advantages(self, [group], [require_values(values, type(self).__name__)])[0]
 
     def over_batch(self, groups: Sequence[ScoredGroup], values: Sequence[Values] | None = None) -> list[Credit]:
-        """Return the credit of each group of a step; `credit_of` checks that the values match it."""
-        values = needed(values, type(self).__name__)
-        line = TokenLine.of(groups)
-        values_N = flat(of_group.tokens_GNT for of_group in values)
-        cut_S = np.array([x for of_group in values for x in of_group.cut_G], np.float64)
+        """Return the credit of each group of a step; `compute_advantages` checks that the values match it."""
+        values = require_values(values, type(self).__name__)
+        line = FlatTokens.of(groups)
+        values_N = flat(of_group.values_GNT for of_group in values)
+        cut_S = np.array([x for of_group in values for x in of_group.bootstrap_values_G], np.float64)
         advantages_N, returns_N = self.estimate(line, values_N, cut_S)
         found = whitened(advantages_N, eps=self.eps) if self.whiten else advantages_N
         is_flat = found is None
         return credits_of(groups, np.zeros_like(values_N) if found is None else found, returns_N, is_flat=is_flat)
 
     @abstractmethod
-    def estimate(self, line: TokenLine, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
+    def estimate(self, line: FlatTokens, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
         """Return the advantage and the return of each sampled token, `[N]` and `[N]`.
 
         Args:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Wrapper(ABC):
+class AdvantageWrapper(ABC):
     """Changes the numbers of an inner estimator, which may be a wrapper itself.
 
     What the inner estimator needs, a critic, a size of group or all groups of a step, the wrapper needs. The returns
@@ -41,7 +41,7 @@ class Wrapper(ABC):
 
     def over_batch(self, groups: Sequence[ScoredGroup], values: Sequence[Values] | None = None) -> list[Credit]:
         """Return the credit of each group of a step."""
-        return self.changed(groups, credit_of(self.inner, groups, values))
+        return self.changed(groups, compute_advantages(self.inner, groups, values))
 
     @abstractmethod
     def changed(self, groups: Sequence[ScoredGroup], credits: Sequence[Credit]) -> list[Credit]:

@@ -166,13 +166,13 @@ class Generation:
         role: what the agent asked for, in its own word; empty for an action, `memory` for what is to be remembered,
             `plan` for a subgoal.
         usage: tokens (read, sampled) as the server counted them, where the ids are none of a model's; None elsewhere.
-        by: who sampled it in the place of the policy, such as `step 20`, an older version; never trained. Empty for the
-            policy.
+        opponent: who sampled it in the place of the policy, such as `step 20`, an older version; never trained. Empty
+            for the policy.
     """
 
     __slots__ = (
         *("_buffer", "_logps", "_start"),
-        *("by", "finish", "policy_version", "prompt", "role", "usage", "version_spans"),
+        *("finish", "opponent", "policy_version", "prompt", "role", "usage", "version_spans"),
     )
 
     prompt: Prompt
@@ -183,7 +183,7 @@ class Generation:
     version_spans: tuple[tuple[int, int], ...]
     role: str
     usage: tuple[int, int] | None
-    by: str
+    opponent: str
     if TYPE_CHECKING:
         _buffer: TokenBuffer
         _start: int
@@ -199,7 +199,7 @@ class Generation:
         version_spans: tuple[tuple[int, int], ...] = (),
         role: str = "",
         usage: tuple[int, int] | None = None,
-        by: str = "",
+        opponent: str = "",
     ) -> None:
         ids = packed_ids(token_ids)
         if len(ids) != len(logprobs):
@@ -217,7 +217,9 @@ class Generation:
                 expected=f"{len(ids)} tokens in all",
             )
         _fill(self, _buffer=TokenBuffer(ids), _start=0, _logps=packed_logprobs(logprobs), prompt=prompt, finish=finish)
-        _fill(self, policy_version=policy_version, version_spans=version_spans, role=role, usage=usage, by=by)
+        _fill(
+            self, policy_version=policy_version, version_spans=version_spans, role=role, usage=usage, opponent=opponent
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -270,7 +272,7 @@ class Generation:
     @property
     def _said(self) -> tuple[Any, ...]:
         """All fields except ids and log-probs."""
-        return self.prompt, self.finish, self.policy_version, self.version_spans, self.role, self.usage, self.by
+        return self.prompt, self.finish, self.policy_version, self.version_spans, self.role, self.usage, self.opponent
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -294,7 +296,7 @@ def _generation_in(buffer: TokenBuffer, start: int, logps: Packed | tuple[str, A
     """The generation whose ids are those of a buffer from `start` on; its log-probs may come from a pickle."""
     made = object.__new__(Generation)
     logps = loaded(*logps) if isinstance(logps, tuple) else logps
-    names = ("prompt", "finish", "policy_version", "version_spans", "role", "usage", "by")
+    names = ("prompt", "finish", "policy_version", "version_spans", "role", "usage", "opponent")
     _fill(made, _buffer=buffer, _start=start, _logps=logps, **dict(zip(names, said, strict=True)))
     return made
 
@@ -318,7 +320,7 @@ class Conversations:
     def __init__(self) -> None:
         self._buffers: list[TokenBuffer] = []
 
-    def keep(self, generation: Generation, *, role: str, by: str) -> Generation:
+    def keep(self, generation: Generation, *, role: str, opponent: str) -> Generation:
         """Return `generation` with its role and sampler, stored as a part of earlier ones."""
         given, n = generation.prompt, generation.prompt._n
         ids, sampled = given._buffer.ids[:n], generation._array
@@ -335,7 +337,7 @@ class Conversations:
             own, start = TokenBuffer(sampled), 0
         _, finish, version, spans, _, usage, _ = generation._said
         prompt = _prompt_in(buffer, n, given.stop_ids, given.adapter)
-        return _generation_in(own, start, generation._logps, prompt, finish, version, spans, role, usage, by)
+        return _generation_in(own, start, generation._logps, prompt, finish, version, spans, role, usage, opponent)
 
 
 def calls_of(generations: Sequence[Generation]) -> list[tuple[Generation, ...]]:
@@ -392,7 +394,15 @@ def piece_of(generation: Generation, start: int, stop: int) -> Generation:
     before = _generation_in(generation._buffer, generation._start, generation._logps[:start], *generation._said)
     finish = generation.finish if stop == generation.n_tokens else Finish.STOP
     version = versions[0] if versions else generation.policy_version
-    said = (before.continued(), finish, version, _spans(versions), generation.role, generation.usage, generation.by)
+    said = (
+        before.continued(),
+        finish,
+        version,
+        _spans(versions),
+        generation.role,
+        generation.usage,
+        generation.opponent,
+    )
     return _generation_in(generation._buffer, generation._start + start, generation._logps[start:stop], *said)
 
 

@@ -1,4 +1,4 @@
-"""Finding, report and walk: how a contract checker says which call broke which promise."""
+"""Contract checks: findings, their report, and the checker that makes the calls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Report:
         return "\n".join(lines)
 
 
-class Walk:
+class ContractChecker:
     """Collects findings while a checker walks a part through its promises.
 
     A promise may be tried many times; it is listed once, and its first failure is what stays. The walk runs in a

@@ -52,16 +52,16 @@ class Score:
         parts: the unweighted verdict of each reward, by its name.
         turns: `[K]` weighted reward of each turn; a part without per-turn values counts on the last turn.
         total: weighted sum of the parts; equals the sum of `turns` when there are turns.
-        watched: the verdict of each reward that is only monitored, by its name; nothing is trained or chosen by it.
+        monitored: the verdict of each reward that is only monitored, by its name; nothing is trained or chosen by it.
             Records, and their Parquet files, have this name.
-        watch_errors: what went wrong with those that could not judge, by their names.
+        monitor_errors: what went wrong with those that could not judge, by their names.
     """
 
     parts: Mapping[str, Verdict]
     turns: tuple[float, ...]
     total: float
-    watched: Mapping[str, Verdict] = field(default_factory=dict)
-    watch_errors: Mapping[str, str] = field(default_factory=dict)
+    monitored: Mapping[str, Verdict] = field(default_factory=dict)
+    monitor_errors: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,30 +138,32 @@ class Values:
     """Critic's values of a group's states, in units of the reward, before the update.
 
     Attributes:
-        tokens_GNT: `[G][N][T]` the value of the state before each sampled token; of a critic of turns, that of the
+        values_GNT: `[G][N][T]` the value of the state before each sampled token; of a critic of turns, that of the
             state before the turn.
-        cut_G: `[G]` the value of the state in which a limit cut the trajectory, and 0.0 where it ended by itself:
-            nothing can be earned after an end.
+        bootstrap_values_G: `[G]` the value of the state in which a limit cut the trajectory; 0.0 where it ended by
+            itself, after which nothing can be earned.
         actions_GNT: `[G][N][T]` the value of taking the turn that each sampled token belongs to; None where the critic
             knows states alone.
     """
 
-    tokens_GNT: TokensGNT
-    cut_G: tuple[float, ...]
+    values_GNT: TokensGNT
+    bootstrap_values_G: tuple[float, ...]
     actions_GNT: TokensGNT | None = None
 
     def check(self, group: ScoredGroup) -> None:
         """Raise DataError unless there is one finite value for each sampled token and each cut of `group`."""
-        for given in (self.tokens_GNT, *(() if self.actions_GNT is None else (self.actions_GNT,))):
+        for given in (self.values_GNT, *(() if self.actions_GNT is None else (self.actions_GNT,))):
             _check_tokens("values", given, group, hint="look for NaN in the critic's weights")
-        if len(self.cut_G) != len(group.trajectories) or not all(map(math.isfinite, self.cut_G)):
+        if len(self.bootstrap_values_G) != len(group.trajectories) or not all(
+            map(math.isfinite, self.bootstrap_values_G)
+        ):
             raise DataError(
                 "the bootstrap values do not match the trajectories",
                 where=group.task_id,
-                got=str(self.cut_G),
+                got=str(self.bootstrap_values_G),
                 expected=f"{len(group.trajectories)} finite numbers",
             )
-        for trajectory, value in zip(group.trajectories, self.cut_G, strict=True):
+        for trajectory, value in zip(group.trajectories, self.bootstrap_values_G, strict=True):
             if value and trajectory.outcome not in _CUT:
                 raise DataError(
                     "a terminated trajectory has a bootstrap value",
@@ -176,23 +178,23 @@ class Credit:
     """One number per sampled token of a group.
 
     Attributes:
-        tokens_GNT: `[G][N][T]`: trajectory, generation (all turns in order), sampled token.
+        advantages_GNT: `[G][N][T]`: trajectory, generation (all turns in order), sampled token.
         metrics: counters of the estimator (groups without signal, singletons, ...).
         returns_GNT: `[G][N][T]` what a critic is to be trained on, in units of the reward: the advantage before
             whitening plus the value; None where the estimator uses no critic.
-        trains_G: `[G]` whether a trajectory is trained on; the others have no row, and so no part in the reduction or
-            in KL and entropy terms. None where all are.
+        train_mask_G: `[G]` whether a trajectory is trained on; the others have no row, and so no part in the
+            reduction or in KL and entropy terms. None where all are.
     """
 
-    tokens_GNT: TokensGNT
+    advantages_GNT: TokensGNT
     metrics: Mapping[str, float] = field(default_factory=dict)
     returns_GNT: TokensGNT | None = None
-    trains_G: tuple[bool, ...] | None = None
+    train_mask_G: tuple[bool, ...] | None = None
 
     def check(self, group: ScoredGroup) -> None:
         """Raise DataError unless there is one finite number, and return, for each sampled token of `group`."""
         _check_tokens(
-            "credit", self.tokens_GNT, group, hint="look for a division by 0, as by the deviation of equal scores"
+            "credit", self.advantages_GNT, group, hint="look for a division by 0, as by the deviation of equal scores"
         )
         if self.returns_GNT is not None:
             _check_tokens("returns of the credit", self.returns_GNT, group, hint="look for NaN in rewards and values")

@@ -48,8 +48,8 @@ class Action:
             between turns itself, so an episode can be replayed, branched and resumed from its turns alone.
         parts: what the environment is given one after another in this turn, such as several calls of tools; empty where
             it is given `text`, which otherwise holds all of them, each on a line of its own.
-        said: the whole reply that the action was read from, thoughts and all, as text for rewards to read; empty where
-            it was read from no reply, or from more than one.
+        reply_text: the whole reply that the action was read from, thoughts and all, as text for rewards to read;
+            empty where it was read from no reply, or from more than one.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Action:
     error: str | None = None
     notes: Mapping[str, str] = field(default_factory=dict, hash=False)
     parts: tuple[str, ...] = ()
-    said: str = ""
+    reply_text: str = ""
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -149,5 +149,5 @@ class Trajectory:
 
     @property
     def n_policy_tokens(self) -> int:
-        """Tokens that the policy sampled, and no opponent in its place (`Generation.by`)."""
-        return sum(g.n_tokens for g in self.generations if not g.by)
+        """Tokens that the policy sampled, and no opponent in its place (`Generation.opponent`)."""
+        return sum(g.n_tokens for g in self.generations if not g.opponent)

@@ -13,8 +13,8 @@ from environments.core.composite_properties import CompositeEnvironment
 from environments.workers.pool import Processes
 from rlhf.data import Action, Message, Role, Task
 from rlhf.errors import AgentError, EnvError
-from rlhf.rollout.env_session import Ended, EnvSession
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EnvSession, EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.executors import CallError, CallExecutor, CallTimeout
 from rlhf.rollout.limits import Limits
 
@@ -52,13 +52,13 @@ class RandomAgent:
         by_member: dict[str, list[Task]] = {}
         for task in tasks:
             by_member.setdefault(member_of(self.environment, task), []).append(task)
-        lanes = lanes_of(self.environment)
+        executor = executor_for(self.environment)
         try:
             for name, own in by_member.items():
-                if can_demonstrate(self.environment, own[0]) and not await self._lists(own[0], limits, lanes):
-                    self.borrowed[name] = await self._plans(own[:N_BORROWED], limits, lanes)
+                if can_demonstrate(self.environment, own[0]) and not await self._lists(own[0], limits, executor):
+                    self.borrowed[name] = await self._plans(own[:N_BORROWED], limits, executor)
         finally:
-            await lanes.close()
+            await executor.close()
 
     async def act(self, history: History, policy: PolicyHandle) -> Action:
         """Choose.
@@ -83,19 +83,19 @@ class RandomAgent:
         plans = self.borrowed.get(member_of(self.environment, task), {})
         return tuple(action for other, plan in plans.items() if other != task.id for action in plan)
 
-    async def _lists(self, task: Task, limits: Limits, lanes: CallExecutor) -> bool:
+    async def _lists(self, task: Task, limits: Limits, executor: CallExecutor) -> bool:
         """True if `task` opens with a list of actions; also where it fails to open, as its episodes will report."""
-        live = EnvSession(self.environment, task, limits, lanes.open())
+        live = EnvSession(self.environment, task, limits, executor.open())
         try:
             return bool((await live.start()).admissible_actions)
-        except Ended:
+        except EpisodeEnded:
             return True
         finally:
             await live.close([])
 
-    async def _plans(self, tasks: Sequence[Task], limits: Limits, lanes: CallExecutor) -> dict[str, tuple[str, ...]]:
+    async def _plans(self, tasks: Sequence[Task], limits: Limits, executor: CallExecutor) -> dict[str, tuple[str, ...]]:
         planner: Any = self.environment
-        lane, plans = lanes.open(), {}
+        lane, plans = executor.open(), {}
         try:
             for task in tasks:
                 found = await lane.call(planner.plan, task, [], timeout_s=limits.episode_timeout_s)

@@ -224,7 +224,7 @@ def _encode_turn(turn: Turn) -> Row:
         "n_generations": len(turn.generations),
         "notes": [(_text(name), _text(note)) for name, note in turn.action.notes.items()],
         "parts": [_text(part) for part in turn.action.parts],
-        "said": _text(turn.action.said),
+        "said": _text(turn.action.reply_text),
         "duration_s": turn.duration_s,
     }
 
@@ -245,7 +245,7 @@ def _encode_generations(generations: Sequence[Generation]) -> list[Row]:
                 "logprobs": g.logps.tolist(),
                 "finish": str(g.finish),
                 "role": _text(g.role),
-                "by": _text(g.by),
+                "by": _text(g.opponent),
                 "usage": g.usage,
                 "policy_version": g.policy_version,
                 "version_spans": g.version_spans,
@@ -261,7 +261,7 @@ def _encode_score(score: Score) -> Row:
             {"name": _text(name), "value": verdict.value, "why": _text(verdict.why), "per_turn": verdict.per_turn}
             for name, verdict in verdicts.items()
         ]
-        for verdicts in (score.parts, score.watched)
+        for verdicts in (score.parts, score.monitored)
     )
     return {"parts": parts, "turns": score.turns, "total": score.total, "watched": watched}
 
@@ -327,7 +327,7 @@ def _decode_generations(rows: list[Row]) -> Iterator[Generation]:
             version_spans=tuple((version, n) for version, n in row["version_spans"]),
             usage=(row["usage"][0], row["usage"][1]) if row.get("usage") else None,
         )
-        yield conversations.keep(generation, role=row.get("role") or "", by=row.get("by") or "")
+        yield conversations.keep(generation, role=row.get("role") or "", opponent=row.get("by") or "")
 
 
 def _decode_score(row: Row) -> Score:

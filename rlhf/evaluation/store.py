@@ -133,7 +133,7 @@ def _of_group(
     spent: Sequence[SamplingCost] | None,
 ) -> Iterator[TrajectoryRecord | FailureRecord]:
     for i, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True)):
-        advantages = credit.tokens_GNT[i] if credit is not None else None
+        advantages = credit.advantages_GNT[i] if credit is not None else None
         took = spent[i] if spent is not None else None
         shown = (None, None) if figures is None else (figures.entropies_GNT[i], figures.gaps_GNT[i])
         yield TrajectoryRecord(step, stage, phase, group.task_id, trajectory, score, advantages, took, *shown)

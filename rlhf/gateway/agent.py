@@ -83,7 +83,7 @@ class ExternalAgent:
             )
         silence_s = policy.step_timeout_s if isinstance(policy, SamplingPolicy) else None
         turn = await session.turn(_PolicyAnswers(self, session, policy), silence_s)
-        return Action(turn.text, turn.generations, notes=turn.notes, said=turn.text)
+        return Action(turn.text, turn.generations, notes=turn.notes, reply_text=turn.text)
 
     def overridden(self, asked: ChatRequest, temperature: float) -> dict[str, Any]:
         """Sampling parameters of a request that the recipe's override. Raises Refusal where they may not be."""

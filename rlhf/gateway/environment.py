@@ -43,8 +43,8 @@ from rlhf.gateway.program import Program, is_there
 from rlhf.gateway.programs import Programs, programs_of
 from rlhf.gateway.request import CONTEXT_FULL, ChatReply, ChatRequest
 from rlhf.gateway.session import SESSION, Session
-from rlhf.rollout.env_session import Ended, EnvSession
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EnvSession, EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.limits import Limits
 from rlhf.settings import STRICT
 
@@ -186,7 +186,7 @@ class ExternalEpisode:
     def __init__(self, settings: External, task: Task, programs: Programs) -> None:
         self._settings, self._task, self._programs = settings, task, programs
         self._env: EnvSession | None = None
-        self._lanes = lanes_of(settings.environment)
+        self._executor = executor_for(settings.environment)
         self._now = StepResult("")
         self._earned, self._is_valid, self._is_over = 0.0, True, False
         self._program: Program | None = None
@@ -198,7 +198,7 @@ class ExternalEpisode:
         """Start the program, or offer the attempt, and wait for its first request."""
         settings, session = self._settings, self.session
         if settings.reward == "environment":
-            self._env = EnvSession(settings.environment, self._task, settings.environment_limits, self._lanes.open())
+            self._env = EnvSession(settings.environment, self._task, settings.environment_limits, self._executor.open())
             self._now = await self._from_env(self._env.start())
             session.task = {**session.task, "opening": self._now.reply}
             session.step = self._step_environment
@@ -233,7 +233,7 @@ class ExternalEpisode:
             await self._program.close()
         if self._env is not None:
             await self._env.close([])
-        await self._lanes.close()
+        await self._executor.close()
 
     async def _next(self) -> StepResult:
         session = self.session
@@ -351,7 +351,7 @@ class ExternalEpisode:
         try:
             found: StepResult = await work
             return found
-        except Ended as ended:
+        except EpisodeEnded as ended:
             self.session.refusal = None  # it is the environment that ends the attempt
             self.session.end(failure=f"the environment failed: {ended.outcome.value}: {ended.detail}")
             kind = AgentFailed if ended.outcome is Outcome.AGENT_ERROR else EnvError

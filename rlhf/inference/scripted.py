@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ScriptedReply:
     """Scripted reply, with log-probs.
 
     Attributes:
@@ -43,7 +43,7 @@ class ScriptedEngine:
     cut off, with `Finish.LENGTH`.
 
     Args:
-        function: maps a prompt to text, ids or `Said`. With `tokenizer` the prompt is its text, control tokens
+        function: maps a prompt to text, ids or `ScriptedReply`. With `tokenizer` the prompt is its text, control tokens
             included, otherwise its ids. With `seeded` it is called as `function(prompt, rng)`, where `rng` is a
             `random.Random` of the request's seed. If it raises, the call fails with EngineError.
         tokenizer: needed for text.
@@ -66,7 +66,7 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        function: Callable[..., str | Sequence[int] | Said],
+        function: Callable[..., str | Sequence[int] | ScriptedReply],
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         seeded: bool = False,
@@ -127,14 +127,14 @@ class ScriptedEngine:
         for session in list(self.sessions):
             await self.release(session)
 
-    def _ask(self, prompt: Prompt, params: SamplingParams) -> Said:
+    def _ask(self, prompt: Prompt, params: SamplingParams) -> ScriptedReply:
         shown: Any = prompt.token_ids
         if self.tokenizer is not None:
             shown = self.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
         said = self.function(shown, random.Random(params.seed)) if self.seeded else self.function(shown)
-        return said if isinstance(said, Said) else Said(said)
+        return said if isinstance(said, ScriptedReply) else ScriptedReply(said)
 
-    def _finish(self, prompt: Prompt, said: Said, limit: int, version: int) -> Generation:
+    def _finish(self, prompt: Prompt, said: ScriptedReply, limit: int, version: int) -> Generation:
         ids = self._ids(said.content)
         stop = next((i for i, token in enumerate(ids) if token in prompt.stop_ids), None)
         ids = ids[: stop + 1] if stop is not None else ids + prompt.stop_ids[:1]

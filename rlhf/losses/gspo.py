@@ -48,7 +48,7 @@ class GSPO(Regularized):
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
         whole, policy = inputs.whole_trajectories(), inputs.policy_logprobs
-        log_s = whole.spread(whole.log_ratios / whole.n_tokens, inputs.sequence_ids).to(policy)
+        log_s = whole.spread(whole.log_ratios / whole.n_tokens, inputs.trajectory_ids).to(policy)
         s = (log_s + policy - policy.detach()).clamp(max=MAX_LOG_SEQUENCE_RATIO).exp()
         loss = clipped_surrogate(s, inputs.advantages, self.clip_low, self.clip_high)
         return self.output(inputs, loss, clip_metrics(inputs, s, self.clip_low, self.clip_high))

@@ -71,7 +71,7 @@ def corrected(correction: Correction, inputs: CorrectionInputs) -> CorrectionOut
             "a correction does not fit the tokens",
             where=type(correction).__name__,
             got=", ".join(f"{name} {what}" for name, what in wrong.items()),
-            expected=f"a CorrectionOutput of tensors [{len(inputs.sequence_ids)}], kept and bounded of bool or None",
+            expected=f"a CorrectionOutput of tensors [{len(inputs.trajectory_ids)}], kept and bounded of bool or None",
         )
     if CorrectionCapabilities(correction).per_token and output.kept is not None:
         raise DataError(
@@ -86,7 +86,7 @@ def corrected(correction: Correction, inputs: CorrectionInputs) -> CorrectionOut
 def _fits(name: str, array: object, inputs: CorrectionInputs) -> bool:
     if array is None:
         return name != "weights"
-    is_right = isinstance(array, torch.Tensor) and array.shape == inputs.sequence_ids.shape
+    is_right = isinstance(array, torch.Tensor) and array.shape == inputs.trajectory_ids.shape
     return is_right and (name == "weights" or array.dtype == torch.bool)  # type: ignore[attr-defined]
 
 
@@ -95,13 +95,13 @@ def _what(array: object) -> str:
 
 
 def _inverse_mean(
-    weights: torch.Tensor, sequence_ids: torch.Tensor, kept: torch.Tensor | None, over: Level
+    weights: torch.Tensor, trajectory_ids: torch.Tensor, kept: torch.Tensor | None, over: Level
 ) -> torch.Tensor | float:
     """Inverse mean weight of the kept tokens, or of trajectories with any; 1 where there are none."""
     if kept is not None:
-        weights, sequence_ids = weights[kept], sequence_ids[kept]
+        weights, trajectory_ids = weights[kept], trajectory_ids[kept]
     if over != "token":
-        sums, counts, _ = sequence_sums(weights, sequence_ids)
+        sums, counts, _ = sequence_sums(weights, trajectory_ids)
         weights = sums / counts
     total = weights.sum()
     return len(weights) / total if total > 0 else 1.0
@@ -113,7 +113,7 @@ def _check_order(lower_name: str, lower: float, upper_name: str, upper: float) -
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Dropping:
+class RejectionBase:
     """Base of corrections that may also leave out or silence whole trajectories."""
 
     veto: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -135,20 +135,20 @@ class Dropping:
     ) -> CorrectionOutput:
         """Correction output under this class's keys; with `mean_over` the kept weights average 1."""
         if self.veto is not None:
-            vetoed = hits_sequence(inputs.log_weights().exp() < self.veto, inputs.sequence_ids)
+            vetoed = hits_sequence(inputs.log_weights().exp() < self.veto, inputs.trajectory_ids)
             kept = ~vetoed if kept is None else kept & ~vetoed
         if mean_over is not None:
-            weights = weights * _inverse_mean(weights, inputs.sequence_ids, kept, mean_over)
+            weights = weights * _inverse_mean(weights, inputs.trajectory_ids, kept, mean_over)
         if self.opsm_delta is not None:
             silent = off_policy_negatives(
-                inputs.sampler_logprobs, inputs.old_logprobs, inputs.advantages, inputs.sequence_ids, self.opsm_delta
+                inputs.sampler_logprobs, inputs.old_logprobs, inputs.advantages, inputs.trajectory_ids, self.opsm_delta
             )
             weights = torch.where(silent, 0.0, weights)
         return CorrectionOutput(weights, kept, bounded)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Weighing(Dropping):
+class WeightingBase(RejectionBase):
     """Base of corrections that weigh tokens by w."""
 
     level: Level = "token"
@@ -170,7 +170,7 @@ class Weighing(Dropping):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Truncated(Weighing):
+class Truncated(WeightingBase):
     """Truncated importance sampling: min(w, C).
 
     Removes the engine's bias but where the trainer finds a token more than C times as likely, and bounds the variance
@@ -191,7 +191,7 @@ class Truncated(Weighing):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Bounded(Weighing):
+class _Bounded(WeightingBase):
     """Base of weighing corrections with two bounds."""
 
     min_weight: Annotated[float, Field(ge=0)] = 0.5
@@ -278,9 +278,9 @@ class Criterion:
         log_w = inputs.log_weights()
         values = log_w if self.statistic == "k1" else divergence(self.statistic, log_w)
         if self.over == "max":
-            return ~hits_sequence(values > self._bound(self.at_most), inputs.sequence_ids)
+            return ~hits_sequence(values > self._bound(self.at_most), inputs.trajectory_ids)
         if self.over != "token":
-            sums, counts, index = sequence_sums(values, inputs.sequence_ids)
+            sums, counts, index = sequence_sums(values, inputs.trajectory_ids)
             values = (sums if self.over == "sum" else sums / counts)[index]
         if self.statistic == "k1":
             values = values.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -292,7 +292,7 @@ class Criterion:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Rejection(Dropping):
+class Rejection(RejectionBase):
     """Rejection sampling: keep the tokens that pass every criterion, with weight 1, and reject the others.
 
     What is rejected is as if it had never been sampled: unlike a weight of 0 it does not count in the numbers that the
@@ -308,7 +308,7 @@ class Rejection(Dropping):
 
     def __call__(self, inputs: CorrectionInputs) -> CorrectionOutput:
         """Return which tokens of a step are kept."""
-        kept = torch.ones_like(inputs.sequence_ids, dtype=torch.bool)
+        kept = torch.ones_like(inputs.trajectory_ids, dtype=torch.bool)
         for criterion in self.criteria:
             kept = kept & criterion(inputs)
         return self._output(inputs, torch.ones_like(inputs.log_weights()), kept)

@@ -34,13 +34,13 @@ class CorrectionInputs:
         old_logprobs: as the trainer computes them, before the first update of the step; without gradient.
         sampler_logprobs: as reported by the engine that sampled.
         advantages: one number per token.
-        sequence_ids: int64, which trajectory a token belongs to.
+        trajectory_ids: int64, which trajectory a token belongs to.
     """
 
     old_logprobs: torch.Tensor
     sampler_logprobs: torch.Tensor
     advantages: torch.Tensor
-    sequence_ids: torch.Tensor
+    trajectory_ids: torch.Tensor
 
     def __post_init__(self) -> None:
         shapes = {f.name: tuple(getattr(self, f.name).shape) for f in fields(self)}
@@ -74,9 +74,11 @@ class CorrectionOutput:
     bounded: torch.Tensor | None = None
 
 
-def sequence_sums(values: torch.Tensor, sequence_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sequence_sums(
+    values: torch.Tensor, trajectory_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (sums `[S]`, counts `[S]`, index `[N]` of each token's sequence in them)."""
-    ids, index = torch.unique(sequence_ids, return_inverse=True)
+    ids, index = torch.unique(trajectory_ids, return_inverse=True)
     sums = values.new_zeros(len(ids)).index_add_(0, index, values)
     return sums, torch.bincount(index, minlength=len(ids)), index
 
@@ -90,7 +92,7 @@ def weights_at(level: Level, inputs: CorrectionInputs) -> torch.Tensor:
     log_w = inputs.log_weights()
     if level == "token":
         return log_w.exp()
-    sums, counts, index = sequence_sums(log_w, inputs.sequence_ids)
+    sums, counts, index = sequence_sums(log_w, inputs.trajectory_ids)
     of_sequence = sums.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) if level == "sequence" else sums / counts
     return of_sequence.exp()[index]
 
@@ -105,14 +107,14 @@ def divergence(statistic: Statistic, log_weights: torch.Tensor) -> torch.Tensor:
     return log_weights.square() / 2 if statistic == "k2" else torch.expm1(log_weights) - log_weights
 
 
-def hits_sequence(hit: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
+def hits_sequence(hit: torch.Tensor, trajectory_ids: torch.Tensor) -> torch.Tensor:
     """Return for each token, `[N]` bool, whether `hit` is true of any token of its sequence."""
-    sums, _, index = sequence_sums(hit.double(), sequence_ids)
+    sums, _, index = sequence_sums(hit.double(), trajectory_ids)
     return sums[index] > 0
 
 
 def off_policy_negatives(
-    old: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, sequence_ids: torch.Tensor, delta: float
+    old: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, trajectory_ids: torch.Tensor, delta: float
 ) -> torch.Tensor:
     """Off-policy sequence mask, `[N]` bool: True where A < 0 and mean of (old − new) > δ.
 
@@ -121,7 +123,7 @@ def off_policy_negatives(
 
     Source: DeepSeek-V3.2, arXiv 2512.02556; slime, `compute_opsm_mask`.
     """
-    sums, counts, index = sequence_sums((old - new).double(), sequence_ids)
+    sums, counts, index = sequence_sums((old - new).double(), trajectory_ids)
     return (advantages < 0) & ((sums / counts)[index] > delta)
 
 
@@ -169,7 +171,7 @@ def mismatch_metrics(inputs: CorrectionInputs, output: CorrectionOutput | None =
         return _floats(values | {"loss/sampler_ess": effective_share(log_w.exp())})
     kept = _all(output) if output.kept is None else output.kept
     weights = torch.where(kept, output.weights.double(), 0.0)
-    of_sequence, _, _ = sequence_sums(kept.double(), inputs.sequence_ids)
+    of_sequence, _, _ = sequence_sums(kept.double(), inputs.trajectory_ids)
     bounded = ~_all(output) if output.bounded is None else output.bounded
     values |= {
         "loss/sampler_ess": effective_share(weights),

@@ -32,13 +32,13 @@ class LossInputs:
         advantages: one number per token.
         weights: reduction coefficients (`rlhf.losses.reduction`), computed over the whole minibatch, times the factor
             for the difference of trainer and engine (`rlhf.losses.importance_correction`).
-        sequence_ids: int64, which trajectory a token belongs to.
+        trajectory_ids: int64, which trajectory a token belongs to.
         trajectories: figures of the whole trajectories that the tokens belong to, or None when the loss looks at single
             tokens.
         n_minibatch_tokens: policy tokens of the whole minibatch, over all its micro-batches and processes; diagnostic
             metrics are means over them. None: `weights` are used instead, which is the same for `token_mean`.
-        places: int64, which of the policy tokens of its trajectory a token is, by their order, with a gap before each
-            reply: tokens of one have consecutive numbers, and lie in one micro-batch.
+        token_positions: int64, which of the policy tokens of its trajectory a token is, by their order, with a gap
+            before each reply: tokens of one have consecutive numbers, and lie in one micro-batch.
         log_normalizers: log Σ exp of the current policy's logits, over the temperature; carries the gradient.
         ref_log_normalizers: of the frozen reference.
         mean_logprobs: mean of the current policy's log-probs over the vocabulary, where the token was sampled; without
@@ -46,8 +46,8 @@ class LossInputs:
         old_mean_logprobs: of the policy before the first update; None where that is the current one.
         teacher_logprobs: of a teacher, NaN on tokens that it does not teach; None without one.
         off_policy: bool, True on tokens that another than the policy wrote; None where there are none.
-        ages: int64, how many versions the policy that sampled a token is behind the one that is trained, also within a
-            reply during which weights arrived; -1 where no policy sampled it. None where that is not known.
+        staleness: int64, how many versions the policy that sampled a token is behind the one that is trained, also
+            within a reply during which weights arrived; -1 where no policy sampled it. None where that is not known.
         whole: every token of the trajectories that these tokens belong to, in order, without gradient; None when the
             loss does not look at them.
     """
@@ -57,19 +57,19 @@ class LossInputs:
     sampler_logprobs: torch.Tensor
     advantages: torch.Tensor
     weights: torch.Tensor
-    sequence_ids: torch.Tensor
+    trajectory_ids: torch.Tensor
     ref_logprobs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
     trajectories: Trajectories | None = None
     n_minibatch_tokens: int | None = None
-    places: torch.Tensor | None = None
+    token_positions: torch.Tensor | None = None
     log_normalizers: torch.Tensor | None = None
     ref_log_normalizers: torch.Tensor | None = None
     mean_logprobs: torch.Tensor | None = None
     old_mean_logprobs: torch.Tensor | None = None
     teacher_logprobs: torch.Tensor | None = None
     off_policy: torch.Tensor | None = None
-    ages: torch.Tensor | None = None
+    staleness: torch.Tensor | None = None
     whole: LossInputs | None = None
 
     def __post_init__(self) -> None:
@@ -96,12 +96,19 @@ class LossInputs:
         """Return for each token the number of its reply among those of this micro-batch, int64 `[N]`, ascending.
 
         Raises:
-            DataError: `places` are not given.
+            DataError: `token_positions` are not given.
         """
-        if self.places is None:
-            raise DataError("this loss needs places", where="LossInputs.places", got="None", expected="one per token")
-        new = torch.ones_like(self.places, dtype=torch.bool)
-        follows = (self.places[1:] == self.places[:-1] + 1) & (self.sequence_ids[1:] == self.sequence_ids[:-1])
+        if self.token_positions is None:
+            raise DataError(
+                "this loss needs token_positions",
+                where="LossInputs.token_positions",
+                got="None",
+                expected="one per token",
+            )
+        new = torch.ones_like(self.token_positions, dtype=torch.bool)
+        follows = (self.token_positions[1:] == self.token_positions[:-1] + 1) & (
+            self.trajectory_ids[1:] == self.trajectory_ids[:-1]
+        )
         new[1:] = ~follows
         return new.cumsum(0) - 1
 
@@ -120,29 +127,31 @@ class LossInputs:
     def whole_tokens(self) -> tuple[LossInputs, torch.Tensor]:
         """Return (`whole`, where in it these tokens are `[N]`). Raises DataError where they are not given."""
         whole = self.whole
-        if whole is None or whole.places is None or self.places is None:
+        if whole is None or whole.token_positions is None or self.token_positions is None:
             raise DataError(
                 "this loss needs whole trajectories",
                 where="LossInputs.whole",
                 got="None",
-                expected="all tokens of the trajectories that the tokens belong to, and the places of both",
+                expected="all tokens of the trajectories that the tokens belong to, and the positions of both",
                 hint="compute what the loss's needs_whole asks for",
             )
-        stride = int(torch.cat([whole.places, whole.places.new_zeros(1)]).max()) + 1
-        keys, own = (x.sequence_ids * stride + x.places for x in (whole, self) if x.places is not None)
+        stride = int(torch.cat([whole.token_positions, whole.token_positions.new_zeros(1)]).max()) + 1
+        keys, own = (
+            x.trajectory_ids * stride + x.token_positions for x in (whole, self) if x.token_positions is not None
+        )
         return whole, torch.searchsorted(keys, own)
 
 
 def whole_of(parts: Sequence[LossInputs]) -> LossInputs:
     """Return the tokens of all micro-batches of a minibatch as one: in order and without gradient.
 
-    An array that a part lacks is None. At least one part; each has `places`.
+    An array that a part lacks is None. At least one part; each has `token_positions`.
     """
     names = [f.name for f in fields(LossInputs) if isinstance(getattr(parts[0], f.name), torch.Tensor)]
     found = {name: [getattr(part, name) for part in parts] for name in names}
     joined = {name: torch.cat([x.detach() for x in xs]) for name, xs in found.items() if all(x is not None for x in xs)}
-    order = torch.argsort(joined["places"], stable=True)
-    order = order[torch.argsort(joined["sequence_ids"][order], stable=True)]
+    order = torch.argsort(joined["token_positions"], stable=True)
+    order = order[torch.argsort(joined["trajectory_ids"][order], stable=True)]
     arrays: dict[str, Any] = {name: values[order] for name, values in joined.items()}
     return LossInputs(**arrays)
 

@@ -83,7 +83,7 @@ class PPOClip(Regularized):
         policy = inputs.policy_logprobs
         if self.ratio == "trajectory":
             whole = inputs.whole_trajectories()
-            sums, counts = (whole.spread(x, inputs.sequence_ids) for x in (whole.log_ratios, whole.n_tokens))
+            sums, counts = (whole.spread(x, inputs.trajectory_ids) for x in (whole.log_ratios, whole.n_tokens))
         else:
             reply = inputs.replies()
             moved = (policy - inputs.old_logprobs).detach().double()

@@ -48,20 +48,20 @@ def bradley_terry(chosen: torch.Tensor, rejected: torch.Tensor, *, centring: flo
 
 
 def sequence_sums(
-    values: torch.Tensor, sequence_ids: torch.Tensor, n_sequences: int, kind: Literal["sum", "mean"] = "sum"
+    values: torch.Tensor, trajectory_ids: torch.Tensor, n_sequences: int, kind: Literal["sum", "mean"] = "sum"
 ) -> torch.Tensor:
     """Sum or mean over the tokens of each sequence, `[B]`; 0 for a sequence without tokens.
 
     Args:
         values: of the sampled tokens, `[N]`; log-probs, or log-ratios.
-        sequence_ids: int64 `[N]`, from 0 to `n_sequences` − 1.
+        trajectory_ids: int64 `[N]`, from 0 to `n_sequences` − 1.
         n_sequences: B.
         kind: `mean` divides by the number of tokens.
     """
-    sums = values.new_zeros(n_sequences).index_add(0, sequence_ids, values)
+    sums = values.new_zeros(n_sequences).index_add(0, trajectory_ids, values)
     if kind == "sum":
         return sums
-    return sums / torch.bincount(sequence_ids, minlength=n_sequences).clamp(min=1)
+    return sums / torch.bincount(trajectory_ids, minlength=n_sequences).clamp(min=1)
 
 
 def turn_means(

@@ -20,7 +20,7 @@ class Trajectories:
     """S trajectories of a minibatch; all `[S]` and without gradient.
 
     Attributes:
-        ids: int64, ascending; the `sequence_ids` of their tokens.
+        ids: int64, ascending; the `trajectory_ids` of their tokens.
         group_ids: int64, which group each belongs to.
         n_tokens: int64, policy tokens of each.
         log_ratios: float64, Σ log π − log π_old over those tokens, in nats, not clamped.
@@ -33,9 +33,9 @@ class Trajectories:
     log_ratios: torch.Tensor
     advantages: torch.Tensor
 
-    def spread(self, values: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
+    def spread(self, values: torch.Tensor, trajectory_ids: torch.Tensor) -> torch.Tensor:
         """Return for each token, `[N]`, the value `[S]` of its trajectory, which must be among these."""
-        return values[torch.searchsorted(self.ids, sequence_ids)]
+        return values[torch.searchsorted(self.ids, trajectory_ids)]
 
     def group_means(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (mean of `values` `[S]` over the trajectories of each one's group, their number), `[S]` each."""
@@ -48,14 +48,14 @@ def trajectories_of(
     policy_logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    sequence_ids: torch.Tensor,
+    trajectory_ids: torch.Tensor,
     group_ids: torch.Tensor,
 ) -> Trajectories:
     """Sum up tokens, `[N]` each, over the trajectories that they make up.
 
     Tokens of ratios e^.1, e^-.05 and e^.01 in one trajectory have Σ log ρ = .06.
     """
-    ids, index, counts = torch.unique(sequence_ids, return_inverse=True, return_counts=True)
+    ids, index, counts = torch.unique(trajectory_ids, return_inverse=True, return_counts=True)
 
     def total(values: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(ids), dtype=torch.float64, device=values.device).index_add_(0, index, values)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlhf.evaluation.evaluate import Evaluation
     from rlhf.inference.settings import TransformersSettings, VllmSettings
     from rlhf.rollout.limits import Limits
-    from rlhf.rollout.scoring import Weighted
+    from rlhf.rollout.scoring import WeightedReward
     from rlhf.training.hub import Hub
     from rlhf.training.policy.model import FromScratch, Pretrained
     from rlhf.training.stages.policy_gradient import PolicyGradient
@@ -58,7 +58,7 @@ class Recipe:
     policy: FromScratch | Pretrained
     environment: Environment
     agent: Agent
-    rewards: Mapping[str, Weighted]
+    rewards: Mapping[str, WeightedReward]
     engine: TransformersSettings | VllmSettings
     asynchrony: Asynchrony
     cluster: Cluster
@@ -70,12 +70,12 @@ class Recipe:
     base: Path = field(default=Path(), compare=False)
 
     @property
-    def trained_rewards(self) -> dict[str, Weighted]:
+    def trained_rewards(self) -> dict[str, WeightedReward]:
         """The rewards that make the score; the others are monitored."""
         return {name: weighted for name, weighted in self.rewards.items() if weighted.monitor is None}
 
     @property
-    def all_rewards(self) -> dict[str, Weighted]:
+    def all_rewards(self) -> dict[str, WeightedReward]:
         """Those of the recipe, and those that stages define for themselves, by their paths."""
         own = ((i, stage.own_rewards) for i, stage in enumerate(self.stages))
         theirs = {f"stages[{i}].rewards.{name}": w for i, rewards in own for name, w in rewards.items()}
@@ -95,7 +95,7 @@ class Recipe:
         limits = self.limits if stage.limits is None else stage.limits
         return replace(self, environment=environment, limits=limits, rewards=deciding(rewards, environment, path))
 
-    def _asked_by(self, stage: Any) -> dict[str, Weighted]:
+    def _asked_by(self, stage: Any) -> dict[str, WeightedReward]:
         """Rewards of the recipe that a stage asks, with its weights."""
         from rlhf.training.stage_rewards import reweighted
 

@@ -19,10 +19,10 @@ from rlhf.renamed import RENAMED_OF_REWARDS, under_new_names
 
 if TYPE_CHECKING:
     from rlhf.rollout.reward_monitor import RewardMonitor
-    from rlhf.rollout.scoring import Weighted
+    from rlhf.rollout.scoring import WeightedReward
 
 
-def rewards_of(values: Any, base: Path, path: str = "rewards") -> dict[str, Weighted]:
+def rewards_of(values: Any, base: Path, path: str = "rewards") -> dict[str, WeightedReward]:
     """Build rewards from plain values at a YAML path: name -> kind, keys and weight. Raises RecipeError."""
     if not isinstance(values, Mapping):
         raise RecipeError(
@@ -37,7 +37,7 @@ def rewards_of(values: Any, base: Path, path: str = "rewards") -> dict[str, Weig
     return rewards
 
 
-def refuse_two(rewards: Mapping[str, Weighted], path: str = "rewards") -> None:
+def refuse_two(rewards: Mapping[str, WeightedReward], path: str = "rewards") -> None:
     """Raise RecipeError where two rewards have `success_threshold`."""
     solving = [name for name, weighted in rewards.items() if weighted.success_threshold is not None]
     if len(solving) > 1:
@@ -50,7 +50,7 @@ def refuse_two(rewards: Mapping[str, Weighted], path: str = "rewards") -> None:
         )
 
 
-def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
+def plain_rewards(rewards: Mapping[str, WeightedReward]) -> dict[str, Any]:
     """Return the plain values that `rewards_of` makes equal rewards of."""
     return {
         name: plain_part("reward", as_named(weighted.reward))
@@ -68,7 +68,7 @@ def plain_rewards(rewards: Mapping[str, Weighted]) -> dict[str, Any]:
     }
 
 
-def deciding(rewards: dict[str, Weighted], environment: Any, path: str = "rewards") -> dict[str, Weighted]:
+def deciding(rewards: dict[str, WeightedReward], environment: Any, path: str = "rewards") -> dict[str, WeightedReward]:
     """Rewards, one of which says what is solved where the environment leaves that to them.
 
     It is the first that compares with the task's reference, from a value of 1 on, which is the most that it may say
@@ -132,9 +132,9 @@ def as_named(reward: Any) -> Any:
     return reward.verifier if isinstance(reward, Verified) else reward
 
 
-def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
+def _reward(name: str, values: Any, base: Path, of: str) -> WeightedReward:
     from rewards.trl_function import as_reward
-    from rlhf.rollout.scoring import Weighted
+    from rlhf.rollout.scoring import WeightedReward
 
     path = join(of, name)
     settings = under_new_names(values, RENAMED_OF_REWARDS, path) if isinstance(values, Mapping) else values
@@ -172,7 +172,9 @@ def _reward(name: str, values: Any, base: Path, of: str) -> Weighted:
             hint="remove the field; the recipe applies the weight" if key == "weight" else "remove the field",
         )
     least = None if success_threshold is None else float(success_threshold)
-    return Weighted(name=name, weight=float(weight), reward=as_reward(reward), monitor=monitor, success_threshold=least)
+    return WeightedReward(
+        name=name, weight=float(weight), reward=as_reward(reward), monitor=monitor, success_threshold=least
+    )
 
 
 def _monitor(settings: dict[str, Any], path: str, base: Path) -> RewardMonitor | None:

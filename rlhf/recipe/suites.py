@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rlhf.data import Task
     from rlhf.rollout.contrib.strategies import Strategy
     from rlhf.rollout.limits import Limits
-    from rlhf.rollout.scoring import Weighted
+    from rlhf.rollout.scoring import WeightedReward
 
 _OF_PARTS = ("agent", "rewards", "limits", "tasks")
 _KEYS = ("name", "attempts", "seed", "metric", "sampling", "strategy", *_OF_PARTS, "parts")
@@ -137,7 +137,7 @@ class Part:
     name: str
     environment: Environment
     agent: Agent
-    rewards: Mapping[str, Weighted]
+    rewards: Mapping[str, WeightedReward]
     limits: Limits
     tasks: Tasks
 
@@ -398,7 +398,7 @@ def _part(name: str, values: Any, common: Mapping[str, Any], base: Path) -> Part
     )
 
 
-def _rewards(values: Any, base: Path) -> dict[str, Weighted]:
+def _rewards(values: Any, base: Path) -> dict[str, WeightedReward]:
     rewards = rewards_of(values, base)
     for name, weighted in rewards.items():
         if weighted.monitor is not None:

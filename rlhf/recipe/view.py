@@ -38,7 +38,7 @@ def stages_of(recipe: Recipe, kind: type[Any] = object) -> Iterator[tuple[str, A
     return ((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages) if isinstance(stage, kind))
 
 
-def worlds(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+def environments_of_run(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     """Give path and recipe of each environment with limits and rewards: of all plain stages, and of each other stage.
 
     The path stands before keys: "" for the recipe's own, or "stages[1].". A recipe's `stages` are those that are there.

@@ -16,7 +16,7 @@ from rlhf.rollout.executors import CallError, CallTimeout, Lane
 from rlhf.rollout.limits import Limits
 
 
-class Ended(Exception):
+class EpisodeEnded(Exception):
     """The episode cannot go on."""
 
     def __init__(self, outcome: Outcome, detail: str = "") -> None:
@@ -43,12 +43,12 @@ class EnvSession:
         self._late: asyncio.Task[None] | None = None
 
     async def start(self) -> StepResult:
-        """Begin the attempt and return its opening. Raises Ended."""
+        """Begin the attempt and return its opening. Raises EpisodeEnded."""
         opening = await self._call("start", self._begin, timeout_s=self._limits.start_timeout_s)
         return checked(opening, "opening", self._environment.start)
 
     async def step(self, action: str) -> StepResult:
-        """Do one action. Raises Ended."""
+        """Do one action. Raises EpisodeEnded."""
         assert self._step is not None
         result = await self._call("step", self._step, action, timeout_s=self._limits.step_timeout_s)
         return checked(result, "step", self._step)
@@ -60,7 +60,7 @@ class EnvSession:
         try:
             if close is not None:
                 await self._call("close", close, timeout_s=self._limits.step_timeout_s)
-        except Ended as ended:
+        except EpisodeEnded as ended:
             notes.append(ended.detail)
         finally:
             await self._lane.leave()
@@ -85,14 +85,14 @@ class EnvSession:
         try:
             return await self._lane.call(function, *args, timeout_s=timeout_s)
         except CallTimeout as error:
-            raise Ended(Outcome.TIMEOUT, f"{name}: {error}") from error
+            raise EpisodeEnded(Outcome.TIMEOUT, f"{name}: {error}") from error
         except CallError as error:
             cause = error.__cause__
             outcome = cause.outcome if isinstance(cause, TerminalEnvError) else Outcome.ENV_ERROR
             is_told = isinstance(cause, EnvError) and cause.where.startswith(name)
-            raise Ended(outcome, str(error) if is_told else f"{name}: {error}") from error
+            raise EpisodeEnded(outcome, str(error) if is_told else f"{name}: {error}") from error
         except EnvError as error:
-            raise Ended(Outcome.ENV_ERROR, str(error)) from error
+            raise EpisodeEnded(Outcome.ENV_ERROR, str(error)) from error
 
 
 async def _close(close: Callable[[], Any]) -> None:
@@ -102,8 +102,8 @@ async def _close(close: Callable[[], Any]) -> None:
 
 
 def checked(result: object, where: str, by: object = None) -> StepResult:
-    """Return `result` with plain Python types. Raises Ended where an environment answers something else."""
+    """Return `result` with plain Python types. Raises EpisodeEnded where an environment answers something else."""
     try:
         return checked_result(result, where, by)
     except EnvError as error:
-        raise Ended(Outcome.ENV_ERROR, str(error)) from error
+        raise EpisodeEnded(Outcome.ENV_ERROR, str(error)) from error

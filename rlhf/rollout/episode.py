@@ -24,7 +24,7 @@ from rlhf.errors import ContextFull, EngineError
 from rlhf.inference.engine import RolloutEngine
 from rlhf.rollout import telemetry
 from rlhf.rollout.branching import Branch, SharedPrefix
-from rlhf.rollout.env_session import Ended, EnvSession, checked
+from rlhf.rollout.env_session import EnvSession, EpisodeEnded, checked
 from rlhf.rollout.executors import CallError, CallExecutor, InlineLane
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import OpponentEngine
@@ -35,7 +35,7 @@ from rlhf.rollout.renderer import Renderer
 UNDECIDED = "the environment did not say whether the task was solved"
 
 
-def lanes_of(environment: Environment) -> CallExecutor:
+def executor_for(environment: Environment) -> CallExecutor:
     """Executor of the environment's calls, by its declared properties; see `rlhf.rollout.executors`."""
     own = Capabilities(environment)
     return CallExecutor(
@@ -60,9 +60,9 @@ async def run_episode(
     branch: Branch | None = None,
     seed: int = 0,
     session: str = "episode",
-    lanes: CallExecutor | None = None,
+    executor: CallExecutor | None = None,
     watch: EpisodeMonitor | None = None,
-    players: Mapping[str, OpponentEngine] = MappingProxyType({}),
+    opponents: Mapping[str, OpponentEngine] = MappingProxyType({}),
 ) -> Trajectory:
     """Attempt `task` once.
 
@@ -84,14 +84,14 @@ async def run_episode(
         branch: what it has in common with another attempt; None begins where the task does.
         seed: with attempt, turn and call it gives the seed of each generation.
         session: name of the engine's cache, unique among live episodes.
-        lanes: shared between the episodes of one environment; without them this episode makes its own.
+        executor: shared between the episodes of one environment; without them this episode makes its own.
         watch: kept up to date while the episode runs.
-        players: who has a seat in the policy's place, by its name, or a turn, by its key.
+        opponents: who has a seat in the policy's place, by its name, or a turn, by its key.
     """
-    own = lanes or lanes_of(environment)
+    own = executor or executor_for(environment)
     clock, begun_at = time.monotonic(), time.time()
     watch = watch or EpisodeMonitor()
-    policy = EpisodePolicy(engine, renderer, limits, sampling, seed, attempt, session, watch, players)
+    policy = EpisodePolicy(engine, renderer, limits, sampling, seed, attempt, session, watch, opponents)
     begun = branch.turns if branch else task.prefix
     told = replace(task, messages=(*task.messages, *branch.messages)) if branch else task
     run = _Run(agent, limits, policy, watch, told, begun, branch.head if branch else None)
@@ -104,9 +104,9 @@ async def run_episode(
         try:
             await live.close(notes)
         finally:
-            for asked in {id(e): e for e in (engine, *(player.engine for player in players.values()))}.values():
+            for asked in {id(e): e for e in (engine, *(opponent.engine for opponent in opponents.values()))}.values():
                 await _release(asked, session, limits, notes)
-            if lanes is None:
+            if executor is None:
                 await own.close()
     trajectory = Trajectory(
         task_id=task.id,
@@ -154,7 +154,7 @@ class _Run:
         try:
             async with asyncio.timeout(limit):
                 return await self._play(live)
-        except Ended as ended:
+        except EpisodeEnded as ended:
             return ended.outcome, ended.detail
         except TimeoutError:
             return Outcome.TIMEOUT, f"the episode took longer than {limit:g} s; it waited for the {self._watch.phase}"
@@ -179,17 +179,19 @@ class _Run:
         return Outcome.TURN_LIMIT, "the environment's own step limit"
 
     async def _replay(self, live: EnvSession, turn: Turn, now: StepResult) -> StepResult:
-        """Do what was done in `turn`. Raises Ended unless the environment answers as it did then."""
+        """Do what was done in `turn`. Raises EpisodeEnded unless the environment answers as it did then."""
         after = now
         try:
             if turn.action.error is None:
                 after = await _do(live, turn.action)
             if problem := _another_way(turn, now, after):
-                raise Ended(Outcome.ENV_ERROR, f"{problem}; is the environment deterministic? `rlhf check environment`")
-        except Ended as ended:
+                raise EpisodeEnded(
+                    Outcome.ENV_ERROR, f"{problem}; is the environment deterministic? `rlhf check environment`"
+                )
+        except EpisodeEnded as ended:
             number, of = len(self.turns) + 1, len(self._begun)
             detail = f"replaying turn {number} of {of}, {turn.action.text[:80]!r}: {ended.detail}"
-            raise Ended(ended.outcome, detail) from ended
+            raise EpisodeEnded(ended.outcome, detail) from ended
         self._add(turn, now)
         return after
 
@@ -215,16 +217,16 @@ class _Run:
             action = await action
         return checked_action(action, self._policy.generations)
 
-    def _agent_ended(self, error: BaseException, said: str, now: StepResult) -> Ended:
+    def _agent_ended(self, error: BaseException, said: str, now: StepResult) -> EpisodeEnded:
         if isinstance(error, ContextFull):
             if self._policy.generations:  # the turn has begun: what was sampled for it is the policy's doing
                 sampled = self._policy.recorded(self._policy.generations)
                 action = Action("", sampled, error=error.what, notes={SEAT: now.seat} if now.seat else {})
                 self._add(Turn(action, error.what, state_key=now.state_key, valid=False, duration_s=self._lap_s()), now)
-            return Ended(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
+            return EpisodeEnded(Outcome.TOKEN_LIMIT, f"{error.what}: {error.got}")
         if isinstance(error, EngineError):
-            return Ended(Outcome.ENGINE_ERROR, str(error))
-        return Ended(Outcome.AGENT_ERROR, f"act: {said}")
+            return EpisodeEnded(Outcome.ENGINE_ERROR, str(error))
+        return EpisodeEnded(Outcome.AGENT_ERROR, f"act: {said}")
 
     async def _take(self, live: EnvSession, action: Action, now: StepResult) -> StepResult:
         if action.error is not None:
@@ -234,7 +236,7 @@ class _Run:
         self._watch.enter(EpisodeStatus.ENVIRONMENT)
         try:
             after = await _do(live, action)
-        except Ended as ended:
+        except EpisodeEnded as ended:
             if ended.outcome is Outcome.TOKEN_LIMIT and action.generations:  # which were sampled before that
                 self._add(Turn(action, ended.detail, state_key=now.state_key, duration_s=self._lap_s()), now)
             raise
@@ -253,7 +255,7 @@ class _Run:
 
 
 async def _do(live: EnvSession, action: Action) -> StepResult:
-    """Do all parts of an action, until the environment ends the episode. Raises Ended.
+    """Do all parts of an action, until the environment ends the episode. Raises EpisodeEnded.
 
     Replies are joined, rewards added up, and a turn is valid where all of its parts are.
     """

@@ -17,10 +17,10 @@ from rlhf.data import Outcome, SamplingParams, Task, Trajectory
 from rlhf.inference.engine import RolloutEngine
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.branching import Branch, split_generations
-from rlhf.rollout.episode import lanes_of, run_episode
+from rlhf.rollout.episode import executor_for, run_episode
 from rlhf.rollout.group_structure import GroupStructure, Independent, branches_of, posed
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.opponent_engine import OpponentSampler
 from rlhf.rollout.policy_client import EpisodeMonitor
 from rlhf.rollout.progress import Board, OnProgress, reporting
 from rlhf.rollout.renderer import Renderer
@@ -93,7 +93,7 @@ async def finished_groups(
     step: int = 0,
     earlier: Sequence[str] = (),
     grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
-    players: Players | None = None,
+    opponents: OpponentSampler | None = None,
     journal: Journal | None = None,
     on_progress: OnProgress | None = None,
 ) -> AsyncGenerator[Attempts, None]:
@@ -120,7 +120,7 @@ async def finished_groups(
             as if all of them had been attempted at once.
         grouping: which of the attempts begin where the task does, and which leave from another attempt. A round of
             branches begins when the last of the round before is over.
-        players: says who has seats of an attempt in the policy's place; None: nobody.
+        opponents: says who has seats of an attempt in the policy's place; None: nobody.
         journal: holds attempts that need not be played, and is given each that is over.
         on_progress: called some times a second, also while everything waits, and at the end.
 
@@ -129,7 +129,7 @@ async def finished_groups(
         are over: `group_size` of them, or fewer where there was nothing to branch from. The others go on meanwhile.
     """
     board = Board(len(tasks) * group_size)
-    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, players, journal)
+    rollout = _Rollout(environment, agent, engine, renderer, limits, sampling, seed, step, board, opponents, journal)
     jobs = _jobs(tasks, grouping, group_size, earlier)
     n_at_once = min(limits.max_concurrent, max_concurrent_episodes(environment) or limits.max_concurrent)
     ended = [asyncio.Event() for _ in tasks]
@@ -140,7 +140,7 @@ async def finished_groups(
             async with reporting(board, on_progress):
                 await rollout.play(jobs, groups, grouping, n_at_once, ended)
         finally:
-            await rollout.lanes.close()
+            await rollout.executor.close()
 
     playing = asyncio.create_task(play(), name="rollouts")
     try:
@@ -218,13 +218,13 @@ class _Rollout:
         seed: int,
         step: int,
         board: Board,
-        players: Players | None,
+        opponents: OpponentSampler | None,
         journal: Journal | None,
     ) -> None:
         self._parts = (environment, agent, engine, renderer, limits, sampling)
         self._limits, self._seed, self._step = limits, seed, step
-        self._number, self._players, self._journal = next(_runs), players, journal
-        self.board, self.lanes = board, lanes_of(environment)
+        self._number, self._opponents, self._journal = next(_runs), opponents, journal
+        self.board, self.executor = board, executor_for(environment)
 
     async def attempt(self, job: _Job) -> Trajectory:
         """Make one attempt, or take the one that is held."""
@@ -306,9 +306,9 @@ class _Rollout:
                 branch=job.branch,
                 seed=seed,
                 session=f"{self._number}/{job.index}/{job.attempt}/{retry}",
-                lanes=self.lanes,
+                executor=self.executor,
                 watch=watch,
-                players=self._players(seed, job.attempt) if self._players else {},
+                opponents=self._opponents(seed, job.attempt) if self._opponents else {},
             )
         finally:
             del self.board.live[job.name]

@@ -14,7 +14,7 @@ class OpponentEngine:
     """Engine of a seat or a turn.
 
     Attributes:
-        name: recorded in its generations (`Generation.by`); empty for the policy.
+        name: recorded in its generations (`Generation.opponent`); empty for the policy.
         engine: samples for it; knows the policy's tokens.
     """
 
@@ -27,7 +27,7 @@ def turn_key(turn: int) -> str:
     return f"turn {turn}"
 
 
-class Players(Protocol):
+class OpponentSampler(Protocol):
     """Draws the opponents of an attempt."""
 
     def __call__(self, seed: int, attempt: int) -> Mapping[str, OpponentEngine]:

@@ -61,11 +61,11 @@ class EpisodePolicy:
         attempt: int,
         session: str,
         watch: EpisodeMonitor,
-        players: Mapping[str, OpponentEngine] = MappingProxyType({}),
+        opponents: Mapping[str, OpponentEngine] = MappingProxyType({}),
     ) -> None:
         self._engine, self._renderer, self._limits, self._sampling = engine, renderer, limits, sampling
         self._seed, self._attempt, self._session, self._watch = seed, attempt, session, watch
-        self._players, self._player = players, OpponentEngine("", engine)
+        self._opponents, self._player = opponents, OpponentEngine("", engine)
         self._turn = self._n_calls = self._n_given_up = 0
         self._head: SharedPrefix | None = None
         self._pieces: dict[int, tuple[Generation, ...]] = {}
@@ -97,7 +97,7 @@ class EpisodePolicy:
         Opponents of single turns count those after the `n_given` that the attempt began with.
         """
         own = OpponentEngine("", self._engine)
-        self._player = self._players.get(seat) or self._players.get(turn_key(turn - n_given), own)
+        self._player = self._opponents.get(seat) or self._opponents.get(turn_key(turn - n_given), own)
         self._turn, self._n_calls, self._n_given_up, self.generations = turn, 0, 0, []
         self._head, self._pieces = head, {}
 
@@ -153,7 +153,7 @@ class EpisodePolicy:
         if left is not None:
             self._watch.enter(EpisodeStatus.ENGINE)
             said = await sampled(self._player.engine, *left, self._session)
-            pieces = (*pieces, self._conversations.keep(said, role=role, by=self._player.name))
+            pieces = (*pieces, self._conversations.keep(said, role=role, opponent=self._player.name))
         self._watch.enter(EpisodeStatus.AGENT)
         generation = joined(pieces)
         self.generations.append(generation)

@@ -22,10 +22,10 @@ from rlhf.processes import current
 from rlhf.rollout.group import Journal, finished_groups
 from rlhf.rollout.group_structure import GroupStructure, Independent
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.opponent_engine import OpponentSampler
 from rlhf.rollout.progress import OnProgress
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scoring import Weighted, check_failures, score_group
+from rlhf.rollout.scoring import WeightedReward, check_failures, score_group
 from rlhf.spans import span
 
 
@@ -191,7 +191,7 @@ class RolloutRunner:
 
     environment: Environment
     agent: Agent
-    rewards: Mapping[str, Weighted]
+    rewards: Mapping[str, WeightedReward]
     engine: RolloutEngine
     renderer: Renderer
     limits: Limits
@@ -207,7 +207,7 @@ class RolloutRunner:
         step: int,
         grouping: GroupStructure = Independent(),  # noqa: B008  it holds nothing
         earlier: RolloutBatch | None = None,
-        players: Players | None = None,
+        opponents: OpponentSampler | None = None,
         journal: Journal | None = None,
     ) -> RolloutBatch:
         """Attempt every task `group_size` times, as `grouping` says, and score the attempts, each group as it ends.
@@ -215,7 +215,7 @@ class RolloutRunner:
         Of several processes each attempts its share of the tasks, and all return all groups; the tokens of others are
         mapped and not copied.
 
-        Another round of a step is given the `earlier` ones: what is returned holds their groups first. `players` says
+        Another round of a step is given the `earlier` ones: what is returned holds their groups first. `opponents` says
         who has seats of an attempt in the policy's place. Attempts that `journal` holds are scored and not played.
 
         Raises:
@@ -227,7 +227,7 @@ class RolloutRunner:
         share = here.share(len(tasks))
         own = tasks[share]
         earlier_ids = [*(group.task_id for group in before), *(task.id for task in tasks[: share.start])]
-        how: dict[str, Any] = {"grouping": grouping, "players": players, "earlier": earlier_ids, "journal": journal}
+        how: dict[str, Any] = {"grouping": grouping, "opponents": opponents, "earlier": earlier_ids, "journal": journal}
         with span("rollout"):
             async with aclosing(self.groups(own, sampling, group_size=group_size, step=step, **how)) as found:
                 scored = [group async for group in found]

@@ -35,7 +35,7 @@ _Shared = Mapping[str, Verdict | RewardError]
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
+class WeightedReward:
     """A reward under its name in the recipe.
 
     Attributes:
@@ -60,7 +60,7 @@ class Weighted:
             raise DataError("a weight is not a finite number", where=f"reward {self.name}", got=repr(self.weight))
 
 
-def deciding_reward(rewards: Mapping[str, Weighted]) -> str | None:
+def deciding_reward(rewards: Mapping[str, WeightedReward]) -> str | None:
     """Name of the reward that says what is solved; None where the environment does."""
     return next((name for name, weighted in rewards.items() if weighted.success_threshold is not None), None)
 
@@ -68,7 +68,7 @@ def deciding_reward(rewards: Mapping[str, Weighted]) -> str | None:
 async def score_group(
     task: Task,
     trajectories: Sequence[Trajectory],
-    rewards: Mapping[str, Weighted],
+    rewards: Mapping[str, WeightedReward],
     *,
     timeout_s: float = _TIMEOUT_S,
 ) -> ScoredGroup:
@@ -97,8 +97,8 @@ async def score_group(
     """
     if all(weighted.monitor for weighted in rewards.values()):
         raise DataError("nothing to score with", where=task.id, got="0 rewards", expected="at least 1")
-    lanes = CallExecutor(shared=True, name="reward", owner=_REWARDS)
-    scorer = _Scorer(task, rewards, lanes.open(), timeout_s)
+    executor = CallExecutor(shared=True, name="reward", owner=_REWARDS)
+    scorer = _Scorer(task, rewards, executor.open(), timeout_s)
     try:
         with Watchdog():
             trajectories, decided = await scorer.decide(trajectories)
@@ -106,7 +106,7 @@ async def score_group(
             shared = [{**first, **then} for first, then in zip(decided, others, strict=True)]
             judged = await asyncio.gather(*map(scorer.judge, trajectories, shared))
     finally:
-        await lanes.close()
+        await executor.close()
     pairs = [(t, s) for t, s in zip(trajectories, judged, strict=True) if isinstance(s, Score)]
     return ScoredGroup(
         task_id=task.id,
@@ -178,7 +178,7 @@ class _Scorer:
     """Settings that the attempts of one group have in common."""
 
     task: Task
-    rewards: Mapping[str, Weighted]
+    rewards: Mapping[str, WeightedReward]
     threads: Lane
     timeout_s: float
 
@@ -192,7 +192,9 @@ class _Scorer:
         after = [_decided(t, v, weighted.success_threshold) for t, v in zip(trajectories, said, strict=True)]
         return after, [{} if verdict is None else {name: verdict} for verdict in said]
 
-    async def _said(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict | RewardError | None:
+    async def _said(
+        self, weighted: WeightedReward, trajectory: Trajectory, shared: _Shared
+    ) -> Verdict | RewardError | None:
         if trajectory.outcome.is_infrastructure_error:
             return None
         try:
@@ -233,9 +235,9 @@ class _Scorer:
             score = _total(parts, self.rewards, len(trajectory.turns))
         except RewardError as error:
             return Failure(trajectory.attempt, Outcome.REWARD_ERROR, str(error), trajectory=trajectory)
-        return replace(score, watched=monitored, watch_errors=errors)
+        return replace(score, monitored=monitored, monitor_errors=errors)
 
-    async def _verdict(self, weighted: Weighted, trajectory: Trajectory, shared: _Shared) -> Verdict:
+    async def _verdict(self, weighted: WeightedReward, trajectory: Trajectory, shared: _Shared) -> Verdict:
         found = shared.get(weighted.name)
         if isinstance(found, RewardError):
             raise found
@@ -245,7 +247,7 @@ class _Scorer:
         return _bounded(checked_verdict(said, f"reward {weighted.name}", len(trajectory.turns)), weighted)
 
     async def _over_group(
-        self, weighted: Weighted, trajectories: Sequence[Trajectory]
+        self, weighted: WeightedReward, trajectories: Sequence[Trajectory]
     ) -> Sequence[Verdict | RewardError]:
         where = f"reward {weighted.name}.over_group"
         try:
@@ -262,7 +264,7 @@ class _Scorer:
             return [error] * len(trajectories)
         return [_verdict_or_error(v, where, len(t.turns)) for v, t in zip(said, trajectories, strict=True)]
 
-    async def _call(self, weighted: Weighted, method: Any, argument: Any) -> Any:
+    async def _call(self, weighted: WeightedReward, method: Any, argument: Any) -> Any:
         is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(type(method).__call__)
         where, clock = f"reward {weighted.name}", Clock(self.timeout_s)
         before = CALL_CLOCK.set(clock)
@@ -284,7 +286,7 @@ def _verdict_or_error(said: object, where: str, n_turns: int) -> Verdict | Rewar
         return error
 
 
-def _bounded(verdict: Verdict, weighted: Weighted) -> Verdict:
+def _bounded(verdict: Verdict, weighted: WeightedReward) -> Verdict:
     """Return `verdict`. Raises RewardError where it is worth more than a right answer is taken to be."""
     if weighted.max_value is None or verdict.value <= weighted.max_value + 1e-6:
         return verdict
@@ -307,7 +309,7 @@ def _decided(trajectory: Trajectory, verdict: Verdict | RewardError | None, leas
     return replace(trajectory, detail=detail) if detail != trajectory.detail else trajectory
 
 
-def _total(parts: Mapping[str, Verdict], rewards: Mapping[str, Weighted], n_turns: int) -> Score:
+def _total(parts: Mapping[str, Verdict], rewards: Mapping[str, WeightedReward], n_turns: int) -> Score:
     turns = [0.0] * n_turns
     for name, verdict in parts.items():
         weight = rewards[name].weight

@@ -11,7 +11,7 @@ from rlhf.processes import current
 
 
 @dataclass(frozen=True)
-class Begun:
+class PendingEvaluation:
     """An evaluation that is being played.
 
     Attributes:
@@ -26,7 +26,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EvaluationOutcome:
     """End of an evaluation: what it found, or why there is nothing."""
 
     result: Any
@@ -46,15 +46,15 @@ class BackgroundEvaluation:
 
     def __init__(self, deliver: Callable[[], Awaitable[None]], play: Callable[[], Awaitable[Any]] | None) -> None:
         self._deliver, self._play = deliver, play
-        self.begun: Begun | None = None
+        self.begun: PendingEvaluation | None = None
 
     async def begin(self, step: int, version: int) -> None:
         """Deliver the policy, which is that of `step`, and have it played; the one before has ended."""
         await self._deliver()
         task = asyncio.create_task(_ended(self._play), name=f"evaluation of step {step}") if self._play else None
-        self.begun = Begun(step, version, task)
+        self.begun = PendingEvaluation(step, version, task)
 
-    async def ended(self, wait_s: float) -> Ended | None:
+    async def ended(self, wait_s: float) -> EvaluationOutcome | None:
         """Return how the one that is played ended, in all processes; None where it has not within `wait_s`."""
         assert self.begun is not None
         task, found = self.begun.task, None
@@ -74,9 +74,9 @@ class BackgroundEvaluation:
         self.begun = None
 
 
-async def _ended(play: Callable[[], Awaitable[Any]]) -> Ended:
+async def _ended(play: Callable[[], Awaitable[Any]]) -> EvaluationOutcome:
     """Play; a failed evaluation does not stop training."""
     try:
-        return Ended(await play())
+        return EvaluationOutcome(await play())
     except Exception as error:
-        return Ended(None, f"{type(error).__name__}: {error}".strip().splitlines()[0])
+        return EvaluationOutcome(None, f"{type(error).__name__}: {error}".strip().splitlines()[0])

@@ -14,14 +14,14 @@ from rlhf.training.context import is_due
 from rlhf.training.contrib import judge_refresh, reward_refresh
 from rlhf.training.reward_model_training import asking_left
 from rlhf.training.run import Run
-from rlhf.training.stage_state import StageComponents
+from rlhf.training.stage_components import StageComponents
 from rlhf.training.stages.policy_gradient import PolicyGradient
 
 #: Seconds between two lines about an evaluation that is waited for, and most that a run which is stopped waits for one.
-_NOTE_EVERY_S, _LAST_S = 1.0, 60.0
+_NOTE_EVERY_S, _STOP_TIMEOUT_S = 1.0, 60.0
 
 
-async def between(run: Run, parts: StageComponents) -> None:
+async def after_step(run: Run, parts: StageComponents) -> None:
     """Do what is due after a step, or was when a run was stopped there. Raises what a hook raised in the step."""
     run.callbacks.raise_fault()
     if run.background_evaluation is not None:
@@ -32,34 +32,34 @@ async def between(run: Run, parts: StageComponents) -> None:
     if success is not None:
         for hook in parts.hooks:
             hook.on_evaluation(run, success)
-    await take_in(run, waits=any(hook.is_saving for hook in parts.hooks))
+    await collect_background_evaluation(run, waits=any(hook.is_saving for hook in parts.hooks))
     for hook in parts.hooks:
         await hook.between_steps(run, parts)
 
 
-async def _evaluate_in_background(run: Run, parts: StageComponents, beside: BackgroundEvaluation) -> None:
+async def _evaluate_in_background(run: Run, parts: StageComponents, background: BackgroundEvaluation) -> None:
     """Begin an evaluation where one is due, from a checkpoint of its step; take in the one before.
 
     What is played is taken in before the next checkpoint. So a run that goes on from a checkpoint has the evaluations
     before it, and begins the one of its own step again.
     """
     stage, step = parts.stage, run.state.step
-    begun = beside.begun.step if beside.begun is not None else run.state.watched
+    begun = background.begun.step if background.begun is not None else run.state.watched
     begins = is_due(stage.evaluate_every, step, stage.steps) and begun < step
-    await take_in(run, waits=begins or is_due(stage.checkpoint_every, step, stage.steps))
+    await collect_background_evaluation(run, waits=begins or is_due(stage.checkpoint_every, step, stage.steps))
     if begins:
         if not (run.checkpoints / run.state.folder_name).is_dir():
             run.save(parts, in_background=True)
-        await beside.begin(step, run.policy.version)
+        await background.begin(step, run.policy.version)
 
 
-async def take_in(run: Run, *, waits: bool, limit_s: float = float("inf")) -> None:
+async def collect_background_evaluation(run: Run, *, waits: bool, limit_s: float = float("inf")) -> None:
     """Take in an evaluation that has ended; with `waits` wait until it has, for at most `limit_s`."""
-    beside, deadline = run.background_evaluation, time.monotonic() + limit_s
-    while beside is not None and (begun := beside.begun) is not None:
-        ended = await beside.ended(_NOTE_EVERY_S if waits else 0.0)
+    background, deadline = run.background_evaluation, time.monotonic() + limit_s
+    while background is not None and (begun := background.begun) is not None:
+        ended = await background.ended(_NOTE_EVERY_S if waits else 0.0)
         if ended is not None:
-            run.take_in_background(begun, ended)
+            run.record_background_evaluation(begun, ended)
         elif not waits or time.monotonic() > deadline:
             return
         else:
@@ -67,14 +67,14 @@ async def take_in(run: Run, *, waits: bool, limit_s: float = float("inf")) -> No
 
 
 @asynccontextmanager
-async def taking_in(run: Run) -> AsyncIterator[None]:
-    """Afterwards, no evaluation is played any more; a user who stops the run waits for it for `_LAST_S`."""
+async def draining_background_evaluation(run: Run) -> AsyncIterator[None]:
+    """Afterwards, no evaluation is played any more; a user who stops the run waits for it for `_STOP_TIMEOUT_S`."""
     try:
         yield
-        await take_in(run, waits=True)
+        await collect_background_evaluation(run, waits=True)
     except asyncio.CancelledError:
         if current().n == 1 or current().stops_together:
-            await take_in(run, waits=True, limit_s=_LAST_S)
+            await collect_background_evaluation(run, waits=True, limit_s=_STOP_TIMEOUT_S)
         raise
     finally:
         if run.background_evaluation is not None:

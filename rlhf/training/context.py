@@ -214,7 +214,7 @@ class RunContext(Protocol):
     def caution(self, collected: RolloutBatch, where: str) -> None:
         """Warn the user of faults that the run survives, once for each kind."""
 
-    def say_once(self, texts: Mapping[str, str]) -> None:
+    def warn_once(self, texts: Mapping[str, str]) -> None:
         """Print each of `texts` unless one of its name was printed before."""
 
     def log(self, step: int, values: Mapping[str, float], *, delivered: bool = True) -> None:

@@ -16,19 +16,19 @@ import numpy as np
 from agents.roles import roles_of
 from environments.base import properties_of
 from rlhf.batching.samples import check_roles, make_samples
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.errors import TrainingError, boundary
 from rlhf.inference.seeds import stable_seed
 from rlhf.spans import span
-from rlhf.training.between_steps import between, restore_refreshed_rewards, taking_in
+from rlhf.training.between_steps import after_step, draining_background_evaluation, restore_refreshed_rewards
 from rlhf.training.context import is_due
 from rlhf.training.hooks.base import Step
-from rlhf.training.out_of_memory import naming_engine_keys, naming_keys
+from rlhf.training.out_of_memory import explain_out_of_memory, naming_engine_keys
 from rlhf.training.rollout_phase import TrainingGroups, sample_groups
 from rlhf.training.run import Run
 from rlhf.training.shield import shielded
+from rlhf.training.stage_components import StageComponents
 from rlhf.training.stage_rewards import StageRewards
-from rlhf.training.stage_state import StageComponents
 from rlhf.training.stages.base import is_played, other_stage
 from rlhf.training.stages.policy_gradient import PolicyGradient
 from rlhf.training.step_line import step_line
@@ -51,7 +51,7 @@ async def train(run: Run, stages: Sequence[Any]) -> None:
             if run.evaluates_before and "before" not in run.state.results and is_played(stage):
                 await run.publish()
                 await run.measure("before")
-            with naming_keys(stage, index, run.folder):
+            with explain_out_of_memory(stage, index, run.folder):
                 await work(run, stage)
             run.save()
         if index == len(stages) - 1 and "after" not in run.state.results:
@@ -69,9 +69,9 @@ async def train_policy(run: Run, stage: PolicyGradient) -> None:
         hook.open(run, parts)
     await run.publish(same_version=True)  # so that the engine begins as that of a resumed run does: with nothing cached
     run.progress.stage("policy_gradient", stage.steps, run.state.step)
-    async with parts.closing_ahead():
+    async with parts.closing_async_rollouts():
         with run.saved_if_stopped(parts):
-            async with taking_in(run):
+            async with draining_background_evaluation(run):
                 await make_steps(run, parts)
         run.save(parts)  # with all that more steps would need
     parts.trainer.close()
@@ -83,18 +83,18 @@ async def train_policy(run: Run, stage: PolicyGradient) -> None:
 async def make_steps(run: Run, parts: StageComponents) -> None:
     """The steps of a stage that are left, with what is due between them."""
     stage = parts.stage
-    await between(run, parts)  # where a run was stopped there
+    await after_step(run, parts)  # where a run was stopped there
     for number in range(run.state.step, stage.steps):
         if any(hook.ends_stage(run, parts) for hook in parts.hooks):
             break
         with run.profiled(number):
             await one_step(run, parts, number)
-            is_cut = is_due(stage.checkpoint_every, run.state.step, stage.steps)
+            is_checkpoint_due = is_due(stage.checkpoint_every, run.state.step, stage.steps)
             if parts.ahead is not None:
-                saves = is_cut or any(hook.is_saving for hook in parts.hooks)
+                saves = is_checkpoint_due or any(hook.is_saving for hook in parts.hooks)
                 await parts.ahead.before_snapshot(run, is_checkpoint=saves)
-            await between(run, parts)
-            if is_cut:
+            await after_step(run, parts)
+            if is_checkpoint_due:
                 run.save(parts, in_background=True)
 
 
@@ -118,10 +118,10 @@ async def train_on(
     number, label = step.number, run.state.label
     step.all_groups, step.groups = gathered.collected.groups, gathered.groups
     start = time.perf_counter()
-    expected = parts.expected(step)
+    values = parts.critic_values(step)
     with span("credit"):
         with boundary(TrainingError, where=f"the advantage of {label}, step {number + 1}"):
-            credits = gathered.weighted(credit_of(stage.advantage, step.groups, expected))
+            credits = gathered.weighted(compute_advantages(stage.advantage, step.groups, values))
             if stage.train_roles and not roles_of(run.runner.agent, properties_of(run.runner.environment).seats):
                 check_roles(step.groups, stage.train_roles)
             step.rows, counters = make_samples(step.groups, credits, stage.layout, stage.train_roles)
@@ -145,9 +145,9 @@ async def train_on(
     step.metrics |= parts.source.learn(step.all_groups)
     for hook in parts.hooks:
         await run.callbacks.after_training(hook, hook.on_step_end, run, parts, step)
-    run.say_once(step.cautions)
-    figures = None if step.figures is None else gathered.of_all(step.figures)
-    run.record(label, number + 1, "train", gathered.recorded, gathered.of_all(credits), figures)
+    run.warn_once(step.cautions)
+    figures = None if step.figures is None else gathered.align_to_all_groups(step.figures)
+    run.record(label, number + 1, "train", gathered.recorded, gathered.align_to_all_groups(credits), figures)
     names = dict.fromkeys(name for credit in credits for name in credit.metrics)
     credit_sums = {name: sum(credit.metrics.get(name, 0.0) for credit in credits) for name in names}
     metrics = {**gathered.metrics(run.estimate), **credit_sums, **counters, **dropped, **step.values, **step.metrics}

@@ -46,7 +46,7 @@ def prepare(
         return _corrected(stage, trainer, samples, shares_policy=shares_policy)
     budget = stage.max_tokens_per_microbatch
     routing, temperature = stage.routing_replay, stage.temperature
-    found = trainer.scores(samples, wanted, temperature=temperature, max_tokens=budget, routing=routing)
+    found = trainer.compute_token_stats(samples, wanted, temperature=temperature, max_tokens=budget, routing=routing)
     if routing:
         samples = [replace(s, routing=experts) for s, experts in zip(samples, found["routing"], strict=True)]
     if "entropy" in found:
@@ -85,7 +85,9 @@ def _corrected(
     if old is None and is_one_update and not drops and CorrectionCapabilities(correction).per_token:
         return samples, {}, correction
     if old is None:
-        old = trainer.score(samples, temperature=stage.temperature, max_tokens=stage.max_tokens_per_microbatch)
+        old = trainer.compute_logprobs(
+            samples, temperature=stage.temperature, max_tokens=stage.max_tokens_per_microbatch
+        )
     with boundary(TrainingError, where="the correction of trainer and engine"):
         rows, values = correct(samples, old, correction)
     return rows, values, None

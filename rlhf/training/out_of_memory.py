@@ -16,7 +16,7 @@ _BUDGETS = ("max_tokens_per_microbatch", "pairs_per_microbatch")
 
 
 @contextmanager
-def naming_keys(stage: Any, index: int, folder: Path) -> Iterator[None]:
+def explain_out_of_memory(stage: Any, index: int, folder: Path) -> Iterator[None]:
     """Context that turns a failed allocation into a TrainingError with the key that needs less, and how to go on.
 
     An EngineError stays: no micro-batch has to do with it.

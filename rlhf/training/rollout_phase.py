@@ -12,7 +12,7 @@ from rlhf.rollout.runner import RolloutBatch
 from rlhf.tasks.selection import Selection
 from rlhf.training.hooks.base import Step
 from rlhf.training.run import Run
-from rlhf.training.stage_state import StageComponents
+from rlhf.training.stage_components import StageComponents
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class TrainingGroups:
             return list(credits)
         return [_scaled(c, factor) for c, factor in zip(credits, self.selection.factors, strict=True)]
 
-    def of_all(self, values: Sequence[T]) -> list[T | None]:
+    def align_to_all_groups(self, values: Sequence[T]) -> list[T | None]:
         """Return for every group drawn its value among `values`, which are those of `groups`, or None."""
         of_kept = dict(zip(self.selection.kept, values, strict=True))
         return [of_kept.get(i) for i in range(len(self.collected.groups))]
@@ -95,7 +95,7 @@ async def sample_groups(run: Run, parts: StageComponents, step: Step) -> Trainin
     if parts.ahead is not None:
         collected = await parts.ahead.collect(run, step)
         selection, n_rounds = _selected(run, parts, collected, 1, step.number), 1
-    async with parts.rollout(run) as players:
+    async with parts.rollout(run) as opponents:
         while selection.n_more:
             collected = await run.runner.collect(
                 parts.source.draw(selection.n_more, len(collected.groups)),
@@ -104,7 +104,7 @@ async def sample_groups(run: Run, parts: StageComponents, step: Step) -> Trainin
                 sampling=sampling,
                 step=step.number,
                 earlier=collected,
-                players=players,
+                opponents=opponents,
             )
             n_rounds += 1
             selection = _selected(run, parts, collected, n_rounds, step.number)
@@ -131,5 +131,5 @@ def _selected(run: Run, parts: StageComponents, collected: RolloutBatch, n_round
 
 
 def _scaled(credit: Credit, factor: float) -> Credit:
-    tokens = tuple(tuple(tuple(factor * x for x in row) for row in rows) for rows in credit.tokens_GNT)
-    return replace(credit, tokens_GNT=tokens)
+    tokens = tuple(tuple(tuple(factor * x for x in row) for row in rows) for rows in credit.advantages_GNT)
+    return replace(credit, advantages_GNT=tokens)

@@ -262,7 +262,7 @@ class RolloutsAhead(StageHook):
 
 
 class _Here:
-    """The player of this process, which asks the run's own engine."""
+    """The worker of this process, which asks the run's own engine."""
 
     name = "this process"
     run: RunContext

@@ -22,11 +22,11 @@ from rlhf.given_parts import how_to_resume
 from rlhf.inference.engine import SleepableEngine
 from rlhf.processes import ProcessError, current
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.sinks import Metrics
 from rlhf.spans import span
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.background_evaluation import BackgroundEvaluation, Begun, Ended
+from rlhf.training.background_evaluation import BackgroundEvaluation, EvaluationOutcome, PendingEvaluation
 from rlhf.training.cautions import cautions
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
@@ -40,7 +40,7 @@ from rlhf.training.publisher import Publisher
 from rlhf.training.rollouts_ahead import Lookahead
 
 
-class World(Protocol):
+class StageEnvironment(Protocol):
     """Environment, limits and rewards that a stage may have of its own."""
 
     @property
@@ -52,7 +52,7 @@ class World(Protocol):
         """Limits of its attempts."""
 
     @property
-    def rewards(self) -> Mapping[str, Weighted]:
+    def rewards(self) -> Mapping[str, WeightedReward]:
         """Rewards of its attempts, by name."""
 
 
@@ -68,8 +68,8 @@ class Run:
         folder: where everything is written.
         policy: shared by trainer and engine.
         runner: turns tasks into scored groups with the policy's engine, in the environment of the present stage.
-        worlds: environment, limits and rewards of the stages that have their own, by index.
-        home: runner of the recipe's environment, where the present stage has its own; else None.
+        stage_environments: environment, limits and rewards of the stages that have their own, by index.
+        base_runner: runner of the recipe's environment, where the present stage has its own; else None.
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
         estimate: says how sure a share is; takes what was right, and the tasks these belong to.
@@ -97,8 +97,8 @@ class Run:
     progress: Progress
     state: State
     demonstrations: Mapping[int, Any] = field(default_factory=dict)
-    worlds: Mapping[int, World] = field(default_factory=dict)
-    home: RolloutRunner | None = None
+    stage_environments: Mapping[int, StageEnvironment] = field(default_factory=dict)
+    base_runner: RolloutRunner | None = None
     evaluates_before: bool = True
     store_keeper: StoreKeeper | None = None
     lookahead: Lookahead | None = None
@@ -144,7 +144,7 @@ class Run:
     @property
     def evaluation_runner(self) -> RolloutRunner:
         """The runner of evaluations: they are in the recipe's environment, whatever the stage has."""
-        return self.home or self.runner
+        return self.base_runner or self.runner
 
     def replace_reward(self, name: str, reward: Any) -> None:
         """Score with `reward` under this name, from now on."""
@@ -314,9 +314,9 @@ class Run:
 
     def caution(self, collected: RolloutBatch, where: str) -> None:
         """Warn the user of faults that the run survives, once for each kind."""
-        self.say_once(cautions(collected, self.runner.limits, where))
+        self.warn_once(cautions(collected, self.runner.limits, where))
 
-    def say_once(self, texts: Mapping[str, str]) -> None:
+    def warn_once(self, texts: Mapping[str, str]) -> None:
         """Print each of `texts` unless one of its name was printed before."""
         for name, text in texts.items():
             if name not in self._said:
@@ -371,13 +371,13 @@ class Run:
         found = await self.measure(f"step {step}", full=False)
         if found is None:
             text = "caution: no evaluation in this stage: the rewards of the recipe come from a later one"
-            self.say_once({"no rewards to evaluate with": text})
+            self.warn_once({"no rewards to evaluate with": text})
             self.advance(watched=step)
             return None
         self._watch(step, found.low)
         return float(found.success)
 
-    def take_in_background(self, begun: Begun, ended: Ended) -> None:
+    def record_background_evaluation(self, begun: PendingEvaluation, ended: EvaluationOutcome) -> None:
         """Record a background evaluation, or say why it failed."""
         if ended.result is None:
             self.progress.say(f"no evaluation of step {begun.step}, version {begun.version}: {ended.fault}")

@@ -69,7 +69,7 @@ def conversations(run: ShownRun, stored: StoredStep, redaction: Redaction) -> It
 
 def _conversation(record: TrajectoryRecord, tokenizer: Any | None, redaction: Redaction) -> Conversation:
     t, score = record.trajectory, record.score
-    parts = {} if score is None else {**score.parts, **score.watched}
+    parts = {} if score is None else {**score.parts, **score.monitored}
     used = [g.usage or (g.prompt.n_tokens, g.n_tokens) for g in t.generations]
     plain: dict[str, Any] = redaction.values(
         {
@@ -100,7 +100,7 @@ def _in_turns(t: Trajectory) -> Iterator[dict[str, str]]:
     reply = t.opening
     for turn in t.turns:
         yield {"role": "user", "content": reply}
-        yield {"role": "assistant", "content": turn.action.said or turn.action.text}
+        yield {"role": "assistant", "content": turn.action.reply_text or turn.action.text}
         reply = turn.reply
 
 
@@ -111,7 +111,7 @@ def _sampled(t: Trajectory, tokenizer: Any | None) -> list[dict[str, str]]:
     special = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found: list[dict[str, str]] = []
     earlier: list[Generation] = []
-    for said in map(joined, calls_of([g for g in t.generations if not g.by])):
+    for said in map(joined, calls_of([g for g in t.generations if not g.opponent])):
         before = next((one for one in reversed(earlier) if said.prompt.extends(one)), None)
         n_known = 0 if before is None else before.length
         read, ids = _read(tokenizer, special, said.prompt.ids[n_known:].tolist()), said.ids.tolist()

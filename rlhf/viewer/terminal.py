@@ -196,8 +196,8 @@ def _origin(record: TrajectoryRecord) -> Iterator[str]:
 def _roles(turn: Turn) -> str:
     """Return the roles of the generations of a turn, in order; empty where all are actions."""
     calls = [call[0] for call in calls_of(turn.generations)]
-    told = [(g.role or "an action") + (f" by {g.by}" if g.by else "") for g in calls]
-    return ", ".join(told) if any(g.role or g.by for g in calls) else ""
+    told = [(g.role or "an action") + (f" by {g.opponent}" if g.opponent else "") for g in calls]
+    return ", ".join(told) if any(g.role or g.opponent for g in calls) else ""
 
 
 def _action_line(k: int, turn: Turn, reward: float, rows: Sequence[Sequence[float]] | None) -> Text:
@@ -240,7 +240,7 @@ def _end_line(record: TrajectoryRecord) -> Text:
     if record.score is not None:
         parts = ", ".join(f"{name} {verdict.value:.3g}" for name, verdict in record.score.parts.items())
         line.append_text(_plain(f"  score {record.score.total:+.3g}" + (f" ({parts})" if parts else ""), "not bold"))
-        for name, verdict in record.score.watched.items():
+        for name, verdict in record.score.monitored.items():
             line.append_text(_plain(f"  monitored {name} {verdict.value:.3g}", "not bold"))
     line.append(f"  {t.n_tokens} tokens, {t.duration_s:.1f} s", "dim not bold")
     return line

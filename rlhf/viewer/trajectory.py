@@ -121,7 +121,7 @@ def _verdicts(score: Score) -> dict[str, Any]:
             part: {"value": v.value, "why": _cut(v.why), "per_turn": None if v.per_turn is None else list(v.per_turn)}
             for part, v in verdicts.items()
         }
-        for name, verdicts in (("parts", score.parts), ("watched", score.watched))
+        for name, verdicts in (("parts", score.parts), ("watched", score.monitored))
     }
 
 
@@ -142,7 +142,7 @@ def _turns(record: TrajectoryRecord, row: Row, tokenizer: Any | None, redaction:
                     "read": redaction.text(_cut(text)),
                     "n_read": len(read),
                     "is_rewritten": not row["generations"][position]["extends"] and position > 0,
-                    "is_masked": bool(g.by) or k < t.n_given,
+                    "is_masked": bool(g.opponent) or k < t.n_given,
                 }
             )
             left, position = left - g.n_tokens, position + 1
@@ -150,7 +150,7 @@ def _turns(record: TrajectoryRecord, row: Row, tokenizer: Any | None, redaction:
 
 
 def _words(turn: Turn, score: Score | None, k: int, n_given: int, n_shared: int) -> dict[str, Any]:
-    thought = turn.action.said
+    thought = turn.action.reply_text
     if turn.action.text and thought.rstrip().endswith(turn.action.text):
         thought = thought.rstrip().removesuffix(turn.action.text)
     return {
@@ -182,7 +182,7 @@ def _generation(
     versions = [v for version, n in g.version_spans for v in [version] * n] or [g.policy_version] * len(ids)
     return {
         "role": redaction.text(g.role),
-        "by": redaction.text(g.by),
+        "by": redaction.text(g.opponent),
         "finish": str(g.finish),
         "n_tokens": g.n_tokens,
         "tokens": {

@@ -21,7 +21,7 @@ class Counted:
     """Where the counts go."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.ages is not None
+        assert inputs.staleness is not None
         with Path(self.file).open("a") as file:
-            file.write(json.dumps(Counter(inputs.ages.tolist())) + "\n")
+            file.write(json.dumps(Counter(inputs.staleness.tolist())) + "\n")
         return PPOClip()(inputs)

@@ -1,4 +1,4 @@
-"""The controller of groups with players that die, come back late or never, and with engines that are busy."""
+"""The controller of groups with workers that die, come back late or never, and with engines that are busy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.asynchrony import controller as module
 from rlhf.asynchrony.admission import AdmissionLimit
-from rlhf.asynchrony.controller import Controller, GroupLostError, Job, PlayerLostError, ServersLostError
+from rlhf.asynchrony.controller import Controller, GroupLostError, Job, ServersLostError, WorkerLostError
 from rlhf.asynchrony.pipeline import Rules
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import EngineError, TrainingError
@@ -23,7 +23,7 @@ RULES = Rules(n_per_step=4, n_steps=4)
 
 @dataclass
 class Plays:
-    """A player that asks `do` for each group, and `back` when it is to come back."""
+    """A worker that asks `do` for each group, and `back` when it is to come back."""
 
     name: str
     do: Callable[[Job], Awaitable[None]]
@@ -45,15 +45,15 @@ async def nothing(*_: Any) -> None:
 
 
 async def dies(job: Job) -> None:
-    raise PlayerLostError("a rollout worker has died", where="it", got="SIGKILL")
+    raise WorkerLostError("a rollout worker has died", where="it", got="SIGKILL")
 
 
 async def never() -> None:
     raise EngineError("a rollout worker cannot start", where="it", got="No module named 'minigrid'", hint="install it")
 
 
-def opened(*players: Plays, limit: AdmissionLimit | None = None) -> Controller:
-    return Controller(RULES, slice(0, 4), 4, list(players), limit)
+def opened(*workers: Plays, limit: AdmissionLimit | None = None) -> Controller:
+    return Controller(RULES, slice(0, 4), 4, list(workers), limit)
 
 
 async def begin(controller: Controller) -> None:
@@ -63,11 +63,11 @@ async def begin(controller: Controller) -> None:
 
 def test_a_job_holds_one_task_and_how_often_it_came_before() -> None:
     async def run() -> None:
-        player = Plays("a", nothing, nothing)
-        controller = opened(player)
+        worker = Plays("a", nothing, nothing)
+        controller = opened(worker)
         await begin(controller)
         await controller.due(5.0)
-        assert [(job.number, job.task.id, job.n_before) for job in player.jobs[:4]] == [
+        assert [(job.number, job.task.id, job.n_before) for job in worker.jobs[:4]] == [
             *((0, "t/0", 0), (0, "t/1", 0), (0, "t/0", 1), (0, "t/3", 0))
         ]
         await controller.close()
@@ -131,22 +131,22 @@ def test_a_stop_is_heard_at_every_moment_of_a_change(n_rounds: int) -> None:
 @pytest.mark.parametrize("n_rounds", range(8))
 def test_nothing_begins_once_it_is_closed(n_rounds: int) -> None:
     async def run() -> None:
-        player = Plays("a", nothing, nothing, places=1)
-        controller = opened(player)
+        worker = Plays("a", nothing, nothing, places=1)
+        controller = opened(worker)
         await begin(controller)
         for _ in range(n_rounds):
             await asyncio.sleep(0)
         await controller.close()
-        n = len(player.jobs)
+        n = len(worker.jobs)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(player.jobs) == n and not controller._playing
+        assert len(worker.jobs) == n and not controller._playing
 
     asyncio.run(run())
 
 
 def lost(times: int, make: Callable[[], GroupLostError]) -> Callable[[Job], Awaitable[None]]:
-    """Work on one group that loses its player so many times."""
+    """Work on one group that loses its worker so many times."""
     left = [times]
 
     async def do(job: Job) -> None:
@@ -157,11 +157,11 @@ def lost(times: int, make: Callable[[], GroupLostError]) -> Callable[[Job], Awai
     return do
 
 
-def first_step(player: Plays) -> Any:
+def first_step(worker: Plays) -> Any:
     """What the first step trains."""
 
     async def run() -> Any:
-        controller = opened(player)
+        controller = opened(worker)
         await begin(controller)
         try:
             return await controller.due(5.0)
@@ -173,7 +173,7 @@ def first_step(player: Plays) -> Any:
 
 def test_a_task_that_ends_its_players_four_times_is_named() -> None:
     def dying(times: int) -> Plays:
-        return Plays("a", lost(times, lambda: PlayerLostError("it has died", got="SIGKILL")), nothing)
+        return Plays("a", lost(times, lambda: WorkerLostError("it has died", got="SIGKILL")), nothing)
 
     assert first_step(dying(3)).ordinals == (0, 1, 2, 3)
     with pytest.raises(TrainingError, match="every process that plays this task dies") as caught:
@@ -229,11 +229,11 @@ def test_busy_engines_hold_new_groups_back_and_that_is_said() -> None:
         async def waits(job: Job) -> None:
             await gate.wait()
 
-        player, limit = Plays("a", waits, nothing), AdmissionLimit(most=4)
-        controller = opened(player, limit=limit)
+        worker, limit = Plays("a", waits, nothing), AdmissionLimit(most=4)
+        controller = opened(worker, limit=limit)
         await begin(controller)
         await asyncio.sleep(0)
-        assert len(player.jobs) == 4, "no more at a time than the limit, whatever places there are"
+        assert len(worker.jobs) == 4, "no more at a time than the limit, whatever places there are"
         for _ in range(2):
             controller.observe([Load("server", running=2, waiting=5)])
         assert limit.now == 3

@@ -358,7 +358,7 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
 
     import ray
 
-    from rlhf.asynchrony.remote import RemotePlayer
+    from rlhf.asynchrony.remote import RemoteWorker
     from rlhf.errors import EngineError, MissingPackageError
 
     class Broken:
@@ -372,7 +372,7 @@ def test_a_worker_that_cannot_start_is_said_with_its_reason() -> None:
         actor = ray.remote(num_cpus=1, max_restarts=-1)(Broken).remote()
 
         async def come() -> None:
-            await RemotePlayer("rollout worker 3", actor, 1, 120.0).wait_ready()
+            await RemoteWorker("rollout worker 3", actor, 1, 120.0).wait_ready()
 
         with pytest.raises(EngineError, match="cannot start") as caught:
             asyncio.run(come())
@@ -387,7 +387,7 @@ def test_a_worker_without_a_sign_of_life_is_killed_and_comes_back(monkeypatch: p
     import ray
 
     from rlhf.asynchrony import remote
-    from rlhf.asynchrony.controller import Job, PlayerLostError
+    from rlhf.asynchrony.controller import Job, WorkerLostError
     from rlhf.data import Task
 
     class Sleeps:
@@ -404,21 +404,21 @@ def test_a_worker_without_a_sign_of_life_is_killed_and_comes_back(monkeypatch: p
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_concurrency=4)(Sleeps).remote()
-        player = remote.RemotePlayer("rollout worker 0", actor, 1, 60.0)
+        worker = remote.RemoteWorker("rollout worker 0", actor, 1, 60.0)
 
         async def play() -> tuple[int, int]:
-            await player.wait_ready()
+            await worker.wait_ready()
             first = await actor.ready.remote()
-            playing = asyncio.create_task(player.play(Job(0, Task("t/0", 0), 0), lambda version, n: None))
+            playing = asyncio.create_task(worker.play(Job(0, Task("t/0", 0), 0), lambda version, n: None))
             await asyncio.sleep(1.0)
             assert not playing.done(), "it answers that it is alive"
-            player.limit_s = 2.0
+            worker.limit_s = 2.0
             os.kill(first, signal.SIGSTOP)
-            with pytest.raises(PlayerLostError) as caught:
+            with pytest.raises(WorkerLostError) as caught:
                 await asyncio.wait_for(playing, LIMIT_S)
             assert (caught.value.where, caught.value.got) == ("rollout worker 0", "nothing in 2 s")
-            player.limit_s = 120.0
-            await player.wait_ready()
+            worker.limit_s = 120.0
+            await worker.wait_ready()
             return first, await actor.ready.remote()
 
         first, second = asyncio.run(play())

@@ -58,7 +58,7 @@ def loss_of(samples, reduction, max_tokens=10_000):
     for batch in batches:
         logprobs = policy_logprobs(MODEL.packed_logits(batch), batch)
         given_ = LossInputs(
-            logprobs, batch.old_logprobs, batch.sampler_logprobs, batch.advantages, batch.weights, batch.sequence_ids,
+            logprobs, batch.old_logprobs, batch.sampler_logprobs, batch.advantages, batch.weights, batch.trajectory_ids,
             n_minibatch_tokens=batch.n_minibatch_tokens,
         )  # fmt: skip
         total = total + PPOClip()(given_).loss

@@ -46,7 +46,7 @@ def gradient(kind, samples, max_tokens=10_000):
     if not batches:
         return MODEL.gradient(torch.zeros(()))
     made = [inputs_of(batch) for batch in batches]
-    columns = ("advantages", "sequence_ids", "group_ids")
+    columns = ("advantages", "trajectory_ids", "group_ids")
     policy, old = (torch.cat([getattr(m, name) for m in made]) for name in ("policy_logprobs", "old_logprobs"))
     figures = trajectories_of(policy, old, *(torch.cat([getattr(b, name) for b in batches]) for name in columns))
     shared = {"trajectories": figures, "whole": whole_of(made)}
@@ -62,9 +62,9 @@ def inputs_of(batch):
         theirs = policy_logprobs(other, batch)
     return LossInputs(
         log_p.gather(-1, batch.targets[:, None]).squeeze(-1),
-        batch.sampler_logprobs, batch.sampler_logprobs, batch.advantages, batch.weights, batch.sequence_ids,
+        batch.sampler_logprobs, batch.sampler_logprobs, batch.advantages, batch.weights, batch.trajectory_ids,
         ref_logprobs=theirs, entropy=-(log_p.exp() * log_p).sum(-1), n_minibatch_tokens=batch.n_minibatch_tokens,
-        places=batch.places, log_normalizers=logits.logsumexp(-1),
+        token_positions=batch.token_positions, log_normalizers=logits.logsumexp(-1),
         ref_log_normalizers=other[batch.select].logsumexp(-1), mean_logprobs=log_p.detach().mean(-1),
         old_mean_logprobs=before[batch.select].log_softmax(-1).mean(-1), teacher_logprobs=theirs,
         off_policy=batch.off_policy,
@@ -107,10 +107,10 @@ def test_places_number_the_policy_tokens_of_a_trajectory_across_its_rows():
     first = group(trajectory(generation([0], [1, 2]), generation([5], [3])), trajectory(generation([0], [3])))
     samples, _ = make_samples([first], [Credit((((1.0, 1.0), (1.0,)), ((1.0,),)))])
     batches = packed(samples, Reduction(), max_tokens=1)
-    found = sorted((b.sequence_ids.tolist(), b.places.tolist(), b.targets.tolist()) for b in batches)
+    found = sorted((b.trajectory_ids.tolist(), b.token_positions.tolist(), b.targets.tolist()) for b in batches)
     assert found == [([0], [3], [3]), ([0, 0], [0, 1], [1, 2]), ([1], [0], [3])]
     [together] = packed(samples, Reduction())
-    assert together.places.tolist() == [0, 1, 3, 0]  # a gap before each reply
+    assert together.token_positions.tolist() == [0, 1, 3, 0]  # a gap before each reply
 
 
 def test_figures_of_rows_reach_the_tokens_that_are_trained_on():
@@ -166,4 +166,4 @@ def test_whether_anything_is_split_over_micro_batches():
     assert is_split([packed([s], Reduction())[0] for s in samples], "trajectory")
     three = [packed(part, Reduction())[0] for part in (samples[:3], samples[3:])]
     assert not is_split(three, "group") and not is_split(three[:1], "group") and not is_split([], "group")
-    assert three[0].group_ids.tolist() == [0, 0, 0] and three[1].sequence_ids.tolist() == [2]
+    assert three[0].group_ids.tolist() == [0, 0, 0] and three[1].trajectory_ids.tolist() == [2]

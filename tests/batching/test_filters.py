@@ -66,7 +66,9 @@ def test_truncated_trajectories_go_if_asked():
 
 def test_a_reply_that_was_cut_makes_a_trajectory_truncated_whatever_its_outcome():
     cut, whole = (replace(generation([3], [4]), finish=finish) for finish in (Finish.LENGTH, Finish.STOP))
-    made = group(trajectory(whole, cut), trajectory(cut, whole), trajectory(cut, whole, replace(cut, by="opponent")))
+    made = group(
+        trajectory(whole, cut), trajectory(cut, whole), trajectory(cut, whole, replace(cut, opponent="opponent"))
+    )
     samples, _ = make_samples([made], [constant_credit(made, [1.0, -1.0, 0.5])])
     left, counters = Filters(drop_truncated=True)(samples, [made])
     assert {s.sequence for s in left} == {1, 2} and counters["batch/n_dropped_trajectories"] == 1

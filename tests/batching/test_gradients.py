@@ -49,7 +49,7 @@ def loss_of(batches, loss, model=MODEL):
             sampler_logprobs=batch.sampler_logprobs,
             advantages=batch.advantages,
             weights=batch.weights,
-            sequence_ids=batch.sequence_ids,
+            trajectory_ids=batch.trajectory_ids,
             n_minibatch_tokens=batch.n_minibatch_tokens,
         )
         total = total + loss(given_).loss
@@ -65,7 +65,9 @@ def gradient(samples, reduction, loss, max_tokens=10_000):
 
 def reinforce_by_definition(groups, credits, reduction):
     """Σ w · (-A log π) over generations, straight from the records: no rows, no masks, no packing."""
-    pairs = [p for g, c in zip(groups, credits, strict=True) for p in zip(g.trajectories, c.tokens_GNT, strict=True)]
+    pairs = [
+        p for g, c in zip(groups, credits, strict=True) for p in zip(g.trajectories, c.advantages_GNT, strict=True)
+    ]
     pairs = [(t, credit_NT) for t, credit_NT in pairs if t.n_tokens]
     n_tokens = sum(t.n_tokens for t, _ in pairs)
     total = torch.zeros((), dtype=torch.float64)
@@ -142,7 +144,7 @@ def test_only_logits_that_predict_sampled_tokens_get_a_gradient(step):
     logits = MODEL.packed_logits(batch).detach().requires_grad_()
     logprobs = policy_logprobs(logits, batch)
     given_ = LossInputs(
-        logprobs, logprobs.detach(), batch.sampler_logprobs, batch.advantages + 1, batch.weights, batch.sequence_ids
+        logprobs, logprobs.detach(), batch.sampler_logprobs, batch.advantages + 1, batch.weights, batch.trajectory_ids
     )
     PPOClip()(given_).loss.backward()
     touched = set(logits.grad.abs().sum(-1).nonzero().flatten().tolist())

@@ -74,11 +74,11 @@ def test_collate_aligns_targets_with_the_position_before():
     assert batch.sampler_logprobs.tolist() == [-1, -2, 0]
     assert batch.advantages.tolist() == [0.5, -0.5, 1]
     assert batch.weights.tolist() == [0.25, 0.25, 0.5]
-    assert batch.sequence_ids.tolist() == [4, 4, 5]
+    assert batch.trajectory_ids.tolist() == [4, 4, 5]
     assert batch.n_minibatch_tokens == 3
     kinds = {t.dtype for t in (batch.sampler_logprobs, batch.advantages, batch.weights)}
     assert kinds == {torch.float32}
-    integers = (batch.token_ids, batch.lengths, batch.select, batch.targets, batch.sequence_ids)
+    integers = (batch.token_ids, batch.lengths, batch.select, batch.targets, batch.trajectory_ids)
     assert {t.dtype for t in integers} == {torch.int64}
 
 

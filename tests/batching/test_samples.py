@@ -107,7 +107,7 @@ def test_every_sampled_token_is_in_exactly_one_place_with_its_own_numbers(step):
         for number, (t, credit_NT) in enumerate(
             pair
             for g, c in zip(groups, credits, strict=True)
-            for pair in zip(g.trajectories, c.tokens_GNT, strict=True)
+            for pair in zip(g.trajectories, c.advantages_GNT, strict=True)
         )
         for g, credit_T in zip(t.generations, credit_NT, strict=True)
         for token, logprob, advantage in zip(g.token_ids, g.logprobs, credit_T, strict=True)
@@ -164,11 +164,11 @@ def test_what_is_not_trained_on_has_no_row(layout):
     made = group(*(trajectory(*GROWING) for _ in range(3)))
     credit = constant_credit(made, (0.5, -0.5, 0.25))
     every, _ = make_samples([made], [credit], layout)
-    kept, counters = make_samples([made], [replace(credit, trains_G=(True, False, True))], layout)
+    kept, counters = make_samples([made], [replace(credit, train_mask_G=(True, False, True))], layout)
     assert [s.sequence for s in kept] == [s.sequence for s in every if s.sequence != 1]
     assert counters["batch/n_samples"] == len(kept) and counters["batch/n_trajectories_without_tokens"] == 0
-    with pytest.raises(DataError, match="entries of trains_G do not match the trajectories"):
-        make_samples([made], [replace(credit, trains_G=(True,))], layout)
+    with pytest.raises(DataError, match="entries of train_mask_G do not match the trajectories"):
+        make_samples([made], [replace(credit, train_mask_G=(True,))], layout)
 
 
 def test_credit_that_is_not_finite_raises():

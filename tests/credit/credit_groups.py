@@ -131,7 +131,7 @@ def critic(group: ScoredGroup, constant: float | None = None) -> Values:
 def per_turn(credit: Credit) -> list[list[float]]:
     """`[G][K]` the number of each turn of one generation; fails where its tokens differ."""
     numbers = []
-    for rows in credit.tokens_GNT:
+    for rows in credit.advantages_GNT:
         assert all(len(set(row)) == 1 for row in rows)
         numbers.append([row[0] for row in rows])
     return numbers
@@ -146,4 +146,4 @@ def per_trajectory(credit: Credit) -> list[float]:
 
 def per_token(credit: Credit) -> list[list[float]]:
     """`[G][tokens]` the numbers of each trajectory's tokens, all generations in order."""
-    return [[x for row in rows for x in row] for rows in credit.tokens_GNT]
+    return [[x for row in rows for x in row] for rows in credit.advantages_GNT]

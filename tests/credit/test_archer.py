@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlhf.credit.contrib.archer import ArCHer
 from rlhf.credit.contrib.task_normalised import TaskNormalised
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.data import Values
 from rlhf.errors import DataError
 from tests.credit.credit_groups import critic, group, per_token
@@ -41,7 +41,9 @@ def test_within_a_wrapper_it_still_gets_the_values_of_actions():
     made = [group([[1.0, 0.0]]), group([[0.5]], task="other")]
     wrapper = TaskNormalised(inner=ArCHer())
     assert wrapper.needs_values and wrapper.min_group == 1
-    assert [x for c in credit_of(wrapper, made, [critic(one) for one in made]) for row in per_token(c) for x in row]
+    assert [
+        x for c in compute_advantages(wrapper, made, [critic(one) for one in made]) for row in per_token(c) for x in row
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,4 +60,4 @@ def test_without_values_of_actions_it_says_what_is_missing(values, says):
 def test_values_of_actions_that_do_not_belong_to_the_group_are_refused(actions, says):
     made = group([[1.0]])
     with pytest.raises(DataError, match=says):
-        credit_of(ArCHer(), [made], [Values((((0.1, 0.2),),), (0.0,), actions)])
+        compute_advantages(ArCHer(), [made], [Values((((0.1, 0.2),),), (0.0,), actions)])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.batching.samples import make_samples
-from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Finish, Generation, Prompt, ScoredGroup, Turn
 from rlhf.errors import DataError
@@ -59,7 +59,7 @@ def made_of(rows, task="maze/0"):
 
 def credited(kind, made, constant=None):
     """Credit of the groups of a step, with the values of a critic for those that need one."""
-    return credit_of(ESTIMATORS[kind], made, [critic(one, constant) for one in made])
+    return compute_advantages(ESTIMATORS[kind], made, [critic(one, constant) for one in made])
 
 
 @every
@@ -82,8 +82,8 @@ def test_permuting_the_group_permutes_the_credit(kind, data):
     moved = {name: tuple(getattr(made, name)[i] for i in order) for name in ("trajectories", "scores")}
     before = credited(kind, [made, made_of(other, "maze/1")])
     after = credited(kind, [replace(made, **moved), made_of(other, "maze/1")])
-    assert after[0].tokens_GNT == tuple(before[0].tokens_GNT[i] for i in order)
-    assert after[1].tokens_GNT == before[1].tokens_GNT
+    assert after[0].advantages_GNT == tuple(before[0].advantages_GNT[i] for i in order)
+    assert after[1].advantages_GNT == before[1].advantages_GNT
 
 
 @every
@@ -92,7 +92,7 @@ def test_permuting_the_group_permutes_the_credit(kind, data):
 def test_permuting_the_groups_permutes_the_credit(kind, data):
     made = [made_of(rows, f"maze/{i}") for i, rows in enumerate(data)]
     before, after = credited(kind, made), credited(kind, made[::-1])
-    assert [c.tokens_GNT for c in after[::-1]] == [c.tokens_GNT for c in before]
+    assert [c.advantages_GNT for c in after[::-1]] == [c.advantages_GNT for c in before]
     totals = [sum(sum(c.metrics.values()) for c in credits) for credits in (before, after)]
     assert totals[0] == pytest.approx(totals[1])
 
@@ -148,7 +148,9 @@ def exact(estimator):
 @given(rows=st.lists(returns, min_size=1, max_size=3))
 def test_credit_of_a_group_sums_to_zero(kind, rows):
     # Attempts of as many tokens: none counts more than another.
-    assert sums(credit_of(exact(ESTIMATORS[kind]), answers(rows))) == pytest.approx([0.0] * len(rows), abs=1e-8)
+    assert sums(compute_advantages(exact(ESTIMATORS[kind]), answers(rows))) == pytest.approx(
+        [0.0] * len(rows), abs=1e-8
+    )
 
 
 @pytest.mark.parametrize("kind", CENTRED_OVER_STEP)
@@ -216,7 +218,7 @@ def test_equal_scores_of_equal_attempts_give_exactly_zero(kind):
 def test_a_step_without_groups_and_a_group_without_trajectories_count_nowhere(kind):
     assert credited(kind, []) == []
     [credit] = credited(kind, [ScoredGroup("task", (), ())])
-    assert credit.tokens_GNT == ()
+    assert credit.advantages_GNT == ()
     assert not any(credit.metrics.values())
 
 
@@ -226,7 +228,7 @@ def test_trajectories_without_turns_are_compared_but_get_no_tokens(kind):
     none = ScoredGroup("other", (trajectory([], task="other"),), (score([]),))
     for one, credit in zip([some, none], credited(kind, [some, none]), strict=True):
         credit.check(one)
-        assert credit.tokens_GNT[0] == ()
+        assert credit.advantages_GNT[0] == ()
 
 
 @every
@@ -261,7 +263,7 @@ def test_both_layouts_give_every_token_the_same_number(kind, data):
     rewards = [[data.draw(st.sampled_from([0.0, 0.5, 1.0])) for _ in ids_K] for _, ids_K in rows]
     made = [group_of([growing(ids_K) for _, ids_K in rows], rewards, solved_G=[solved for solved, _ in rows])]
     credits = credited(kind, made)
-    trains = credits[0].trains_G or (True,) * len(rows)
+    trains = credits[0].train_mask_G or (True,) * len(rows)
     n_calls = [len(ids_K) for (_, ids_K), own in zip(rows, trains, strict=True) if own]
     expected = [np.array(row, np.float32) for row in per_token(credits[0])]
     for layout in ("trajectory", "generation"):
@@ -279,5 +281,5 @@ def test_credit_of_counts_what_an_estimator_returns():
 
     assert isinstance(Lazy(), AdvantageEstimator)
     with pytest.raises(DataError, match="credit does not match the groups") as caught:
-        credit_of(Lazy(), [outcome_group([1.0, 0.0])])
+        compute_advantages(Lazy(), [outcome_group([1.0, 0.0])])
     assert "0 credits" in str(caught.value) and "Lazy.over_batch" in str(caught.value)

@@ -17,7 +17,7 @@ from rlhf.credit.contrib.progress import Progress
 from rlhf.credit.contrib.self_play import Seats
 from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.contrib.treerl import TreeRL
-from rlhf.credit.estimator import credit_of, critic_of, may_take, needs_branches
+from rlhf.credit.estimator import compute_advantages, critic_of, may_take, needs_branches
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, ScoredGroup, Values
@@ -113,7 +113,7 @@ def test_an_estimator_that_returns_no_credit_is_named(returned: object) -> None:
 
     for estimator in (Own(), Joint()):
         with pytest.raises(DataError, match="an advantage estimator did not return the credit of a group") as caught:
-            credit_of(estimator, [outcome_group([1, 0])])
+            compute_advantages(estimator, [outcome_group([1, 0])])
         assert caught.value.where == type(estimator).__name__
 
 
@@ -132,5 +132,5 @@ def test_an_estimator_whose_credit_cannot_be_trained_on_is_named(credit: float |
 
     for estimator in (Own(), Joint()):
         with pytest.raises(DataError, match=says) as caught:
-            credit_of(estimator, [outcome_group([1, 0])])
+            compute_advantages(estimator, [outcome_group([1, 0])])
         assert caught.value.where == f"{type(estimator).__name__}, task"

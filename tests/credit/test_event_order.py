@@ -16,7 +16,7 @@ from rlhf.batching.filters import Filters
 from rlhf.batching.samples import make_samples
 from rlhf.credit.contrib.event_order import EventOrder
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.grpo import GRPO
 from rlhf.data import SamplingParams, Task
 from rlhf.errors import DataError, RecipeError
@@ -66,14 +66,14 @@ def test_it_is_the_inner_estimator_of_those_in_order(returns: list[float], alpha
 
 def test_shuffled_attempts_have_no_part_in_the_update() -> None:
     groups = [outcome_group([1.0, 0.0, 0.0]), outcome_group([1.0, 0.0, 1.0, 0.0])]
-    samples, _ = make_samples(groups, credit_of(EventOrder(), groups))
+    samples, _ = make_samples(groups, compute_advantages(EventOrder(), groups))
     rows, _ = Filters()(samples, groups)
     assert [(row.group, row.sequence) for row in rows] == [(0, 0), (0, 1), (1, 3), (1, 4), (1, 6)]
 
 
 def test_a_demonstration_is_no_shuffled_attempt() -> None:
     credit = EventOrder()(demonstrated([1.0, 0.0], [1.0]))
-    assert credit.trains_G == (True, True, True)
+    assert credit.train_mask_G == (True, True, True)
 
 
 def test_every_third_attempt_reads_the_events_in_another_order(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlhf.credit.estimator import EstimatorCapabilities
 from rlhf.credit.gigpo import GiGPO
-from rlhf.credit.groups import spread
+from rlhf.credit.groups import broadcast_turns
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.similarity import similar_clusters
@@ -76,7 +76,7 @@ def test_turns_of_unknown_state_are_not_compared_with_each_other():
 
 def test_without_step_weight_it_is_grpo():
     made = group(REWARDS, STATES)
-    assert GiGPO(step_weight=0)(made).tokens_GNT == GRPO()(made).tokens_GNT
+    assert GiGPO(step_weight=0)(made).advantages_GNT == GRPO()(made).advantages_GNT
 
 
 def test_equal_scores_still_learn_from_states():
@@ -163,14 +163,14 @@ def test_every_token_of_a_turn_gets_its_number_in_all_generations():
     one, two = turn(n_tokens=1), turn(n_tokens=2)
     thinking = Turn(Action("act", one.generations + two.generations), "reply")
     made = ScoredGroup("task", (trajectory([thinking, two]),), (Score({}, (0.0, 0.0), 0.0),))
-    tokens = spread(made, [[3.0, 4.0]])
+    tokens = broadcast_turns(made, [[3.0, 4.0]])
     assert tokens == (((3.0,), (3.0, 3.0), (4.0, 4.0)),)
     Credit(tokens).check(made)
 
 
 def test_spread_refuses_numbers_that_do_not_match_the_turns():
     with pytest.raises(DataError, match="do not match"):
-        spread(group([[0.0, 0.0]]), [[1.0]])
+        broadcast_turns(group([[0.0, 0.0]]), [[1.0]])
 
 
 def test_states_are_compared_unless_steps_weigh_nothing() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.credit.estimator import credit_of, without_given
+from rlhf.credit.estimator import compute_advantages, without_given
 from rlhf.data import Action, ScoredGroup, Turn, Verdict
 from tests.credit.credit_groups import critic, estimators, group, taking
 
@@ -42,8 +42,8 @@ def with_given(made: ScoredGroup) -> ScoredGroup:
 @pytest.mark.parametrize("kind", ESTIMATORS)
 def test_given_turns_change_no_credit(kind: str) -> None:
     made, values = begun(), [critic(begun())]
-    [expected] = credit_of(ESTIMATORS[kind], [made], values)
-    [found] = credit_of(ESTIMATORS[kind], [with_given(made)], values)
+    [expected] = compute_advantages(ESTIMATORS[kind], [made], values)
+    [found] = compute_advantages(ESTIMATORS[kind], [with_given(made)], values)
     found.check(with_given(made))
     assert found == expected
 
@@ -60,4 +60,4 @@ def test_only_what_is_given_goes() -> None:
 def test_the_test_can_fail() -> None:
     # GiGPO compares the turns that begin in the hall: with the given one among them it says something else.
     made = with_given(begun())
-    assert ESTIMATORS["gigpo"](made).tokens_GNT != ESTIMATORS["gigpo"](begun()).tokens_GNT
+    assert ESTIMATORS["gigpo"](made).advantages_GNT != ESTIMATORS["gigpo"](begun()).advantages_GNT

@@ -57,7 +57,7 @@ def test_a_trajectory_counts_once_however_many_turns_it_has():
     # R = (1, 0), turns 2 and 3: mean .5, std .707107, so ±.707106. Pooling the five turns would give 1.0954 and -.7303.
     credit = GRPO()(group([[0, 1], [0, 0, 0]]))
     assert per_trajectory(credit) == pytest.approx([0.707106, -0.707106], abs=1e-6)
-    assert [len(rows) for rows in credit.tokens_GNT] == [2, 3]
+    assert [len(rows) for rows in credit.advantages_GNT] == [2, 3]
 
 
 @pytest.mark.parametrize("estimator", ALL, ids=repr)
@@ -97,7 +97,9 @@ def test_permuting_the_group_permutes_the_credit(estimator, data):
     order = data.draw(st.permutations(range(len(rows))))
 
     def credit(rows):
-        return estimator(group([[r for r, _ in row] for row in rows], [[s for _, s in row] for row in rows])).tokens_GNT
+        return estimator(
+            group([[r for r, _ in row] for row in rows], [[s for _, s in row] for row in rows])
+        ).advantages_GNT
 
     before = credit(rows)
     assert credit([rows[i] for i in order]) == tuple(before[i] for i in order)
@@ -140,7 +142,7 @@ def test_a_lone_trajectory_has_no_signal_and_is_counted(estimator):
 @pytest.mark.parametrize("estimator", ALL, ids=repr)
 def test_a_group_without_trajectories_counts_nowhere(estimator):
     credit = estimator(ScoredGroup("task", (), ()))
-    assert credit.tokens_GNT == ()
+    assert credit.advantages_GNT == ()
     assert not any(credit.metrics.values())
 
 
@@ -150,9 +152,9 @@ def test_trajectories_without_turns_or_generations_are_compared_but_get_no_token
     made = ScoredGroup("task", (no_turns, one_turn), (Score({}, (), 0.0), Score({}, (1.0,), 1.0)))
     credit = estimator(made)
     credit.check(made)
-    assert credit.tokens_GNT[0] == ()
+    assert credit.advantages_GNT[0] == ()
     if estimator not in (GiGPO(statistics="turn"),):  # there a trajectory without turns has no row to compare
-        assert credit.tokens_GNT[1][0][0] > 0
+        assert credit.advantages_GNT[1][0][0] > 0
 
 
 @pytest.mark.parametrize("estimator", ALL, ids=repr)

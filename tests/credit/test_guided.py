@@ -29,7 +29,7 @@ def group(own: list[float], shown: list[float]) -> ScoredGroup:
 
 def advantages(own: list[float], shown: list[float], **settings: object) -> list[float]:
     credit = Guided(**settings)(group(own, shown))  # type: ignore[arg-type]
-    return [rows[0][0] for rows in credit.tokens_GNT]
+    return [rows[0][0] for rows in credit.advantages_GNT]
 
 
 def test_a_demonstration_is_told_by_its_tokens() -> None:
@@ -71,6 +71,6 @@ def test_without_demonstrations_it_is_grpo(own: list[float], normalize_std: bool
     expected = GRPO()(plain) if normalize_std else DrGRPO()(plain)
     for baseline in ("group", "own"):
         found = Guided(baseline=baseline, normalize_std=normalize_std)(plain)  # type: ignore[arg-type]
-        for got, wanted in zip(found.tokens_GNT, expected.tokens_GNT, strict=True):
+        for got, wanted in zip(found.advantages_GNT, expected.advantages_GNT, strict=True):
             assert got[0][0] == pytest.approx(wanted[0][0], abs=1e-9)
         assert found.metrics == expected.metrics

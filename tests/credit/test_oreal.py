@@ -36,11 +36,11 @@ def test_worked_example() -> None:
 
 def test_tokens_of_opponents_are_not_counted() -> None:
     right, wrong = turn(2), turn(4)
-    other = replace(call((5,) * 9), by="step 2")
+    other = replace(call((5,) * 9), opponent="step 2")
     made = group_of([[turn_of([*right.action.generations, other])], [wrong]], [[1.0], [0.0]])
     assert [row[0] for row in per_token(OREAL()(made))] == [3.0, -0.75]
     ktae = KTAE(correct_above=0)
-    assert ktae(made).tokens_GNT[0][0] == ktae(group_of([[right], [wrong]], [[1.0], [0.0]])).tokens_GNT[0][0]
+    assert ktae(made).advantages_GNT[0][0] == ktae(group_of([[right], [wrong]], [[1.0], [0.0]])).advantages_GNT[0][0]
 
 
 def test_worked_example_of_weights() -> None:

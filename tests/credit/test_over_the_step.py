@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rlhf.credit.contrib.lite_ppo import LitePPO
 from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.estimator import credit_of
-from rlhf.credit.flat_tokens import TokenLine, scan, whitened
+from rlhf.credit.estimator import compute_advantages
+from rlhf.credit.flat_tokens import FlatTokens, scan, whitened
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.credit.reinforce_pp_baseline import ReinforcePPBaseline
@@ -38,7 +38,7 @@ def test_whitening_of_the_published_example():
 
 
 def returns_to_go(turns, rewards, gamma):
-    line = TokenLine.of([group_of([turns], [rewards])])
+    line = FlatTokens.of([group_of([turns], [rewards])])
     return scan(line.rewards_N, line.tokens_S, gamma).tolist()
 
 
@@ -72,11 +72,13 @@ def test_reinforce_pp_compares_all_tokens_of_the_step():
     # Returns to go 1, 1, 1, 1 (turns of 2 tokens earning 0 and 1) and 0, 0 of another task. Mean 4/6 = .666667;
     # squares 4 · .111111 + 2 · .444444 = 1.333333; std sqrt(1.333333 / 5) = .516398.
     made = [group([[0.0, 1.0]], task="a"), group([[0.0]], task="b")]
-    credits = credit_of(ReinforcePP(), made)
+    credits = compute_advantages(ReinforcePP(), made)
     assert tokens(credits) == pytest.approx([0.645496] * 4 + [-1.290992] * 2, abs=1e-5)
     assert credits[0].metrics == {"credit/n_groups": 1.0, "credit/n_zero_std_steps": 0.0}
     # What the first turn earned is not the doing of the second: returns 1, 1, 0, 0 and 0, 0. Mean 1/3, std .516398.
-    early = credit_of(ReinforcePP(subtract_mean=False), [group([[1.0, 0.0]], task="a"), group([[0.0]], task="b")])
+    early = compute_advantages(
+        ReinforcePP(subtract_mean=False), [group([[1.0, 0.0]], task="a"), group([[0.0]], task="b")]
+    )
     assert tokens(early) == pytest.approx([1.936488] * 2 + [0.0] * 4, abs=1e-5)
 
 
@@ -84,11 +86,11 @@ def test_reinforce_pp_baseline_worked_example():
     # Group 1: R = (1, 0), lengths 2 and 1; group 2: R = (1, 1), lengths 1 and 2. Centred: .5, .5, −.5, 0, 0, 0. Mean
     # .083333; squares 2 · .173611 + .340278 + 3 · .006944 = .708333; std sqrt(.708333 / 5) = .376386.
     made = [group([[1], [0]], lengths_GK=[[2], [1]], task="a"), group([[1], [1]], lengths_GK=[[1], [2]], task="b")]
-    assert tokens(credit_of(ReinforcePPBaseline(), made)) == pytest.approx(
+    assert tokens(compute_advantages(ReinforcePPBaseline(), made)) == pytest.approx(
         [1.107019, 1.107019, -1.549826, -0.221404, -0.221404, -0.221404], abs=1e-5
     )
     # .5 / .376386 without the second mean: the group that is solved throughout stays at 0.
-    unshifted = tokens(credit_of(ReinforcePPBaseline(subtract_mean=False), made))
+    unshifted = tokens(compute_advantages(ReinforcePPBaseline(subtract_mean=False), made))
     assert unshifted == pytest.approx([1.328422, 1.328422, -1.328422, 0, 0, 0], abs=1e-5)
 
 
@@ -96,21 +98,21 @@ def test_reinforce_pp_baseline_worked_example():
 def test_what_an_opponent_sampled_is_not_in_the_statistics(estimator):
     made = group([[1.0], [0.0], [0.0]], lengths_GK=[[2], [1], [3]])
     *own, other = made.trajectories
-    by = tuple(replace(g, by="step 2") for g in other.turns[0].generations)
+    by = tuple(replace(g, opponent="step 2") for g in other.turns[0].generations)
     played = replace(other, turns=(replace(other.turns[0], action=replace(other.turns[0].action, generations=by)),))
-    [credit] = credit_of(estimator, [replace(made, trajectories=(*own, played))])
+    [credit] = compute_advantages(estimator, [replace(made, trajectories=(*own, played))])
     assert math.fsum(tokens([credit])[:3]) == pytest.approx(0, abs=1e-6)
-    assert math.fsum(tokens(credit_of(estimator, [made]))[:3]) > 0.1
+    assert math.fsum(tokens(compute_advantages(estimator, [made]))[:3]) > 0.1
 
 
 def test_lite_ppo_worked_example():
     # R = (1, 0) and (1, 1, 0): all five have mean .6, squares 3 · .16 + 2 · .36 = 1.2, std sqrt(1.2 / 4) = .547723.
     # Group means .5 and .666667: ±.5 / .547723, .333333 / .547723, −.666667 / .547723.
-    credits = credit_of(LitePPO(), [outcome_group([1, 0], task="a"), outcome_group([1, 1, 0], task="b")])
+    credits = compute_advantages(LitePPO(), [outcome_group([1, 0], task="a"), outcome_group([1, 1, 0], task="b")])
     assert per_trajectory(credits[0]) == pytest.approx([0.912869, -0.912869], abs=1e-5)
     assert per_trajectory(credits[1]) == pytest.approx([0.608580, 0.608580, -1.217159], abs=1e-5)
     # Divided by n: std sqrt(1.2 / 5) = .489898.
-    credits = credit_of(LitePPO(ddof=0), [outcome_group([1, 0]), outcome_group([1, 1, 0])])
+    credits = compute_advantages(LitePPO(ddof=0), [outcome_group([1, 0]), outcome_group([1, 1, 0])])
     assert per_trajectory(credits[0]) == pytest.approx([1.020621, -1.020621], abs=1e-5)
 
 
@@ -121,7 +123,7 @@ def test_whitened_tokens_have_mean_zero_and_deviation_one_or_are_all_zero(estima
         group([[r] for r in row], lengths_GK=[[lengths.draw(st.integers(1, 4))] for _ in row], task=str(i))
         for i, row in enumerate(data)
     ]
-    credits = credit_of(estimator, made)
+    credits = compute_advantages(estimator, made)
     values = tokens(credits)
     assert math.fsum(values) == pytest.approx(0, abs=1e-6)
     if any(values):
@@ -133,13 +135,13 @@ def test_whitened_tokens_have_mean_zero_and_deviation_one_or_are_all_zero(estima
 @given(data=st.lists(rewards, min_size=1, max_size=4))
 def test_lite_ppo_sums_to_zero_in_each_group_and_is_dr_grpo_up_to_one_factor(data):
     made = [outcome_group(row, task=str(i)) for i, row in enumerate(data)]
-    ours, plain = (tokens(credit_of(e, made)) for e in (LitePPO(), DrGRPO()))
-    for credit in credit_of(LitePPO(), made):
+    ours, plain = (tokens(compute_advantages(e, made)) for e in (LitePPO(), DrGRPO()))
+    for credit in compute_advantages(LitePPO(), made):
         assert math.fsum(per_trajectory(credit)) == pytest.approx(0, abs=1e-9)
     factors = {round(a / b, 6) for a, b in zip(ours, plain, strict=True) if b}
     assert len(factors) <= 1 and all((a == 0) == (b == 0) for a, b in zip(ours, plain, strict=True))
 
 
 def test_one_token_is_no_step_to_learn_from():
-    [credit] = credit_of(ReinforcePP(), [group([[1.0]], lengths_GK=[[1]])])
+    [credit] = compute_advantages(ReinforcePP(), [group([[1.0]], lengths_GK=[[1]])])
     assert per_token(credit) == [[0.0]] and credit.metrics["credit/n_zero_std_steps"] == 1

@@ -38,7 +38,7 @@ def of(made: ScoredGroup, role: str, **keys: object) -> list[list[float]]:
     credit.check(made)
     return [
         [row[0] for g, row in zip(t.generations, rows, strict=True) if g.role == role and row[0] == row[1]]
-        for t, rows in zip(made.trajectories, credit.tokens_GNT, strict=True)
+        for t, rows in zip(made.trajectories, credit.advantages_GNT, strict=True)
     ]
 
 
@@ -79,10 +79,10 @@ def test_success_may_be_a_score() -> None:
 
 def test_without_reviews_it_is_the_inner_estimator() -> None:
     silent = group(([[]], True), ([[]], False))
-    assert Reviews(inner=DrGRPO())(silent).tokens_GNT == DrGRPO()(silent).tokens_GNT
+    assert Reviews(inner=DrGRPO())(silent).advantages_GNT == DrGRPO()(silent).advantages_GNT
     # A turn that was broken off has no note: nothing is said of its reviews.
     broken = group(([["accept"]], True), ([["revise"]], False), noted=False)
-    assert Reviews(inner=DrGRPO())(broken).tokens_GNT == DrGRPO()(broken).tokens_GNT
+    assert Reviews(inner=DrGRPO())(broken).advantages_GNT == DrGRPO()(broken).advantages_GNT
 
 
 def test_a_piece_of_a_review_gets_what_the_review_gets() -> None:
@@ -90,7 +90,7 @@ def test_a_piece_of_a_review_gets_what_the_review_gets() -> None:
     rest = replace(call((7,), "critic"), prompt=Prompt(critic.full_ids))
     pieces = turn_of([actor, critic, rest], review="accept")
     made = group_of([[pieces], [turn(["accept"])]], [[1.0], [0.0]], solved_G=[True, False])
-    rows = Reviews(inner=DrGRPO())(made).tokens_GNT[0]
+    rows = Reviews(inner=DrGRPO())(made).advantages_GNT[0]
     assert rows[1][0] == rows[2][0] == pytest.approx(0.70711, abs=1e-4)
     with pytest.raises(ValidationError, match="outcome"):
         Reviews(outcome=-1.0)

@@ -48,7 +48,7 @@ WON: list[Told] = [(A, 0.0), (B, 0.0), (A, 1.0)]
 def test_a_seat_is_compared_with_itself_and_loses_what_the_other_wins(noted: bool) -> None:
     # First seat: -1 and 1, mean 0. Second seat: 1 and -1. Dr.GRPO is the reward minus the mean.
     credit = Seats(inner=DrGRPO())(group(LOST, WON, noted=noted))
-    assert advantages(credit.tokens_GNT) == [[-1, 1, -1, 1], [1, -1, 1]]
+    assert advantages(credit.advantages_GNT) == [[-1, 1, -1, 1], [1, -1, 1]]
     assert credit.metrics["credit/n_seat_groups"] == 2
 
 
@@ -57,9 +57,9 @@ def test_who_plays_together_earns_together_and_who_plays_alone_alone() -> None:
     # them: second seat 1 and 0, mean 0.5; first seat 0 and 3, mean 1.5.
     three: list[Told] = [(A, 0.0), (B, 0.0), (A, 3.0)]
     together = Seats(inner=DrGRPO(), others="same")(group(LOST, three))
-    assert advantages(together.tokens_GNT) == [[-1, -1, -1, -1], [1, 1, 1]]
+    assert advantages(together.advantages_GNT) == [[-1, -1, -1, -1], [1, 1, 1]]
     alone = Seats(inner=DrGRPO(), others="own")(group(LOST, three))
-    assert advantages(alone.tokens_GNT) == [[-1.5, 0.5, -1.5, 0.5], [1.5, -0.5, 1.5]]
+    assert advantages(alone.advantages_GNT) == [[-1.5, 0.5, -1.5, 0.5], [1.5, -0.5, 1.5]]
 
 
 def test_what_others_do_counts_on_the_turn_before_it_or_on_the_first() -> None:
@@ -76,7 +76,7 @@ def test_what_others_do_counts_on_the_turn_before_it_or_on_the_first() -> None:
 def test_an_attempt_in_which_a_seat_never_moved_is_no_attempt_of_it() -> None:
     # The second seat had a turn in the first attempt alone: nothing to compare with, no credit.
     credit = Seats(inner=DrGRPO())(group(LOST, [(A, 1.0)]))
-    assert advantages(credit.tokens_GNT) == [[-1, 0, -1, 0], [1]]
+    assert advantages(credit.advantages_GNT) == [[-1, 0, -1, 0], [1]]
 
 
 def test_a_seat_that_another_plays_has_no_credit_and_is_compared_with_nobody() -> None:
@@ -85,7 +85,9 @@ def test_a_seat_that_another_plays_has_no_credit_and_is_compared_with_nobody() -
 
     def played_by_another(trajectory: Trajectory) -> Trajectory:
         turns = (
-            replace(t, action=replace(t.action, generations=tuple(replace(g, by="step 2") for g in t.generations)))
+            replace(
+                t, action=replace(t.action, generations=tuple(replace(g, opponent="step 2") for g in t.generations))
+            )
             if seat_of(t) == B
             else t
             for t in trajectory.turns
@@ -97,15 +99,15 @@ def test_a_seat_that_another_plays_has_no_credit_and_is_compared_with_nobody() -
     both = replace(made, trajectories=(played_by_another(first), played_by_another(second)))
     for of in (one, both):
         credit = Seats(inner=DrGRPO())(of)
-        assert advantages(credit.tokens_GNT) == [[-1, 0, -1, 0], [1, 0, 1]]
+        assert advantages(credit.advantages_GNT) == [[-1, 0, -1, 0], [1, 0, 1]]
     assert Seats(inner=DrGRPO()).over_batch([one])[0].metrics["credit/n_seat_groups"] == 2
     assert Seats(inner=DrGRPO()).over_batch([both])[0].metrics["credit/n_seat_groups"] == 1
 
 
 def test_groups_of_a_step_keep_their_own_numbers_and_count_once() -> None:
     first, second = Seats(inner=DrGRPO()).over_batch([group(LOST, WON), group(WON, WON)])
-    assert advantages(first.tokens_GNT) == [[-1, 1, -1, 1], [1, -1, 1]]
-    assert advantages(second.tokens_GNT) == [[0, 0, 0], [0, 0, 0]]
+    assert advantages(first.advantages_GNT) == [[-1, 1, -1, 1], [1, -1, 1]]
+    assert advantages(second.advantages_GNT) == [[0, 0, 0], [0, 0, 0]]
     assert first.metrics["credit/n_seat_groups"] == 4 and second.metrics == {}
     assert first.metrics["credit/n_zero_std_groups"] == 2  # both sides of the second group
 
@@ -115,7 +117,7 @@ def test_without_seats_it_is_the_inner_estimator(rewards: list[list[float]]) -> 
     one = group(*[[("", r) for r in of] for of in rewards], noted=False)
     for inner in (DrGRPO(), HRPO(reward="steps")):
         found, expected = Seats(inner=inner)(one), inner(one)
-        for a, b in zip(found.tokens_GNT, expected.tokens_GNT, strict=True):
+        for a, b in zip(found.advantages_GNT, expected.advantages_GNT, strict=True):
             assert all(
                 math.isclose(x, y, abs_tol=1e-9) for r, s in zip(a, b, strict=True) for x, y in zip(r, s, strict=True)
             )

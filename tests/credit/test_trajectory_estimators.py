@@ -44,7 +44,9 @@ def test_stratified_worked_example():
 
 def test_strata_are_of_calls_that_match_and_of_the_width_asked_for():
     assert Stratified(calls="^search")(CALLS) == Stratified()(CALLS)  # every trajectory has one more turn, the answer
-    assert Stratified(alpha=1, calls="lookup")(CALLS).tokens_GNT == GRPO(ddof=0)(CALLS).tokens_GNT  # one stratum
+    assert (
+        Stratified(alpha=1, calls="lookup")(CALLS).advantages_GNT == GRPO(ddof=0)(CALLS).advantages_GNT
+    )  # one stratum
     wide = Stratified(alpha=1, calls="search", width=2)(CALLS)  # 0 and 1 together: (1, 0, 1, 0, 0); 2 alone
     # Mean .4, std .489898: .6 / .489899 and −.4 / .489899.
     assert per_trajectory(wide) == pytest.approx([1.224742, -0.816495, 1.224742, -0.816495, -0.816495, 0], abs=1e-5)
@@ -84,7 +86,7 @@ def test_loop_worked_example():
 @given(rewards=returns)
 def test_loop_without_a_threshold_is_rloo_and_sums_to_zero(rewards):
     made = outcome_group(rewards)
-    assert LOOP(min_advantage=0)(made).tokens_GNT == RLOO()(made).tokens_GNT
+    assert LOOP(min_advantage=0)(made).advantages_GNT == RLOO()(made).advantages_GNT
     assert math.fsum(per_trajectory(LOOP(min_advantage=0)(made))) == pytest.approx(0, abs=1e-9)
 
 

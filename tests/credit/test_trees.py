@@ -147,7 +147,7 @@ def test_what_a_branching_adds_cancels_over_the_branches(ids_GK, rewards):
 @given(rewards=st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=1, max_size=6))
 def test_where_nothing_is_shared_they_are_grpo_and_twice_rloo(rewards):
     made = spoken([[10 + i, 3, 3][: 1 + i % 3] for i in range(len(rewards))], rewards)
-    assert TreeGRPO()(made).tokens_GNT == GRPO()(made).tokens_GNT
+    assert TreeGRPO()(made).advantages_GNT == GRPO()(made).advantages_GNT
     twice = [[2 * x for x in row] for row in per_token(RLOO()(made))]
     assert per_token(TreeRL()(made)) == [pytest.approx(row, abs=1e-12) for row in twice]
 
@@ -170,7 +170,7 @@ def test_tokens_that_n_share_weigh_as_the_root_of_n(ids_GK, rewards):
     totals = [row[-1] if row else 0.0 for row in (s.turns for s in made.scores)]
     values, counts = node_values(tree.parents_V, tree.leaves_G, totals)
     sums = [0.0] * len(counts)
-    for nodes, row in zip(tree.nodes_GN, TreeRL(leave_one_out=False)(made).tokens_GNT, strict=True):
+    for nodes, row in zip(tree.nodes_GN, TreeRL(leave_one_out=False)(made).advantages_GNT, strict=True):
         for node in dict.fromkeys(nodes):
             sums[node] += row[nodes.index(node)][0]
     for node in range(1, len(counts)):

@@ -13,7 +13,7 @@ from rlhf.credit.contrib.hgpo import HGPO
 from rlhf.credit.contrib.hrpo import HRPO
 from rlhf.credit.contrib.progress import Progress, grounded
 from rlhf.credit.contrib.step_grpo import StepGRPO
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.gigpo import GiGPO
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Score, ScoredGroup, Values, Verdict
@@ -95,7 +95,7 @@ def test_step_grpo_sums_to_zero_over_the_turns_of_each_number(rewards):
 
 def test_step_grpo_is_grpo_where_every_trajectory_has_one_turn():
     made = group([[1.0], [0.0], [0.5]])
-    assert StepGRPO()(made).tokens_GNT == GRPO()(made).tokens_GNT
+    assert StepGRPO()(made).advantages_GNT == GRPO()(made).advantages_GNT
     assert StepGRPO()(group([[1.0, 0.0], [0.0, 1.0]])).metrics["credit/n_zero_std_groups"] == 0  # equal totals only
 
 
@@ -119,7 +119,7 @@ def test_progress_takes_contributions_of_a_critic():
     nothing = tuple(tuple((0.0,) * len(row) for row in rows) for rows in found)
     estimator = Progress(contributions="critic", eps=0.0)
     assert estimator.needs_values and estimator.needs_critic == "contributions" and not Progress().needs_values
-    [credit] = credit_of(estimator, [made], [Values(nothing, (0.0, 0.0), found)])
+    [credit] = compute_advantages(estimator, [made], [Values(nothing, (0.0, 0.0), found)])
     d = 0.320936
     assert per_token(credit) == [
         [pytest.approx(x / d, abs=1e-5) for x in (-0.12, -0.12, -0.08, 0.36, 0.36)], [pytest.approx(0.26 / d, abs=1e-5)]
@@ -163,7 +163,7 @@ def test_hrpo_adds_the_reward_of_each_turn():
     ]
     assert rows(HRPO(reward="cost", exempt_turns=1), made)[0] == pytest.approx([0.866024, 1.066024], abs=1e-5)
     assert rows(HRPO(reward="cost", step_weight=0.5), made)[1] == pytest.approx([-0.916024], abs=1e-5)
-    assert HRPO(reward="cost", step_weight=0)(made).tokens_GNT == GRPO()(made).tokens_GNT
+    assert HRPO(reward="cost", step_weight=0)(made).advantages_GNT == GRPO()(made).advantages_GNT
 
 
 def test_hrpo_leaves_an_absolute_reward_where_there_is_nothing_to_compare():

@@ -14,7 +14,7 @@ from rlhf.credit.contrib.hrpo import HRPO
 from rlhf.credit.contrib.turn_rloo import TurnRLOO
 from rlhf.credit.contrib.two_level import PLAN, TwoLevel, options_of
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.estimator import EstimatorCapabilities, credit_of, critic_of, with_nested
+from rlhf.credit.estimator import EstimatorCapabilities, compute_advantages, critic_of, with_nested
 from rlhf.credit.gae import GAE
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.turn_gae import TurnGAE
@@ -65,9 +65,9 @@ def test_the_high_level_compares_discounted_returns_of_options() -> None:
     # γ = ½. A: 0 + ½·1 and ¼·2, in all 1; B: 0 and ½·1, in all ½. Mean ¾, deviation √(2·¼²) = .353553.
     credit = TwoLevel(planner=GRPO(), executor=None, gamma=0.5)(group(A, B))
     credit.check(group(A, B))
-    assert credit.tokens_GNT[0][0] == pytest.approx((0.707105, 0.707105), abs=1e-6)
-    assert credit.tokens_GNT[1][3] == pytest.approx((-0.707105, -0.707105), abs=1e-6)
-    assert credit.tokens_GNT[0][1] == (0.0,), "the executor is not trained"
+    assert credit.advantages_GNT[0][0] == pytest.approx((0.707105, 0.707105), abs=1e-6)
+    assert credit.advantages_GNT[1][3] == pytest.approx((-0.707105, -0.707105), abs=1e-6)
+    assert credit.advantages_GNT[0][1] == (0.0,), "the executor is not trained"
     assert credit.metrics["credit/n_options"] == 4
 
 
@@ -84,21 +84,23 @@ def test_the_high_level_compares_discounted_returns_of_options() -> None:
 )
 def test_the_low_level_compares_options_with_their_like(compare: Any, expected: Any, n_alone: int) -> None:
     credit = TwoLevel(planner=None, executor=DrGRPO(), compare=compare, horizon="option")(group(A, B))
-    got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
+    got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.advantages_GNT]
     assert got == [pytest.approx(row) for row in expected]
-    assert all(x == 0.0 for rows in credit.tokens_GNT for n in (0, 3) for x in rows[n])
+    assert all(x == 0.0 for rows in credit.advantages_GNT for n in (0, 3) for x in rows[n])
     assert credit.metrics["credit/n_singleton_options"] == n_alone
 
 
 def test_a_longer_horizon_judges_an_option_by_what_followed_too() -> None:
     # A's key earns 0 + 1 and the door's 2 after it, in all 3; B's 0 and 1. The doors have nothing after them: 2 and 1.
     credit = TwoLevel(planner=None, executor=DrGRPO())(group(A, B))
-    got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.tokens_GNT]
+    got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.advantages_GNT]
     assert got == [pytest.approx([1.0, 1.0, 0.5]), pytest.approx([-1.0, -1.0, -0.5])]
     # With a critic: 3 − 2 and 3 − 3 in the first option, which ends with the episode; 2 − 5 in the second.
     values = Values((((1.0, 0.0), (2.0,), (3.0,), (4.0, 0.0), (5.0,)),), (0.0,))
-    [credit] = credit_of(TwoLevel(planner=None, executor=GAE(gamma=1, lam=1, whiten=False)), [group(A)], [values])
-    assert [credit.tokens_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([1.0, 0.0, -3.0])
+    [credit] = compute_advantages(
+        TwoLevel(planner=None, executor=GAE(gamma=1, lam=1, whiten=False)), [group(A)], [values]
+    )
+    assert [credit.advantages_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([1.0, 0.0, -3.0])
 
 
 def test_its_counters_are_metrics_of_both_levels() -> None:
@@ -110,13 +112,13 @@ def test_its_counters_are_metrics_of_both_levels() -> None:
 def test_subgoals_are_compared_as_they_read() -> None:
     other: list[Told] = [(["p: KEY ", "."], 0.0, "x"), (["p:door", "."], 1.0, "w")]
     credit = TwoLevel(planner=None, executor=DrGRPO())(group(A, other))
-    assert credit.tokens_GNT[1][1] == (-1.0,), "0 and the 1 that follows, against 1 and 2: 3"
+    assert credit.advantages_GNT[1][1] == (-1.0,), "0 and the 1 that follows, against 1 and 2: 3"
 
 
 def test_without_plans_it_is_the_low_estimator() -> None:
     flat = group([(["."], 1.0, None), (["."], 0.0, None)], [(["."], 0.0, None)])
     credit = TwoLevel()(flat)
-    assert credit.tokens_GNT == GRPO()(flat).tokens_GNT
+    assert credit.advantages_GNT == GRPO()(flat).advantages_GNT
     assert credit.metrics["credit/n_options"] == 2
 
 
@@ -124,8 +126,8 @@ def test_actions_before_the_first_plan_are_an_option_whose_reward_goes_to_it() -
     late: list[Told] = [(["."], 4.0, "x"), (["p:key", "."], 1.0, "y")]
     both = group(late, [(["p:key", "."], 0.0, "x")])
     credit = TwoLevel(planner=DrGRPO(), executor=None)(both)
-    assert credit.tokens_GNT[0][1] == (2.5, 2.5), "5 in all, against a mean of 2½"
-    assert TwoLevel(planner=None, executor=DrGRPO())(both).tokens_GNT[0][0] == (0.0,), (
+    assert credit.advantages_GNT[0][1] == (2.5, 2.5), "5 in all, against a mean of 2½"
+    assert TwoLevel(planner=None, executor=DrGRPO())(both).advantages_GNT[0][0] == (0.0,), (
         "it has nothing to be compared with"
     )
 
@@ -138,8 +140,8 @@ def test_a_named_reward_is_what_the_executor_is_trained_on() -> None:
     )
     named = replace(made, scores=scores)
     credit = TwoLevel(planner=DrGRPO(), executor=DrGRPO(), executor_reward="near", horizon="option")(named)
-    assert credit.tokens_GNT[0][1] == (1.0,) and credit.tokens_GNT[0][4] == (0.0,)
-    assert credit.tokens_GNT[0][0] == TwoLevel(planner=DrGRPO(), executor=None)(made).tokens_GNT[0][0]
+    assert credit.advantages_GNT[0][1] == (1.0,) and credit.advantages_GNT[0][4] == (0.0,)
+    assert credit.advantages_GNT[0][0] == TwoLevel(planner=DrGRPO(), executor=None)(made).advantages_GNT[0][0]
     with pytest.raises(DataError, match="has no values per turn"):
         TwoLevel(executor_reward="far")(named)
 
@@ -150,13 +152,13 @@ def test_a_critic_serves_both_levels_and_an_option_is_cut_where_the_next_is_plan
     values = Values(v, (0.0,))
     low = GAE(gamma=1, lam=1, whiten=False)
     made = TwoLevel(planner=TurnGAE(gamma=1, lam=1, whiten=False), executor=low, horizon="option")
-    [credit] = credit_of(made, [one], [values])
+    [credit] = compute_advantages(made, [one], [values])
     credit.check(one)
     # High: options earn 1 and 2; 1 + 2 − 1 = 2 for the first, 2 − 4 = −2 for the second.
-    assert credit.tokens_GNT[0][0] == pytest.approx((2.0, 2.0))
-    assert credit.tokens_GNT[0][3] == pytest.approx((-2.0, -2.0))
+    assert credit.advantages_GNT[0][0] == pytest.approx((2.0, 2.0))
+    assert credit.advantages_GNT[0][3] == pytest.approx((-2.0, -2.0))
     # Low: the key's option is cut in the state worth 4: 0 + 1 + 4 − 2 = 3, then 1 + 4 − 3 = 2; the door's ends: 2 − 5.
-    assert [credit.tokens_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([3.0, 2.0, -3.0])
+    assert [credit.advantages_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([3.0, 2.0, -3.0])
     assert credit.returns_GNT is not None
     assert [row[0] for row in credit.returns_GNT[0]] == pytest.approx([3.0, 5.0, 5.0, 2.0, 2.0])
     with pytest.raises(DataError, match="needs the values of a critic"):
@@ -222,8 +224,8 @@ def test_a_plan_in_pieces_names_one_subgoal() -> None:
     # Both levels say of the pieces what they say of the whole call.
     whole = group(A, B)
     for settings in ({}, {"planner": TurnRLOO(), "compare": "all"}, {"planner": None, "horizon": "option"}):
-        flat = TwoLevel(**settings)(whole).tokens_GNT
-        head, tail, *others = TwoLevel(**settings)(cut_in_pieces(whole, 0, 0)).tokens_GNT[0]
+        flat = TwoLevel(**settings)(whole).advantages_GNT
+        head, tail, *others = TwoLevel(**settings)(cut_in_pieces(whole, 0, 0)).advantages_GNT[0]
         assert (head + tail, *others) == flat[0]
 
 
@@ -231,17 +233,17 @@ def test_to_a_critic_a_plan_in_pieces_is_worth_what_comes_after_it() -> None:
     pieces = cut_in_pieces(group(A), 0, 0)
     values = Values((((1.0,), (0.5,), (2.0,), (3.0,), (4.0, 0.5), (5.0,)),), (0.0,))
     low = TwoLevel(planner=None, executor=GAE(gamma=1, lam=1, whiten=False), horizon="option")
-    [credit] = credit_of(low, [pieces], [values])
+    [credit] = compute_advantages(low, [pieces], [values])
     assert credit.returns_GNT == (((2.0,), (2.0,), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
 
 
 def test_a_level_without_a_critic_does_not_draw_the_values_of_its_tokens_to_zero() -> None:
     values = Values((((1.0, 0.5), (2.0,), (3.0,), (4.0, 0.5), (5.0,)),), (0.0,))
     gae = GAE(gamma=1, lam=1, whiten=False)
-    [low] = credit_of(TwoLevel(planner=DrGRPO(), executor=gae, horizon="option"), [group(A)], [values])
+    [low] = compute_advantages(TwoLevel(planner=DrGRPO(), executor=gae, horizon="option"), [group(A)], [values])
     # A plan is worth what comes after it. The key is cut in 4: 0 + 1 + 4 and 1 + 4; the door earns 2.
     assert low.returns_GNT == (((2.0, 2.0), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
-    [high] = credit_of(TwoLevel(planner=gae, executor=None), [group(A)], [values])
+    [high] = compute_advantages(TwoLevel(planner=gae, executor=None), [group(A)], [values])
     assert high.returns_GNT is not None and [high.returns_GNT[0][n] for n in (1, 2, 4)] == [(2.0,), (3.0,), (5.0,)]
 
 
@@ -255,7 +257,7 @@ def test_an_estimator_may_read_the_turns_of_a_reward(level: str) -> None:
     turns = [turn_of([call((5,), PLAN), call((6, 7))], f"k{t}", subgoal=f"s{t}") for t in range(2)]
     group = group_of([turns, turns], [[0.0, 0.0], [0.0, 1.0]])
     settings: Any = {"planner": None, "executor": None, level: HRPO(reward="steps")}
-    found = credit_of(TwoLevel(**settings), [group])[0].tokens_GNT
+    found = compute_advantages(TwoLevel(**settings), [group])[0].advantages_GNT
     assert len(found) == 2 and found[0] != found[1]
 
 

@@ -16,7 +16,7 @@ from rlhf.credit.contrib.hicra import HICRA
 from rlhf.credit.contrib.ktae import KTAE
 from rlhf.credit.contrib.sweet import SWEET
 from rlhf.credit.contrib.task_normalised import TaskNormalised
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.gae import GAE
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.turn_gae import TurnGAE
@@ -140,7 +140,7 @@ def test_turns_without_sampled_tokens_hand_on_their_reward_and_vanish(kind, epis
     estimator = kind(gamma=gamma, lam=lam, whiten=False)
     sizes = [len(g.token_ids) for g in made.trajectories[0].generations]
     kept, rewards, early = [], [], 0.0
-    for n, row, reward in zip(sizes, values.tokens_GNT[0], made.scores[0].turns, strict=True):
+    for n, row, reward in zip(sizes, values.values_GNT[0], made.scores[0].turns, strict=True):
         if n:
             kept.append(row)
             rewards.append(reward + early)
@@ -153,7 +153,9 @@ def test_turns_without_sampled_tokens_hand_on_their_reward_and_vanish(kind, epis
     shorter = replace(
         shorter, trajectories=tuple(replace(t, outcome=made.trajectories[0].outcome) for t in shorter.trajectories)
     )
-    assert numbers_of(estimator(made, values)) == numbers_of(estimator(shorter, values_of(kept, *values.cut_G)))
+    assert numbers_of(estimator(made, values)) == numbers_of(
+        estimator(shorter, values_of(kept, *values.bootstrap_values_G))
+    )
 
 
 @every
@@ -162,7 +164,7 @@ def test_how_often_the_policy_was_called_within_a_turn_does_not_matter(kind, epi
     made, values = episode
     t = made.trajectories[0]
     turns, rows = [], []
-    for one, row in zip(t.turns, values.tokens_GNT[0], strict=True):
+    for one, row in zip(t.turns, values.values_GNT[0], strict=True):
         [whole] = one.generations
         at = cuts.draw(st.integers(0, len(row)))
         parts = [
@@ -173,7 +175,9 @@ def test_how_often_the_policy_was_called_within_a_turn_does_not_matter(kind, epi
         rows += [row[:at], row[at:]]
     cut_up = replace(made, trajectories=(replace(t, turns=tuple(turns)),))
     estimator = kind(gamma=0.9, lam=0.8, whiten=False)
-    assert numbers_of(estimator(cut_up, values_of(rows, *values.cut_G))) == numbers_of(estimator(made, values))
+    assert numbers_of(estimator(cut_up, values_of(rows, *values.bootstrap_values_G))) == numbers_of(
+        estimator(made, values)
+    )
 
 
 @every
@@ -228,7 +232,7 @@ def test_without_discount_and_with_full_trust_in_rewards_all_three_learn_the_sam
     still = numbers_of(GAE(whiten=False)(made, values))
     # What is still to come, the value of the cut included, whatever the critic said on the way.
     assert still[1] == pytest.approx(
-        numbers_of(GAE(whiten=False)(made, replace(values, tokens_GNT=critic(made).tokens_GNT)))[1]
+        numbers_of(GAE(whiten=False)(made, replace(values, values_GNT=critic(made).values_GNT)))[1]
     )
     assert numbers_of(BiLevelGAE(turn_gamma=1.0, whiten=False)(made, values)) == (
         pytest.approx(still[0]), pytest.approx(still[1])
@@ -239,12 +243,12 @@ def test_without_discount_and_with_full_trust_in_rewards_all_three_learn_the_sam
 @given(episode=episodes(), gamma=gammas, lam=gammas)
 def test_where_turns_are_single_tokens_all_three_are_the_same(episode, gamma, lam):
     made, values = episode
-    rows = [row[:1] for row in values.tokens_GNT[0] if row]
+    rows = [row[:1] for row in values.values_GNT[0] if row]
     single = group([made.scores[0].turns[: len(rows)]], lengths_GK=[[1] * len(rows)])
     outcome = made.trajectories[0].outcome
     single = replace(single, trajectories=tuple(replace(t, outcome=outcome) for t in single.trajectories))
     first, *others = (
-        numbers_of(kind(lam=lam, whiten=False, **own)(single, values_of(rows, *values.cut_G)))
+        numbers_of(kind(lam=lam, whiten=False, **own)(single, values_of(rows, *values.bootstrap_values_G)))
         for kind, own in ((GAE, {"gamma": gamma}), (TurnGAE, {"gamma": gamma}), (BiLevelGAE, {"turn_gamma": gamma}))
     )
     assert others == [first, first]
@@ -254,8 +258,8 @@ def test_where_turns_are_single_tokens_all_three_are_the_same(episode, gamma, la
 @given(data=st.lists(episodes(), min_size=1, max_size=4))
 def test_whitened_advantages_of_a_step_have_mean_0_and_deviation_1(kind, data):
     groups, values = zip(*data, strict=True)
-    plain = credit_of(kind(whiten=False), groups, values)
-    credits = credit_of(kind(eps=0.0), groups, values)
+    plain = compute_advantages(kind(whiten=False), groups, values)
+    credits = compute_advantages(kind(eps=0.0), groups, values)
     white = [x for c in credits for row in per_token(c) for x in row]
     raw = [x for c in plain for row in per_token(c) for x in row]
     assert math.fsum(white) == pytest.approx(0, abs=1e-7)
@@ -273,19 +277,19 @@ def test_whitening_counts_tokens_of_all_groups(kind):
     # One token per turn, V = 0. Advantages: 1 for the task that was solved, 0 twice for the other. Mean 1/3, deviation
     # sqrt((4/9 + 1/9 + 1/9) / 2) = .577350: 1.154701, −.577350 twice.
     groups = [group([[1]], lengths_GK=[[1]], task="a"), group([[0], [0]], lengths_GK=[[1], [1]], task="b")]
-    credits = credit_of(kind(eps=0.0), groups, [critic(one, 0.0) for one in groups])
+    credits = compute_advantages(kind(eps=0.0), groups, [critic(one, 0.0) for one in groups])
     assert [x for c in credits for row in per_token(c) for x in row] == pytest.approx([1.154701, -0.57735, -0.57735])
     assert [c.metrics for c in credits] == [
         {"credit/n_groups": 1.0, "credit/n_zero_std_steps": 0.0}, {"credit/n_groups": 1.0}
     ]  # fmt: skip
-    [alone] = credit_of(kind(), groups[:1], [critic(groups[0], 0.0)])
+    [alone] = compute_advantages(kind(), groups[:1], [critic(groups[0], 0.0)])
     assert per_token(alone) == [[0.0]] and alone.metrics["credit/n_zero_std_steps"] == 1
 
 
 @every
 def test_without_a_critic_it_says_what_is_missing(kind):
     made = group([[1.0]])
-    for call in (lambda: kind()(made), lambda: credit_of(kind(), [made]), lambda: KTAE(inner=kind())(made)):
+    for call in (lambda: kind()(made), lambda: compute_advantages(kind(), [made]), lambda: KTAE(inner=kind())(made)):
         with pytest.raises(DataError, match="needs the values of a critic") as caught:
             call()
         assert caught.value.where == kind.__name__ and "grpo" in caught.value.hint
@@ -306,11 +310,11 @@ def test_wrappers_hand_values_in_and_returns_out(kind, wrapper):
     values = [critic(one) for one in groups]
     twice = wrapper(inner=TaskNormalised(inner=kind()))
     assert twice.needs_values and twice.min_group == 1
-    credits, inner = credit_of(twice, groups, values), credit_of(kind(), groups, values)
+    credits, inner = compute_advantages(twice, groups, values), compute_advantages(kind(), groups, values)
     assert [c.returns_GNT for c in credits] == [c.returns_GNT for c in inner]
     for one, credit in zip(groups, credits, strict=True):
         credit.check(one)
-    assert [c.tokens_GNT for c in credits] != [c.tokens_GNT for c in inner]
+    assert [c.advantages_GNT for c in credits] != [c.advantages_GNT for c in inner]
     assert twice(first, values[0]).returns_GNT == kind()(first, values[0]).returns_GNT
 
 
@@ -329,7 +333,7 @@ def test_wrappers_hand_values_in_and_returns_out(kind, wrapper):
 def test_values_that_do_not_belong_to_the_group_are_refused(values, says):
     made = group([[1.0]])
     with pytest.raises(DataError) as caught:
-        credit_of(GAE(), [made], [values])
+        compute_advantages(GAE(), [made], [values])
     assert says in str(caught.value) and "task" in caught.value.where
     with pytest.raises(DataError):
         values.check(made)
@@ -343,7 +347,7 @@ def test_a_value_after_a_cut_is_right(outcome):
 def test_values_are_given_for_each_group():
     made = [group([[1.0]]), group([[0.0]])]
     with pytest.raises(DataError, match="values do not match the groups") as caught:
-        credit_of(GAE(), made, [critic(made[0])])
+        compute_advantages(GAE(), made, [critic(made[0])])
     assert "1 values" in str(caught.value) and "each of 2 groups" in str(caught.value)
 
 

@@ -18,7 +18,7 @@ from rlhf.credit.contrib.ktae import KTAE, fisher_p, information_gain
 from rlhf.credit.contrib.lite_ppo import LitePPO
 from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.reinforce_pp import ReinforcePP
 from rlhf.data import Credit
@@ -62,15 +62,15 @@ def test_the_inner_estimator_sees_the_whole_step_through_every_wrapper(wrapper):
     # Two groups whose deviation is that of four scores together; seen one at a time they would have their own.
     made = [outcome_group([1, 0], task="a/0"), outcome_group([5, 1], task="a/1")]
     twice = wrapper(inner=wrapper(inner=LitePPO()))
-    inner = credit_of(LitePPO(), made)
+    inner = compute_advantages(LitePPO(), made)
     apart = [twice(one) for one in made]
-    assert tokens(credit_of(twice, made)) == tokens(wrapper().changed(made, wrapper().changed(made, inner)))
-    assert tokens(apart) != pytest.approx(tokens(credit_of(twice, made)))
+    assert tokens(compute_advantages(twice, made)) == tokens(wrapper().changed(made, wrapper().changed(made, inner)))
+    assert tokens(apart) != pytest.approx(tokens(compute_advantages(twice, made)))
 
 
 @every
 def test_counters_of_the_inner_estimator_are_kept(wrapper):
-    credits = credit_of(wrapper(), [outcome_group([1, 0], task="a/0"), outcome_group([1, 1], task="a/1")])
+    credits = compute_advantages(wrapper(), [outcome_group([1, 0], task="a/0"), outcome_group([1, 1], task="a/1")])
     assert [c.metrics["credit/n_zero_std_groups"] for c in credits] == [0, 1]
 
 
@@ -108,7 +108,7 @@ def test_the_type_of_a_task_is_a_part_of_its_id(id_parts, task, expected):
 
 def test_a_type_without_differences_is_left_as_it_is():
     made = [outcome_group([1, 1], task="easy/0"), outcome_group([1, 0], task="hard/0"), group([[3]], task="alone/0")]
-    credits = credit_of(TaskNormalised(inner=GRPO(single_group="raw")), made)
+    credits = compute_advantages(TaskNormalised(inner=GRPO(single_group="raw")), made)
     assert per_trajectory(credits[0]) == [0, 0] and per_trajectory(credits[2]) == [3]
     assert per_trajectory(credits[1]) == pytest.approx([1, -1], abs=1e-5)
 
@@ -121,7 +121,7 @@ def test_a_type_without_differences_is_left_as_it_is():
 )  # fmt: skip
 def test_every_type_of_task_has_mean_zero_and_the_same_scale(data):
     made = [outcome_group(rewards, task=f"{kind}/{i}") for i, (kind, rewards) in enumerate(data)]
-    credits = credit_of(TaskNormalised(), made)
+    credits = compute_advantages(TaskNormalised(), made)
     for kind in "ab":
         values = tokens(c for c, (k, _) in zip(credits, data, strict=True) if k == kind)
         assert math.fsum(values) == pytest.approx(0, abs=1e-6)
@@ -132,14 +132,14 @@ def test_every_type_of_task_has_mean_zero_and_the_same_scale(data):
 def test_duration_aware_worked_example():
     # One turn of 1 s and one of 9 s: mean 5, weights .2 and 1.8. GRPO gives ±.707106.
     made = taking(outcome_group([1, 0]), [1, 9])
-    [credit] = credit_of(DurationAware(), [made])
+    [credit] = compute_advantages(DurationAware(), [made])
     assert per_trajectory(credit) == pytest.approx([0.2 * 0.707106, -1.8 * 0.707106], abs=1e-5)
     # A trajectory of 9 turns and 9 s has turns of 1 s: all are alike.
     even = taking(group([[1], [0] * 9]), [1, 9])
-    assert DurationAware()(even).tokens_GNT == GRPO()(even).tokens_GNT
+    assert DurationAware()(even).advantages_GNT == GRPO()(even).advantages_GNT
     # Over two groups, turns of 1, 1, 1 and 97 s: mean 25, and 3.88 is brought to the bound.
     pair = [taking(outcome_group([1, 0]), [1, 1]), taking(outcome_group([1, 0], task="b"), [1, 97])]
-    bounded = credit_of(DurationAware(max_weight=2), pair)
+    bounded = compute_advantages(DurationAware(max_weight=2), pair)
     weights = (0.04, 0.04, -0.04, -0.04, 0.04, 0.04, -2, -2)
     assert tokens(bounded) == pytest.approx([0.707106 * w for w in weights], abs=1e-5)
 
@@ -151,8 +151,8 @@ def test_each_turn_counts_with_its_own_seconds():
         replace(t, duration_s=99.0, turns=tuple(replace(u, duration_s=s) for u, s in zip(t.turns, own, strict=True)))
         for t, own in zip(made.trajectories, ([1.0, 9.0], [5.0]), strict=True)
     ]
-    [row, other] = DurationAware()(replace(made, trajectories=tuple(timed))).tokens_GNT
-    plain = GRPO()(made).tokens_GNT
+    [row, other] = DurationAware()(replace(made, trajectories=tuple(timed))).advantages_GNT
+    plain = GRPO()(made).advantages_GNT
     assert [x for r in row for x in r] == pytest.approx(
         [w * x for w, r in zip((0.2, 1.8), plain[0], strict=True) for x in r]
     )
@@ -162,9 +162,9 @@ def test_each_turn_counts_with_its_own_seconds():
 def test_unknown_durations_change_nothing_and_are_counted():
     made = outcome_group([1, 0, 0])
     credit = DurationAware()(made)
-    assert credit.tokens_GNT == GRPO()(made).tokens_GNT and credit.metrics["credit/n_untimed_trajectories"] == 3
+    assert credit.advantages_GNT == GRPO()(made).advantages_GNT and credit.metrics["credit/n_untimed_trajectories"] == 3
     some = DurationAware()(taking(made, [2, 0, math.nan]))  # the only known one is its own mean
-    assert some.tokens_GNT == GRPO()(made).tokens_GNT and some.metrics["credit/n_untimed_trajectories"] == 2
+    assert some.advantages_GNT == GRPO()(made).advantages_GNT and some.metrics["credit/n_untimed_trajectories"] == 2
 
 
 def test_hicra_raises_planning_tokens():
@@ -204,9 +204,9 @@ def test_hicra_reads_a_call_in_pieces_as_a_whole():
         HICRA(grams=((11, 12),), inner=DrGRPO()),
     )
     for hicra in (tags, gram):
-        assert hicra(whole).tokens_GNT[0] == (pytest.approx((0.5, 0.6, 0.6, 0.5, 0.5)), (0.5,))
-        first, second, other = hicra(replace(whole, trajectories=tuple(pieces))).tokens_GNT[0]
-        assert (first + second, other) == hicra(whole).tokens_GNT[0]
+        assert hicra(whole).advantages_GNT[0] == (pytest.approx((0.5, 0.6, 0.6, 0.5, 0.5)), (0.5,))
+        first, second, other = hicra(replace(whole, trajectories=tuple(pieces))).advantages_GNT[0]
+        assert (first + second, other) == hicra(whole).advantages_GNT[0]
         assert hicra(whole).metrics["credit/n_planning_tokens"] == 2
 
 

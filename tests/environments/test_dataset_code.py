@@ -48,7 +48,7 @@ FORMS = {
 
 
 def judged(task: Task, reply: str) -> Verdict:
-    attempt = Trajectory(task.id, 0, "", (Turn(Action(reply, said=reply), ""),), Outcome.FAILED)
+    attempt = Trajectory(task.id, 0, "", (Turn(Action(reply, reply_text=reply), ""),), Outcome.FAILED)
     return asyncio.run(UnitTests()(task, attempt))
 
 

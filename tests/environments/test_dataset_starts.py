@@ -110,7 +110,7 @@ def test_a_verifier_that_says_what_it_cannot_fails_before_anything_is_trained(
 
 def test_a_value_above_1_is_the_failure_of_the_reward_unless_success_threshold_says_its_scale(tmp_path: Path) -> None:
     (tmp_path / "points.py").write_text("def judge(answer: str, reference: str) -> float:\n    return 7.0\n")
-    reply = Trajectory("t/1", 0, "", (Turn(Action("3", said="3"), ""),), Outcome.FAILED)
+    reply = Trajectory("t/1", 0, "", (Turn(Action("3", reply_text="3"), ""),), Outcome.FAILED)
     for keys, solved in (({}, None), ({"success_threshold": 5}, True), ({"success_threshold": 10}, False)):
         made = load(recipe(tmp_path, {"right": {"kind": "./points.py:judge", **keys}}))
         group = asyncio.run(score_group(Task("t/1", reference="3"), [reply], made.rewards))

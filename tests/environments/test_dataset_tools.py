@@ -527,7 +527,7 @@ def test_what_the_recipe_leaves_out_is_for_tools(tmp_path: Path) -> None:
 
 
 def attempt(*actions: str, outcome: Outcome = Outcome.TURN_LIMIT) -> Trajectory:
-    turns = tuple(Turn(Action(text, said=f"<think>hm</think>{text}"), "14") for text in actions)
+    turns = tuple(Turn(Action(text, reply_text=f"<think>hm</think>{text}"), "14") for text in actions)
     return Trajectory("t", 0, "", turns, outcome)
 
 

@@ -31,8 +31,8 @@ from rlhf.data import Outcome, Task
 from rlhf.errors import EnvError, MissingPackageError, RecipeError
 from rlhf.evaluation.baselines import OracleEnvironment
 from rlhf.recipe.builder import build_environment
-from rlhf.rollout.env_session import Ended, EnvSession
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EnvSession, EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.limits import Limits
 from tests.environments.troubled import Troubled
 from tests.training import runs
@@ -72,11 +72,11 @@ def pid_of(opening: StepResult) -> int:
     return int(opening.reply.split()[0])
 
 
-def ended(pool: Processes, *actions: str, **limits: Any) -> Ended:
+def ended(pool: Processes, *actions: str, **limits: Any) -> EpisodeEnded:
     """How a rollout sees the attempt end."""
 
     async def attempt() -> None:
-        live = EnvSession(pool, TASK, Limits(**limits), lanes_of(pool).open())
+        live = EnvSession(pool, TASK, Limits(**limits), executor_for(pool).open())
         try:
             await live.start()
             for action in actions:
@@ -84,7 +84,7 @@ def ended(pool: Processes, *actions: str, **limits: Any) -> Ended:
         finally:
             await live.close([])
 
-    with pytest.raises(Ended) as caught:
+    with pytest.raises(EpisodeEnded) as caught:
         asyncio.run(attempt())
     return caught.value
 
@@ -253,12 +253,12 @@ def test_a_hung_step_costs_others_a_retry_and_no_timeout() -> None:
     pool = served()
 
     async def attempt(*actions: str) -> Outcome:
-        live = EnvSession(pool, TASK, Limits(step_timeout_s=0.5), lanes_of(pool).open())
+        live = EnvSession(pool, TASK, Limits(step_timeout_s=0.5), executor_for(pool).open())
         try:
             await live.start()
             for action in actions:
                 await live.step(action)
-        except Ended as ended:
+        except EpisodeEnded as ended:
             return ended.outcome
         finally:
             await live.close([])

@@ -26,7 +26,7 @@ from environments.core.seed_splits import Seeded, split_in, split_of_seed
 from environments.tasks.tools import Tools
 from rlhf.catalog import CATALOG
 from rlhf.data import Task
-from rlhf.data.report import Walk
+from rlhf.data.report import ContractChecker
 from rlhf.errors import DataError, EnvError
 from rlhf.recipe.builder import build_part
 from rlhf.registry import resolve
@@ -84,7 +84,7 @@ def test_no_two_splits_tell_the_same_and_are_solved_by_the_same(values: dict[str
     if values.get("environment") is not None:
         pytest.skip("chains tasks of another world, which is here by itself")
     world = build_part("environment", values, "environment", base=ROOT)
-    walk = Walk("splits", 600)
+    walk = ContractChecker("splits", 600)
     n = 400 if len(values) == 1 and values["kind"] in ("tools", "shop", "keyhole", "bandit", "matrix_game") else 80
     drawn = {split: list(world.tasks(split))[:n] for split in ("train", "dev", "test")}
 

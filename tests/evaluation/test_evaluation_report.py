@@ -118,7 +118,7 @@ def test_a_reply_that_was_cut_at_the_token_limit_is_no_turn_limit(tmp_path: Path
 def test_cut_and_empty_replies_are_counted_whatever_ended_the_attempt(tmp_path: Path) -> None:
     def ended(number: int, finish: Finish, said: str, role: str = "") -> Trajectory:
         reply = Generation(Prompt((1,)), (2,), (-0.5,), finish, 0, role=role, usage=(7, 3))
-        action = Action(said, (reply,), said=said)
+        action = Action(said, (reply,), reply_text=said)
         return Trajectory("t", number, "?", (Turn(action, "", 0.0),), Outcome.FAILED)
 
     ends = [(Finish.LENGTH, "so far"), (Finish.LENGTH, " \n"), (Finish.STOP, ""), (Finish.STOP, "4")]

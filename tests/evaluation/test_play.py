@@ -26,7 +26,7 @@ from rlhf.evaluation.store import list_steps, read_columns
 from rlhf.rollout.contrib.strategies import ReflectAndRetry, Strategy, TreeSearch
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from tests.evaluation.test_store import trajectories
 
 TASKS = [Task(f"count/test/{i}", seed=i) for i in range(8)]
@@ -104,7 +104,7 @@ def played(
     strategy: Strategy | None = None,
 ) -> None:
     """Play the tasks; where `until` is given, cancel it as Ctrl-C does once that is true."""
-    rewards = {"success": Weighted("success", 1.0, Outcome())}
+    rewards = {"success": WeightedReward("success", 1.0, Outcome())}
     limits = Limits(max_turns=3, max_concurrent=2 if strategy is None else 1, max_retries=0, max_error_fraction=0.3)
     parts: Any = (environment, agent, rewards, RandomSeedEngine(), RandomSeedRenderer(), limits)
 
@@ -201,7 +201,7 @@ class Answers(StubEngine):
 def test_branches_of_a_policy_without_tokens_read_after_an_interruption_what_was_said(tmp_path: Path) -> None:
     def go(folder: Path, at_most: int) -> int:
         renderer = MessageIdRenderer()
-        engine, rewards = Answers(renderer, at_most), {"success": Weighted("success", 1.0, Outcome())}
+        engine, rewards = Answers(renderer, at_most), {"success": WeightedReward("success", 1.0, Outcome())}
         limits = Limits(max_turns=3, max_concurrent=2, max_retries=0)
         agent = ChatAgent(system="", format="text")
         runner = RolloutRunner(Counting(), agent, rewards, engine, renderer, limits, seed=3)

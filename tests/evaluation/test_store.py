@@ -93,7 +93,9 @@ def records(draw: Callable) -> TrajectoryRecord:
 @pytest.fixture
 def record() -> TrajectoryRecord:
     group, credit = make_group(make_tokenizer(), random.Random(3), "coin/1", 2, 0.6, 5)
-    return TrajectoryRecord(1, "train", "train", "coin/1", group.trajectories[0], group.scores[0], credit.tokens_GNT[0])
+    return TrajectoryRecord(
+        1, "train", "train", "coin/1", group.trajectories[0], group.scores[0], credit.advantages_GNT[0]
+    )
 
 
 def in_step(record: TrajectoryRecord, step: int, stage: str = "train", phase: str = "train") -> TrajectoryRecord:
@@ -120,7 +122,7 @@ def test_groups_are_written_with_failures_apart(tmp_path: Path) -> None:
     found = list(read_trajectories(tmp_path))
     assert [r.trajectory for r in found] == [t for g in groups for t in g.trajectories]
     assert [r.score for r in found] == [s for g in groups for s in g.scores]
-    assert [r.advantages for r in found] == [row for _, c in pairs for row in c.tokens_GNT]
+    assert [r.advantages for r in found] == [row for _, c in pairs for row in c.advantages_GNT]
     assert list(read_failures(tmp_path)) == [FailureRecord(4, "train", "train", "coin/1", failure)]
     # every attempt is a row, so a count of outcomes by any tool is complete
     outcomes = pq.read_table(path)["outcome"].to_pylist()

@@ -19,7 +19,7 @@ from rlhf.errors import EnvError
 from rlhf.gateway.environment import External
 from rlhf.recipe import load
 from rlhf.recipe.text import to_text
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.episode import executor_for
 from tests.commands import run
 
 pytest.importorskip("uvicorn")
@@ -76,7 +76,7 @@ def test_an_environment_that_waits_for_its_program_keeps_all_promises(tmp_path: 
     finally:
         environment.close()
     assert report.ok, str(report)
-    assert lanes_of(environment).inline  # where its requests are answered
+    assert executor_for(environment).inline  # where its requests are answered
 
 
 def test_a_run_whose_program_sends_refused_parameters_ends_before_it_begins(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from rlhf.recipe import load
 from rlhf.recipe.text import to_text
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.serving.gateway import Serving
 from tests.commands import last_json, run
 from tests.environments.troubled import Troubled
@@ -89,7 +89,7 @@ def test_an_outside_agent_is_evaluated_on_a_suite_with_the_model_of_a_server(ser
     assert found["n"] == 3 and found["success"] == 1.0 and found["n_errors"] == 0
     assert found["summary"]["tokens_mean"] is not None
     kept = list(read_trajectories(tmp_path / "out" / "trajectories"))
-    assert all("Well.\n<tool_call>" in record.trajectory.turns[0].action.said for record in kept)
+    assert all("Well.\n<tool_call>" in record.trajectory.turns[0].action.reply_text for record in kept)
 
 
 def test_a_command_without_a_model_is_refused() -> None:
@@ -157,7 +157,7 @@ def opened(out: Path, environment: External, n: int) -> list[str]:
     async def body() -> list[str]:
         parts: dict[str, Any] = {"environment": environment, "agent": ExternalAgent(), "engine": RandomSeedEngine()}
         parts |= {"renderer": MessageIdRenderer(), "limits": Limits(start_timeout_s=5.0), "seed": 0}
-        runner = RolloutRunner(**parts, rewards={"success": Weighted("success", 1.0, OutcomeReward())})
+        runner = RolloutRunner(**parts, rewards={"success": WeightedReward("success", 1.0, OutcomeReward())})
         serving = Serving(runner, list(environment.tasks("train")), out, 1.0)
         gateway = await serving.start()
         try:

@@ -26,7 +26,7 @@ def inputs(
 ) -> LossInputs:
     """Float64 inputs, weights of a token mean unless given; `policy` is a leaf that collects gradients.
 
-    All tokens are of one trajectory unless `sequence_ids` are given, all trajectories of one group unless `group_ids`
+    All tokens are of one trajectory unless `trajectory_ids` are given, all trajectories of one group unless `group_ids`
     are. `trajectories` and `whole` are those of these tokens unless given, the tokens in their present order.
     """
     policy = torch.as_tensor(policy, dtype=torch.float64)
@@ -37,11 +37,11 @@ def inputs(
         return torch.as_tensor(values, dtype=torch.float64)
 
     old_logprobs = leaf.detach().clone() if old is None else tensor(old)
-    sequence_ids = torch.as_tensor(more.pop("sequence_ids", [0] * n), dtype=torch.int64)
+    trajectory_ids = torch.as_tensor(more.pop("trajectory_ids", [0] * n), dtype=torch.int64)
     group_ids = torch.as_tensor(more.pop("group_ids", [0] * n), dtype=torch.int64)
     whole = more.pop("trajectories", None)
     if whole is None:
-        whole = trajectories_of(leaf, old_logprobs, tensor(advantages), sequence_ids, group_ids)
+        whole = trajectories_of(leaf, old_logprobs, tensor(advantages), trajectory_ids, group_ids)
     tensors = {name: tensor(more.pop(name)) for name in OPTIONAL if name in more}
     if "log_normalizers" in tensors:
         tensors["log_normalizers"].requires_grad_()
@@ -51,9 +51,9 @@ def inputs(
         old_logprobs=old_logprobs,
         sampler_logprobs=tensor(more.pop("sampler", old_logprobs)),
         advantages=tensor(advantages),
-        sequence_ids=sequence_ids,
+        trajectory_ids=trajectory_ids,
         trajectories=whole,
-        places=torch.as_tensor(more.pop("places", range(n)), dtype=torch.int64),
+        token_positions=torch.as_tensor(more.pop("token_positions", range(n)), dtype=torch.int64),
         **{"weights": torch.full((n,), 1 / max(n, 1), dtype=torch.float64), **tensors},
         **more,
     )

@@ -63,7 +63,7 @@ def tokens(weights=W, sequences=None, advantages=None, sampler=-2.0):
         old_logprobs=mu + torch.tensor(weights, dtype=torch.float64).log(),
         sampler_logprobs=mu,
         advantages=torch.ones(n, dtype=torch.float64) if advantages is None else torch.tensor(advantages),
-        sequence_ids=torch.zeros(n, dtype=torch.int64) if sequences is None else torch.tensor(sequences),
+        trajectory_ids=torch.zeros(n, dtype=torch.int64) if sequences is None else torch.tensor(sequences),
     )
 
 

@@ -45,18 +45,18 @@ UNMOVED = {
 @st.composite
 def tokens(draw):
     """Keyword arguments of `inputs`: tokens in any order, one advantage per trajectory."""
-    sequence_ids = draw(st.lists(st.sampled_from(list(GROUPS)), min_size=1, max_size=8))
-    n = len(sequence_ids)
+    trajectory_ids = draw(st.lists(st.sampled_from(list(GROUPS)), min_size=1, max_size=8))
+    n = len(trajectory_ids)
     of_trajectory = {s: draw(advantage) for s in GROUPS}
     columns = {name: draw(st.lists(logprob, min_size=n, max_size=n)) for name in (*LOGPROBS, *NORMALIZERS)}
     return {
         **columns,
-        "advantages": [of_trajectory[s] for s in sequence_ids],
+        "advantages": [of_trajectory[s] for s in trajectory_ids],
         "weights": draw(st.lists(st.floats(0, 2), min_size=n, max_size=n)),
         "entropy": draw(st.lists(st.floats(0, 3), min_size=n, max_size=n)),
-        "sequence_ids": sequence_ids,
-        "group_ids": [GROUPS[s] for s in sequence_ids],
-        "places": draw(st.permutations(range(n))),
+        "trajectory_ids": trajectory_ids,
+        "group_ids": [GROUPS[s] for s in trajectory_ids],
+        "token_positions": draw(st.permutations(range(n))),
     }
 
 
@@ -70,15 +70,15 @@ def policy_term(kind, rows):
     if kind == "rover":
         return [2 * a for a in advantages]
     if kind == "shiq":  # 2 β G for each error in which the token occurs: its own and those before it
-        order = list(zip(rows["sequence_ids"], rows["places"], strict=True))
+        order = list(zip(rows["trajectory_ids"], rows["token_positions"], strict=True))
         n_so_far = [sum(other[0] == own[0] and other[1] <= own[1] for other in order) for own in order]
         return [2 * 0.1 * n * a for n, a in zip(n_so_far, advantages, strict=True)]
     if kind != "rebel":
         return advantages
     # 4 η G / (G − 1) · (A − mean A of the group), over the trajectories that have tokens here
-    present = dict(zip(rows["sequence_ids"], advantages, strict=True))
+    present = dict(zip(rows["trajectory_ids"], advantages, strict=True))
     found = []
-    for s in rows["sequence_ids"]:
+    for s in rows["trajectory_ids"]:
         peers = [a for other, a in present.items() if GROUPS[other] == GROUPS[s]]
         g = len(peers)
         found.append(4 * g / (g - 1) * (present[s] - sum(peers) / g) if g > 1 else 0.0)
@@ -211,7 +211,7 @@ def test_a_loss_that_does_not_see_how_far_the_policy_moved_says_so(loss, fresh):
 @every_loss
 def test_log_ratios_far_apart_stay_finite(kind):
     rows = {"policy": [-1e4, 0.0, -1.0], "old": [0.0, -1e4, -1.0], "advantages": [0.5, -0.5, -0.5]}
-    rows |= {"sequence_ids": [0, 1, 1], "group_ids": [0, 0, 0], "entropy": [1.0] * 3}
+    rows |= {"trajectory_ids": [0, 1, 1], "group_ids": [0, 0, 0], "entropy": [1.0] * 3}
     rows |= dict.fromkeys(("ref_logprobs", "teacher_logprobs", "old_mean_logprobs"), rows["old"])
     rows |= {"mean_logprobs": rows["policy"], "log_normalizers": [1e4, 0.0, 1.0], "ref_log_normalizers": [1.0] * 3}
     made = inputs(**rows)

@@ -61,7 +61,7 @@ def test_ratios_of_loop_per_turn_and_per_trajectory():
     # and −2/3. The trajectory: e^.1 again, −1.1 · 2/3.
     bounds = {"clip_low": 1 - 1 / 1.1, "clip_high": 0.1}
     numbers = ([-0.5, -1.0, -0.2], [2 / 3] * 3)
-    given_ = inputs(*numbers, old=[-0.7, -0.9, -0.2], places=[0, 1, 3], weights=[1.0] * 3)
+    given_ = inputs(*numbers, old=[-0.7, -0.9, -0.2], token_positions=[0, 1, 3], weights=[1.0] * 3)
     assert PPOClip(ratio="turn", **bounds)(given_).loss.item() == pytest.approx(-0.733333 - 0.666667, abs=1e-6)
     assert PPOClip(ratio="trajectory", **bounds)(given_).loss.item() == pytest.approx(-0.733333, abs=1e-6)
     assert gradient(PPOClip(ratio="turn", **bounds)(given_).loss, given_) == pytest.approx([0, 0, -2 / 3])
@@ -78,7 +78,7 @@ def test_a_product_has_the_loss_and_gradient_of_its_formula(rows):
     old = torch.tensor([0.2 * row[1] for row in rows], dtype=torch.float64)
     advantage_of = {0: 1.0, 3: -0.5}
     loss = PPOClip(ratio="turn", clip_low=0.2, clip_high=0.2, dual_clip=None)
-    more = {"sequence_ids": [s for s, _ in turns], "places": starts, "weights": [1.0] * len(rows)}
+    more = {"trajectory_ids": [s for s, _ in turns], "token_positions": starts, "weights": [1.0] * len(rows)}
     given_ = inputs(policy, [advantage_of[s] for s, _ in turns], old=old.tolist(), **more)
     expected = torch.zeros((), dtype=torch.float64)
     for turn in dict.fromkeys(turns):
@@ -264,5 +264,5 @@ def test_arrays_of_different_length_raise():
 
 
 def test_ratios_of_replies_need_places():
-    with pytest.raises(DataError, match="this loss needs places"):
-        PPOClip(ratio="turn")(replace(inputs([-1.0], [1.0]), places=None))
+    with pytest.raises(DataError, match="this loss needs token_positions"):
+        PPOClip(ratio="turn")(replace(inputs([-1.0], [1.0]), token_positions=None))

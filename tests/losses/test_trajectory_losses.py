@@ -62,7 +62,7 @@ def test_gspo_has_the_gradient_of_the_sequence_ratio(trajectories, advantage):
     ids = [i for i, pairs in enumerate(trajectories) for _ in pairs]
     weights = [1 / (len(trajectories) * len(pairs)) for pairs in trajectories for _ in pairs]
     policy, old = zip(*flat, strict=True)
-    made = inputs(policy, [advantage] * len(flat), old=old, weights=weights, sequence_ids=ids)
+    made = inputs(policy, [advantage] * len(flat), old=old, weights=weights, trajectory_ids=ids)
     loss = GSPO(clip_low=0.2, clip_high=0.2)
     total = torch.zeros((), dtype=torch.float64)
     for i in range(len(trajectories)):
@@ -107,13 +107,13 @@ def test_a_lol_weighs_by_the_trajectory_or_by_the_token():
 
 def sum_over_trajectories(**rows):
     """Inputs with the weights of `seq_mean_token_sum`."""
-    ids = rows["sequence_ids"]
+    ids = rows["trajectory_ids"]
     return inputs(**rows, weights=[1 / len(set(ids))] * len(ids))
 
 
 def test_rebel_worked_example():
     # D = −1.0 + 1.2 = .2 and −1.5 + 1.4 = −.1; rewards 1 apart are advantages ±.5; η = .5: (.2 + .1 − .5)² = .04
-    rows = {"policy": [-1.0, -1.5], "old": [-1.2, -1.4], "advantages": [0.5, -0.5], "sequence_ids": [0, 1]}
+    rows = {"policy": [-1.0, -1.5], "old": [-1.2, -1.4], "advantages": [0.5, -0.5], "trajectory_ids": [0, 1]}
     made = sum_over_trajectories(**rows)
     loss = REBEL(eta=0.5)(made).loss
     assert loss.item() == pytest.approx(0.04)
@@ -125,7 +125,7 @@ def test_rebel_worked_example():
 def test_rebel_has_the_gradient_of_the_mean_over_pairs_whatever_the_baseline(group, shift):
     flat = [(i, p, o, r) for i, (pairs, r) in enumerate(group) for p, o in pairs]
     ids, policy, old, rewards = zip(*flat, strict=True)
-    made = sum_over_trajectories(policy=policy, old=old, advantages=[r + shift for r in rewards], sequence_ids=ids)
+    made = sum_over_trajectories(policy=policy, old=old, advantages=[r + shift for r in rewards], trajectory_ids=ids)
     gaps = made.policy_logprobs - made.old_logprobs
     d = [gaps[torch.tensor(ids) == i].sum() for i in range(len(group))]
     pairs = [(i, j) for i in range(len(group)) for j in range(i)]
@@ -137,7 +137,7 @@ def test_rebel_has_the_gradient_of_the_mean_over_pairs_whatever_the_baseline(gro
 
 def test_rebel_compares_within_groups_only():
     # Two groups of one: nobody to compare with.
-    rows = {"policy": [-1.0, -1.5], "old": [-1.2, -1.4], "advantages": [0.5, -0.5], "sequence_ids": [0, 1]}
+    rows = {"policy": [-1.0, -1.5], "old": [-1.2, -1.4], "advantages": [0.5, -0.5], "trajectory_ids": [0, 1]}
     made = sum_over_trajectories(**rows, group_ids=[0, 1])
     loss = REBEL()(made).loss
     assert loss.item() == 0.0 and gradient(loss, made) == [0.0, 0.0]

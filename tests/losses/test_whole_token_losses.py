@@ -44,8 +44,8 @@ def test_sums_are_those_of_each_trajectory_alone(lengths, data):
 
 def test_the_tokens_of_a_minibatch_are_put_in_order():
     # Trajectory 4 has its places 0 and 2 in the second part, 5 in the first; what a part lacks is left out.
-    first = inputs([-1.0, -2.0], [0.1, 0.2], sequence_ids=[4, 2], places=[5, 0], entropy=[1.0, 1.0])
-    second = inputs([-3.0, -4.0], [0.3, 0.4], sequence_ids=[4, 4], places=[2, 0])
+    first = inputs([-1.0, -2.0], [0.1, 0.2], trajectory_ids=[4, 2], token_positions=[5, 0], entropy=[1.0, 1.0])
+    second = inputs([-3.0, -4.0], [0.3, 0.4], trajectory_ids=[4, 4], token_positions=[2, 0])
     whole = whole_of([first, second])
     assert whole.policy_logprobs.tolist() == [-2.0, -4.0, -3.0, -1.0] and not whole.policy_logprobs.requires_grad
     assert whole.advantages.tolist() == [0.2, 0.4, 0.3, 0.1] and whole.entropy is None
@@ -67,9 +67,9 @@ def from_logits(logits, ref_logits, tokens, advantages, ids, old=None, weights=N
         sampler_logprobs=policy.detach(),
         advantages=torch.tensor(advantages, dtype=torch.float64),
         weights=torch.full((n,), 1.0, dtype=torch.float64) if weights is None else weights,
-        sequence_ids=torch.tensor(ids),
+        trajectory_ids=torch.tensor(ids),
         ref_logprobs=ref.gather(1, at).squeeze(1),
-        places=torch.arange(n),
+        token_positions=torch.arange(n),
         log_normalizers=logits.logsumexp(-1),
         ref_log_normalizers=ref_logits.logsumexp(-1),
         mean_logprobs=log_p.detach().mean(-1),
@@ -156,7 +156,7 @@ def test_a_temperature_of_rover_is_a_scale_of_rewards_and_of_the_learning_rate(t
 
 def test_rover_knows_no_next_value_across_trajectories():
     rows = {"old": [-1.0, -1.0], "mean_logprobs": [-5.0, -1.3], "old_mean_logprobs": [-2.0, -1.2]}
-    made = inputs([-0.9, -1.1], [0.5, 0.5], sequence_ids=[0, 1], **rows)
+    made = inputs([-0.9, -1.1], [0.5, 0.5], trajectory_ids=[0, 1], **rows)
     assert ROVER()(made).loss.item() == pytest.approx(0.26)
 
 

@@ -15,7 +15,7 @@ from rlhf.recipe.builder import build_part
 from rlhf.rollout.episode import run_episode
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rollout.small_world import tokenizer
 
 SEARCH: dict[str, Any] = {"kind": "search_qa"}
@@ -64,6 +64,6 @@ def attempt(environment: Any, agent: Any, said: Sequence[str], *, number: int = 
 
 def totals(reward: Any, task: Task, attempts: Sequence[Trajectory]) -> list[float]:
     """What the reward gives each attempt, all of them scored as a group."""
-    group = asyncio.run(score_group(task, attempts, {"r": Weighted("r", 1.0, reward)}))
+    group = asyncio.run(score_group(task, attempts, {"r": WeightedReward("r", 1.0, reward)}))
     assert not group.failures, group.failures
     return [score.total for score in group.scores]

@@ -24,7 +24,7 @@ from rlhf.data import Outcome as End
 from rlhf.data import Verdict
 from rlhf.errors import RewardError
 from rlhf.recipe import dump, load
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rewards.played import played, task
 
 RECIPE = """
@@ -137,7 +137,9 @@ def test_what_a_part_does_wrong_is_an_error():
     with pytest.raises(RewardError, match="no finite number"):
         value(Combine(parts={"a": Part(reward=fixed(math.nan))}), played("x"))
     group = asyncio.run(
-        score_group(task("x"), [played("x")], {"a": Weighted("a", 1, Combine(parts={"a": Part(reward=fixed("yes"))}))})
+        score_group(
+            task("x"), [played("x")], {"a": WeightedReward("a", 1, Combine(parts={"a": Part(reward=fixed("yes"))}))}
+        )
     )
     assert not group.scores and "no finite number" in group.failures[0].message
 
@@ -169,7 +171,7 @@ def test_bounds_and_gates_look_at_the_turns_of_the_policy(
     attempt = played(*["go"] * len(given + own), outcome=End.SOLVED)
     turns = [replace(turn, reward=earned) for turn, earned in zip(attempt.turns, given + own, strict=True)]
     attempt = replace(attempt, turns=tuple(turns), n_given=len(given))
-    group = asyncio.run(score_group(task(), (attempt,), {"total": Weighted("total", 1.0, reward)}))
+    group = asyncio.run(score_group(task(), (attempt,), {"total": WeightedReward("total", 1.0, reward)}))
     [score] = group.scores
     assert score.total == pytest.approx(expected) and not any(score.turns[: len(given)])
 

@@ -103,7 +103,7 @@ def test_concise_asks_a_reward_or_a_verifier_what_is_correct():
     again = asyncio.run(Concise(correct=says_paris).over_group(PARIS, group))
     assert again == found
     own = group[0].turns[0]
-    theirs = tuple(replace(g, by="an opponent") for g in own.generations)
+    theirs = tuple(replace(g, opponent="an opponent") for g in own.generations)
     long = replace(group[0], turns=(own, replace(own, action=replace(own.action, generations=theirs))))
     assert length(long, "tokens") == 100 and length(long, "turns") == 1 and long.n_tokens == 200
     by_turns = Concise(unit="turns", alpha=0.4)
@@ -330,7 +330,7 @@ def test_repetition_by_hand():
 
 
 def test_thoughts_are_looked_at_with_the_action():
-    turns = (Turn(Action("yes", said="<think>да да да да да</think>yes"), ""), Turn(Action("no"), ""))
+    turns = (Turn(Action("yes", reply_text="<think>да да да да да</think>yes"), ""), Turn(Action("no"), ""))
     thought = Trajectory("t", 0, "", turns, Outcome.FAILED)
     # "<think>да да да да да</think>yes no" has 5 runs of 2 words: the middle ones are the same.
     assert Repetition(n=2)(task(), thought).value == pytest.approx(-1 / 5)

@@ -15,7 +15,7 @@ from environments.games.key_door import Keyhole
 from rewards.contrib.found_subgoals import FoundSubgoals, difference, events_of, path_of
 from rewards.shaping.outcome import Outcome as Solved
 from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 
 TASK, WORLD = Task("t"), Keyhole()
 
@@ -35,7 +35,7 @@ async def walked(task: Task, actions: Sequence[str]) -> Trajectory:
 
 
 def scored(*attempts: Trajectory) -> ScoredGroup:
-    return asyncio.run(score_group(TASK, attempts, {"r": Weighted("r", 1.0, Solved())}))
+    return asyncio.run(score_group(TASK, attempts, {"r": WeightedReward("r", 1.0, Solved())}))
 
 
 def test_differences_worked_by_hand() -> None:

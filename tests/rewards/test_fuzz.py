@@ -85,7 +85,7 @@ def test_a_piece_that_is_said_again_and_again_costs_no_more_than_its_length(kind
     called = Verified(part) if is_verifier(part) else part
     begin = time.thread_time()
     attempt = played((text, text))
-    turns = tuple(replace(turn, action=replace(turn.action, said=text)) for turn in attempt.turns)
+    turns = tuple(replace(turn, action=replace(turn.action, reply_text=text)) for turn in attempt.turns)
     called(replace(task("1"), info=INFO), replace(attempt, turns=turns))
     assert time.thread_time() - begin < 2.0  # a tenth of it, and a minute where a pattern looks ahead at every piece
 

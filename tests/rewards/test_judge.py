@@ -27,7 +27,7 @@ from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verd
 from rlhf.data.control_tokens import ControlTokens
 from rlhf.errors import ModelError, RewardError
 from rlhf.recipe.builder import build_part
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.test_endpoint import completion, served
 from tests.training import tiny
 
@@ -65,7 +65,7 @@ def fair(body: dict[str, Any], _: int) -> Any:
 
 
 def judged(reward: Any, trajectories: list[Trajectory], task: Task = TASK) -> ScoredGroup:
-    return asyncio.run(score_group(task, trajectories, {"r": Weighted("r", 1.0, reward)}))
+    return asyncio.run(score_group(task, trajectories, {"r": WeightedReward("r", 1.0, reward)}))
 
 
 def values(reward: Any, trajectories: list[Trajectory], task: Task = TASK) -> list[float]:
@@ -348,7 +348,7 @@ def test_waiting_for_the_judge_is_no_time_of_the_reward(monkeypatch: pytest.Monk
         return f"VERDICT {question.mark}: 7"
 
     monkeypatch.setattr(Asker, "reply", slow)
-    rewards = {"judge": Weighted("judge", 1.0, Grade(url="http://127.0.0.1:1", model="m", max_concurrent=1))}
+    rewards = {"judge": WeightedReward("judge", 1.0, Grade(url="http://127.0.0.1:1", model="m", max_concurrent=1))}
 
     async def go() -> list[ScoredGroup]:
         groups = (score_group(TASK, attempts("a", "b"), rewards, timeout_s=1.0) for _ in range(5))

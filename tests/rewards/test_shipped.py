@@ -20,7 +20,7 @@ from rewards.answers.calls import answer_in, calls_in
 from rlhf.catalog import CATALOG
 from rlhf.data import Action
 from rlhf.recipe import load
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rewards.shipped import (
     CALLS,
     CHAT,
@@ -209,7 +209,7 @@ def test_the_best_attempt_earns_the_maximum_and_a_worse_one_less(kind: str, tmp_
             reward.episodes.is_open = True
             for _ in range(2):
                 scored = score_group(
-                    task, [best, worse], {"r": Weighted("r", 1.0, built("reward", {"kind": "outcome"}))}
+                    task, [best, worse], {"r": WeightedReward("r", 1.0, built("reward", {"kind": "outcome"}))}
                 )
                 reward.episodes.learn([asyncio.run(scored)])
         earned = totals(reward, task, group)

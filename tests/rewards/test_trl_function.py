@@ -23,7 +23,7 @@ from rlhf.rollout.scoring import score_group
 
 def attempt(task: Task, *said: str, number: int = 0) -> Trajectory:
     generation = Generation(Prompt((1, 2)), (3, 4), (-0.1, -0.2), Finish.STOP, "x")
-    turns = tuple(Turn(Action(text.strip(), (generation,), said=text), f"reply to {text}") for text in said)
+    turns = tuple(Turn(Action(text.strip(), (generation,), reply_text=text), f"reply to {text}") for text in said)
     return Trajectory(task.id, number, "What is 3 + 4?", turns, Outcome.FAILED)
 
 
@@ -100,7 +100,9 @@ def test_several_turns_are_a_conversation() -> None:
 
 def test_ids_are_those_sampled_and_bytes_of_the_text_where_nobody_sampled() -> None:
     task, seen = Task(id="game/1"), Seen()
-    given = Trajectory(task.id, 1, "", (Turn(Action("é", said="<é>"), "a"), Turn(Action("b"), "")), Outcome.FAILED)
+    given = Trajectory(
+        task.id, 1, "", (Turn(Action("é", reply_text="<é>"), "a"), Turn(Action("b"), "")), Outcome.FAILED
+    )
     blank = Trajectory(task.id, 2, "", (Turn(Action(""), ""),), Outcome.FAILED)
     as_reward(seen).over_group(task, [attempt(task, "go", "look"), given, blank])
     # é is 195, 169 in UTF-8; < > b are 60, 62, 98

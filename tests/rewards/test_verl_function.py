@@ -43,7 +43,7 @@ def scored(tmp_path: Path, reply: str, text: str, truth: Any = "7", **keys: Any)
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     task = Dataset(train=tmp_path / "rows.jsonl").tasks("train")[0]
     rewards = rewards_of({"right": {"kind": "./reward.py:compute_score", **keys}}, tmp_path)
-    turn = Turn(Action(reply.rpartition(">")[2].strip(), said=reply), "")
+    turn = Turn(Action(reply.rpartition(">")[2].strip(), reply_text=reply), "")
     return asyncio.run(score_group(task, [Trajectory(task.id, 0, "", (turn,), Outcome.FAILED)], rewards))
 
 
@@ -72,7 +72,7 @@ def test_a_ground_truth_with_parts_reaches_the_function_as_it_is(tmp_path: Path,
     [task] = world.tasks("train")
     assert json.loads(task.reference or "") == truth
     assert world.plan(task, ()) is None and _right_reply(world, task) is None
-    attempt = Trajectory(task.id, 0, "", (Turn(Action("3 * 8", said="3 * 8"), ""),), Outcome.FAILED)
+    attempt = Trajectory(task.id, 0, "", (Turn(Action("3 * 8", reply_text="3 * 8"), ""),), Outcome.FAILED)
     for reward in (ExactMatch(), Verified(Numeric())):
         with pytest.raises(RewardError, match="for functions of verl's or TRL's signature"):
             reward(task, attempt)
@@ -127,7 +127,7 @@ def test_of_several_turns_a_function_is_given_all_that_follows_the_prompt() -> N
         return 1.0
 
     turns = (
-        Turn(Action("look", said="<think>first</think>\nlook"), "a door"),
+        Turn(Action("look", reply_text="<think>first</think>\nlook"), "a door"),
         Turn(Action("go"), ""),
         Turn(Action("stop"), "over"),
     )

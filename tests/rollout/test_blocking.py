@@ -31,7 +31,7 @@ from rlhf.rollout.executors import CallError, CallTimeout, InlineLane
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.blocked_loop import standing
 from tests.rollout.garbage import Endless
 from tests.rollout.small_world import INLINE, THREADS, Corridor, Plain, tokenizer
@@ -100,7 +100,7 @@ def test_a_real_cancellation_still_ends_everything(where: str) -> None:
         elif where == "reward":
             work.close()
             played = Trajectory("t", 0, "", (Turn(Action("a"), "b"),), Outcome.FAILED)
-            work = score_group(Task("t"), [played], {"r": Weighted("r", 1.0, waits)}, timeout_s=60.0)
+            work = score_group(Task("t"), [played], {"r": WeightedReward("r", 1.0, waits)}, timeout_s=60.0)
         running = asyncio.ensure_future(work)
         await begun.wait()
         running.cancel()
@@ -221,7 +221,7 @@ def blocked(agent: Any = None, reward: Any = None, **environment: Any) -> list[s
 
     async def main() -> None:
         found = await rollout(Troubled(seeds=frozenset({1}), **environment), agent)
-        judge = {"r": Weighted("slow", 1.0, reward or (lambda task, t: 1.0))}
+        judge = {"r": WeightedReward("slow", 1.0, reward or (lambda task, t: 1.0))}
         await score_group(Task(found[0].task_id), found[:1], judge, timeout_s=20.0)
 
     with warnings.catch_warnings(record=True) as caught:

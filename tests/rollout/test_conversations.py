@@ -42,9 +42,11 @@ def through_views(kept: list[Generation]) -> list[Generation]:
 @given(episodes())
 def test_what_is_kept_says_what_was_given(calls):
     conversations, given_ = Conversations(), [generation(*call) for call in calls]
-    kept = [conversations.keep(g, role="plan", by="step 2") for g in given_]
+    kept = [conversations.keep(g, role="plan", opponent="step 2") for g in given_]
     for g, k, (prompt, sampled) in zip(given_, kept, calls, strict=True):
-        assert k == replace(g, role="plan", by="step 2") and hash(k) == hash(replace(g, role="plan", by="step 2"))
+        assert k == replace(g, role="plan", opponent="step 2") and hash(k) == hash(
+            replace(g, role="plan", opponent="step 2")
+        )
         assert k.prompt.token_ids == tuple(prompt) and k.token_ids == tuple(sampled)
         assert k.full_ids == tuple(k.all_ids) == (*prompt, *sampled) and k.length == len(k.full_ids)
         assert k.logprobs == tuple(k.logps) == g.logprobs
@@ -60,14 +62,14 @@ def test_what_is_kept_says_what_was_given(calls):
     for k, v in zip(kept, viewed, strict=True):
         assert v.continued() == k.continued() and v.all_ids.tolist() == k.all_ids.tolist() and hash(v) == hash(k)
         assert [v.prompt.extends(other) for other in viewed] == [k.prompt.extends(other) for other in kept]
-        assert Conversations().keep(v, role="", by="") == Conversations().keep(k, role="", by="")
+        assert Conversations().keep(v, role="", opponent="") == Conversations().keep(k, role="", opponent="")
 
 
 def test_a_conversation_of_many_turns_costs_what_each_turn_adds():
     conversations, context, kept = Conversations(), [1, 2, 3], []
     for turn in range(50):
         context += [turn] * 10
-        kept.append(conversations.keep(generation(context, [turn] * 10), role="", by=""))
+        kept.append(conversations.keep(generation(context, [turn] * 10), role="", opponent=""))
         context += [turn] * 10
     # 1,003 ids of four bytes; whole prompts would be 25,650.
     assert len({id(g._buffer) for g in kept} | {id(g.prompt._buffer) for g in kept}) == 1
@@ -77,16 +79,16 @@ def test_a_conversation_of_many_turns_costs_what_each_turn_adds():
 
 def test_a_numpy_array_of_ids_stays_as_it_is_while_the_conversation_grows():
     conversations = Conversations()
-    first = conversations.keep(generation([1, 2], [3]), role="", by="")
+    first = conversations.keep(generation([1, 2], [3]), role="", opponent="")
     seen = first.all_ids
-    second = conversations.keep(generation([1, 2, 3, 4], [5]), role="", by="")
+    second = conversations.keep(generation([1, 2, 3, 4], [5]), role="", opponent="")
     assert seen.tolist() == [1, 2, 3] and second.all_ids.tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(ValueError, match="read-only"):
         seen[0] = 7
 
 
 def test_pieces_of_a_kept_call_join_to_it():
-    kept = Conversations().keep(generation([1, 2], [3, 4, 5], logprob=-0.25), role="", by="")
+    kept = Conversations().keep(generation([1, 2], [3, 4, 5], logprob=-0.25), role="", opponent="")
     pieces = [piece_of(kept, 0, 2), piece_of(kept, 2, 3)]
     assert pieces[1].prompt.token_ids == (1, 2, 3, 4) and pieces[1].token_ids == (5,)
     assert calls_of(pieces) == [tuple(pieces)] and joined(pieces) == kept
@@ -94,7 +96,7 @@ def test_pieces_of_a_kept_call_join_to_it():
 
 @pytest.mark.parametrize("ids", [(2**31 - 1,), (2**40, 1), (2**63,)])
 def test_ids_of_any_size_come_back(ids):
-    kept = Conversations().keep(generation([1], ids), role="", by="")
+    kept = Conversations().keep(generation([1], ids), role="", opponent="")
     assert kept.token_ids == ids and kept.ids.tolist() == list(ids) and Prompt(ids).token_ids == ids
 
 

@@ -37,26 +37,26 @@ from rlhf.evaluation.answers import spent_on
 from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.journal import AttemptJournal
 from rlhf.evaluation.statistics import success_estimate
-from rlhf.inference.scripted import Said, ScriptedEngine
+from rlhf.inference.scripted import ScriptedEngine, ScriptedReply
 from rlhf.rollout.branching import Fork
 from rlhf.rollout.counted_engine import tokens_by_version
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.group_structure import Tree
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rollout.small_world import Corridor, tokenizer
 from tests.rollout.test_group import LIMITS, told
 
 WORDS = ("go north", "look", "go nowhere", "look around you")
 
 
-def letters(text: str, rng: random.Random) -> Said:
+def letters(text: str, rng: random.Random) -> ScriptedReply:
     """Goes on with what it has begun to say: one of the words that begin so."""
     begun = text.rsplit("assistant\n", 1)[1]
     word = rng.choice([w for w in WORDS if w.startswith(begun)])
     rest = word[len(begun) :]
-    return Said(rest, [-0.1 - 0.01 * rng.random() for _ in rest][: len(tokenizer().encode(rest))])
+    return ScriptedReply(rest, [-0.1 - 0.01 * rng.random() for _ in rest][: len(tokenizer().encode(rest))])
 
 
 def grow(tree: Tree, group_size: int, *, seed: int = 1, journal=None, **kwargs) -> list[Trajectory]:
@@ -72,7 +72,7 @@ def grow(tree: Tree, group_size: int, *, seed: int = 1, journal=None, **kwargs) 
 
 def scored(attempts: Sequence[Trajectory]) -> ScoredGroup:
     task = next(t for t in Corridor().tasks("test") if t.id == attempts[0].task_id)
-    return asyncio.run(score_group(task, attempts, {"solved": Weighted("solved", 1.0, OutcomeReward())}))
+    return asyncio.run(score_group(task, attempts, {"solved": WeightedReward("solved", 1.0, OutcomeReward())}))
 
 
 def whole(t: Trajectory) -> Trajectory:
@@ -200,7 +200,7 @@ def test_what_is_shared_of_a_reply_has_a_value_of_its_own():
     b, c = (Generation(Prompt((9, 1)), (i,), (-0.1,), Finish.STOP, 0) for i in (2, 3))
     d = Generation(Prompt((9,)), (4,), (-0.1,), Finish.STOP, 0)
     credit = TreeRL()(scored([tried(0, a, b, solved=True), tried(1, a, c), tried(2, d)]))
-    flat = [round(x[0], 3) for rows in credit.tokens_GNT for x in rows]
+    flat = [round(x[0], 3) for rows in credit.advantages_GNT for x in rows]
     assert flat == [0.354, 1.75, 0.354, -1.25, -1.0]
 
 

@@ -18,7 +18,7 @@ from rlhf.inference.scripted import ScriptedEngine
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rollout.garbage import LONG, NO_TRUTH, Garbage, Leaving, Trouble, Unwilling, broken_verdict
 from tests.rollout.small_world import INLINE, ONE_THREAD, THREADS, Corridor, Plain, tokenizer
 
@@ -145,8 +145,8 @@ class OddTogether(Odd):
 def judged(reward: Any, n: int, timeout_s: float) -> ScoredGroup:
     turns = tuple(Turn(Action("a"), "b") for _ in range(3))
     trajectories = [Trajectory("t", i, "", turns, Outcome.FAILED) for i in range(n)]
-    fine = Weighted("fine", 1.0, lambda task, t: Verdict(1.0))
-    rewards = {"fine": fine, "odd": Weighted("odd", 2.0, reward)}
+    fine = WeightedReward("fine", 1.0, lambda task, t: Verdict(1.0))
+    rewards = {"fine": fine, "odd": WeightedReward("odd", 2.0, reward)}
     return asyncio.run(score_group(Task("t"), trajectories, rewards, timeout_s=timeout_s))
 
 

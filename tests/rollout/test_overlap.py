@@ -16,7 +16,7 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.progress import Progress
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from tests.rollout.small_world import Corridor, tokenizer
 
 
@@ -36,7 +36,7 @@ class Logged(ScriptedEngine):
 
 def collector(engine: ScriptedEngine, reward: Any, n_at_once: int) -> RolloutRunner:
     limits = Limits(max_turns=2, max_tokens=16, max_concurrent=n_at_once)
-    weighted = {"r": Weighted("r", 1.0, reward)}
+    weighted = {"r": WeightedReward("r", 1.0, reward)}
     return RolloutRunner(Corridor(2), ChatAgent(system=""), weighted, engine, Renderer(tokenizer()), limits, seed=0)
 
 

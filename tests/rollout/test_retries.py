@@ -17,7 +17,7 @@ from rlhf.rollout.contrib.strategies import ReflectAndRetry, unseen
 from rlhf.rollout.group import run_groups
 from rlhf.rollout.group_structure import Retry
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rollout.small_world import Corridor, tokenizer
 from tests.rollout.test_group import LIMITS, told
 
@@ -92,7 +92,7 @@ def test_an_attempt_that_reads_of_another_does_otherwise() -> None:
 def test_the_last_attempt_is_the_answer_and_all_are_counted() -> None:
     strategy = ReflectAndRetry()
     task = Corridor(length=3).tasks("test")[0]
-    rewards = {"solved": Weighted("solved", 1.0, OutcomeReward())}
+    rewards = {"solved": WeightedReward("solved", 1.0, OutcomeReward())}
     group = asyncio.run(score_group(task, _run(strategy.rollout, 6)[0], rewards))
     made = asyncio.run(select_answers(strategy, task, group, 2, timeout_s=5.0))
     assert [s.chosen for s in made.spent] == [2, 3] and all(t.solved for t in made.group.trajectories)

@@ -15,7 +15,7 @@ from rlhf.data import Action, Outcome, ScoredGroup, Task, Trajectory, Turn, Verd
 from rlhf.errors import DataError, TrainingError
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.reward_monitor import RewardMonitor
-from rlhf.rollout.scoring import Weighted, check_failures, error_fraction, score_group
+from rlhf.rollout.scoring import WeightedReward, check_failures, error_fraction, score_group
 
 TASK = Task("t", reference="gold")
 
@@ -26,7 +26,7 @@ def trajectory(rewards=(0.0, 1.0), attempt=0, outcome=Outcome.SOLVED, detail="")
 
 
 def score(trajectories, timeout_s=20.0, **rewards) -> ScoredGroup:
-    weighted = {name: Weighted(name, *given) for name, given in rewards.items()}
+    weighted = {name: WeightedReward(name, *given) for name, given in rewards.items()}
     return asyncio.run(score_group(TASK, trajectories, weighted, timeout_s=timeout_s))
 
 
@@ -66,8 +66,8 @@ def test_a_watched_reward_is_asked_and_counts_for_nothing():
     group = score(played, whole=(1.0, lambda task, t: 4), strict=(0.0, strict, RewardMonitor()))
     assert [s.total for s in group.scores] == [4.0, 4.0] and [s.turns for s in group.scores] == [(0.0, 4.0)] * 2
     assert [set(s.parts) for s in group.scores] == [{"whole"}] * 2 and not group.failures
-    assert [{n: v.value for n, v in s.watched.items()} for s in group.scores] == [{"strict": -7.0}, {}]
-    assert not group.scores[0].watch_errors and "no verdict" in group.scores[1].watch_errors["strict"]
+    assert [{n: v.value for n, v in s.monitored.items()} for s in group.scores] == [{"strict": -7.0}, {}]
+    assert not group.scores[0].monitor_errors and "no verdict" in group.scores[1].monitor_errors["strict"]
     with pytest.raises(DataError, match="nothing to score with"):
         score(played, strict=(0.0, strict, RewardMonitor()))
 
@@ -192,7 +192,7 @@ def test_no_rewards_and_foreign_trajectories_are_refused():
     with pytest.raises(DataError, match="another task"):
         score([Trajectory("other", 0, "", (), Outcome.FAILED)], r=(1.0, lambda task, t: 0))
     with pytest.raises(DataError, match="finite"):
-        Weighted("r", float("nan"), spread)
+        WeightedReward("r", float("nan"), spread)
 
 
 def test_too_many_failures_stop_the_run_and_say_why():
@@ -215,7 +215,7 @@ def test_one_reason_at_five_tasks_is_one_and_comes_first():
         return 1.0
 
     def group(i):
-        task, reward = Task(f"levers/{i}"), Weighted("right", 1.0, Verified(judge))
+        task, reward = Task(f"levers/{i}"), WeightedReward("right", 1.0, Verified(judge))
         turns = (Turn(Action("a"), "b"),)
         return asyncio.run(score_group(task, [Trajectory(task.id, 0, "", turns, Outcome.SOLVED)], {"right": reward}))
 
@@ -240,8 +240,11 @@ class Ranks:
 
 
 def decide(trajectories, solving, ranks, **others) -> ScoredGroup:
-    rewards = {"ranks": Weighted("ranks", 1.0, ranks), "right": Weighted("right", 1.0, solving, success_threshold=0.5)}
-    rewards |= {name: Weighted(name, 1.0, reward) for name, reward in others.items()}
+    rewards = {
+        "ranks": WeightedReward("ranks", 1.0, ranks),
+        "right": WeightedReward("right", 1.0, solving, success_threshold=0.5),
+    }
+    rewards |= {name: WeightedReward(name, 1.0, reward) for name, reward in others.items()}
     return asyncio.run(score_group(TASK, trajectories, rewards, timeout_s=20.0))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlhf.data import Finish, PolicyWeights, Prompt, SamplingParams
 from rlhf.errors import ContextFull, DeliveryError, EngineError
 from rlhf.inference.engine import RolloutEngine
-from rlhf.inference.scripted import Said, ScriptedEngine
+from rlhf.inference.scripted import ScriptedEngine, ScriptedReply
 from rlhf.inference.seeds import stable_seed
 from rlhf.rollout.renderer import Renderer
 from tests.rollout.small_world import tokenizer, user
@@ -61,7 +61,7 @@ def test_text_in_text_out():
 
 
 def test_logprobs_are_those_given():
-    got = sample(ScriptedEngine(lambda ids: Said((4, 5, 6), (-0.5, -1.0))))
+    got = sample(ScriptedEngine(lambda ids: ScriptedReply((4, 5, 6), (-0.5, -1.0))))
     assert got.logprobs == (-0.5, -1.0, 0.0, 0.0)
 
 

@@ -25,7 +25,7 @@ from rlhf.rollout.limits import Limits
 from rlhf.rollout.opponent_engine import OpponentEngine, turn_key
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.terminal import CleanConsole
 from rlhf.viewer.redaction import Redaction
 from rlhf.viewer.terminal import show_trajectory
@@ -101,9 +101,9 @@ def test_an_episode_goes_on_from_where_its_task_begins():
 
 
 def test_opponents_of_single_turns_are_counted_from_the_first_turn_of_its_own():
-    players = {turn_key(0): OpponentEngine("step 2", engine())}
-    got = play(TASK.started_after(walk(2)), Corridor(length=4), players=players)
-    assert [[g.by for g in t.generations] for t in got.turns] == [[], [], ["step 2"], [""]]
+    opponents = {turn_key(0): OpponentEngine("step 2", engine())}
+    got = play(TASK.started_after(walk(2)), Corridor(length=4), opponents=opponents)
+    assert [[g.opponent for g in t.generations] for t in got.turns] == [[], [], ["step 2"], [""]]
 
 
 def test_the_agent_sees_what_was_possible_in_given_turns():
@@ -166,7 +166,7 @@ def test_a_replay_that_goes_another_way_is_an_error_of_the_environment(mood, n_g
     parts = (environment, AGENT, engine(), Renderer(tokenizer()), LIMITS, SamplingParams())
     [attempts] = asyncio.run(run_groups([start], *parts, group_size=2, seed=0))
     assert [t.n_retries for t in attempts] == [LIMITS.max_retries] * 2
-    group = asyncio.run(score_group(start, attempts, {"env": Weighted("env", 1.0, EnvironmentReward())}))
+    group = asyncio.run(score_group(start, attempts, {"env": WeightedReward("env", 1.0, EnvironmentReward())}))
     assert not group.trajectories and [f.outcome for f in group.failures] == [Outcome.ENV_ERROR] * 2
 
 
@@ -194,7 +194,10 @@ class PaidEpisode(CorridorEpisode):
 def collected(start: Task, n: int = 2) -> RolloutBatch:
     parts = (Paid(length=5), AGENT, engine(), Renderer(tokenizer()), LIMITS, SamplingParams())
     [attempts] = asyncio.run(run_groups([start], *parts, group_size=n, seed=0))
-    rewards = {"env": Weighted("env", 1.0, EnvironmentReward()), "cost": Weighted("cost", 1.0, TurnCost(cost=0.1))}
+    rewards = {
+        "env": WeightedReward("env", 1.0, EnvironmentReward()),
+        "cost": WeightedReward("cost", 1.0, TurnCost(cost=0.1)),
+    }
     return RolloutBatch((asyncio.run(score_group(start, attempts, rewards)),), 1.0)
 
 

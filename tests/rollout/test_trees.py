@@ -24,7 +24,7 @@ from rlhf.rollout.group import run_groups
 from rlhf.rollout.group_structure import Independent, Tree
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.rollout.small_world import Corridor, tokenizer
 from tests.rollout.test_group import LIMITS, coin, told
 
@@ -43,7 +43,7 @@ def grow(grouping, group_size, *, seed=1, environment=None, engine=None, tasks=N
 
 
 def scored(attempts: list[Trajectory]) -> ScoredGroup:
-    rewards = {"solved": Weighted("solved", 1.0, OutcomeReward())}
+    rewards = {"solved": WeightedReward("solved", 1.0, OutcomeReward())}
     task = next(t for t in Corridor().tasks("test") if t.id == attempts[0].task_id)
     return asyncio.run(score_group(task, attempts, rewards))
 
@@ -178,7 +178,7 @@ def test_each_sampled_token_weighs_what_its_estimator_says(estimator, seed):
     assert any(len(leaves) > 1 for leaves in below.values())
     n, mean = len(totals), sum(totals) / len(totals)
     if isinstance(estimator, TreeGRPO):
-        per_leaf = [rows[0][0] for rows in estimator(group).tokens_GNT]
+        per_leaf = [rows[0][0] for rows in estimator(group).advantages_GNT]
         for ids, leaves in below.items():
             assert found[ids] == pytest.approx(sum(per_leaf[i] for i in leaves), abs=1e-5)
         # GRPO is centred within the group and within each tree, so what all of a tree share weighs its mean in the

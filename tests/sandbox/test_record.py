@@ -15,7 +15,7 @@ from rewards.verified import Verified
 from rlhf.build.record import programs_record, write_record
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 
 RECIPE = """
 policy: {kind: from_scratch}
@@ -47,7 +47,7 @@ def test_a_verifier_that_runs_programs_counts_too() -> None:
     class Runs(UnitTests):
         pass
 
-    held = Weighted("t", 1.0, Verified(Runs()))  # type: ignore[arg-type]
+    held = WeightedReward("t", 1.0, Verified(Runs()))  # type: ignore[arg-type]
     assert programs_record({"t": held})["sandbox"]["level"] == str(probe_isolation().isolation.level)
 
 

@@ -23,7 +23,7 @@ from rewards.sandbox.probe import probe_isolation
 from rewards.sandbox.run import Bounds
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn, Verdict
 from rlhf.errors import RewardError
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from tests.blocked_loop import standing
 from tests.sandbox.attacks import in_command_lines
 from tests.tiers import tiered
@@ -39,7 +39,7 @@ def judged_in_a_group(program: str, asserts: list[str]) -> Any:
     async def verdict() -> Verdict:
         task, reward = (
             Task("t", reference=json.dumps({"asserts": asserts})),
-            Weighted("r", 1.0, UnitTests(score="share")),
+            WeightedReward("r", 1.0, UnitTests(score="share")),
         )
         group = await score_group(task, [attempt(0, program)], {"r": reward})
         return group.scores[0].parts["r"]
@@ -419,7 +419,7 @@ def attempt(i: int, program: str) -> Trajectory:
 
 def test_a_group_is_scored_all_attempts_at_a_time() -> None:
     programs = ["def add(a, b):\n    return a + b", "while True:\n    pass", "def add(a, b):\n    return a - b"]
-    reward = Weighted("tests", 2.0, UnitTests(score="share", cpu_s=0.5, wall_s=4.0, memory_mb=256))
+    reward = WeightedReward("tests", 2.0, UnitTests(score="share", cpu_s=0.5, wall_s=4.0, memory_mb=256))
     task = Task("t", reference=json.dumps({"asserts": ["assert add(1, 2) == 3", "assert add(1, 0) == 1"]}))
     attempts = [attempt(i, program) for i, program in enumerate(programs)]
     group = asyncio.run(score_group(task, attempts, {"tests": reward}))
@@ -432,7 +432,7 @@ def test_a_program_that_takes_all_of_a_rewards_time_is_wrong_and_ended() -> None
     program = (
         f"import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)', {token!r}])"
     )
-    reward = Weighted("tests", 1.0, UnitTests(wall_s=60.0))
+    reward = WeightedReward("tests", 1.0, UnitTests(wall_s=60.0))
     task = Task("t", reference=json.dumps(ADD))
     group = asyncio.run(score_group(task, [attempt(0, program)], {"tests": reward}, timeout_s=5.0))
     assert not group.failures and [score.total for score in group.scores] == [0.0]
@@ -446,7 +446,7 @@ def test_a_program_that_takes_all_of_a_rewards_time_is_wrong_and_ended() -> None
 def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(stops: str) -> None:
     """It would leave its group, and escape its low score, if that could cut the reward short."""
     program = f"import time\ndef add(a, b):\n    if a % 2 == 0:\n        {stops}\n    return a + b"
-    reward = Weighted("tests", 1.0, UnitTests(score="share", cpu_s=9.0, wall_s=1.0))
+    reward = WeightedReward("tests", 1.0, UnitTests(score="share", cpu_s=9.0, wall_s=1.0))
     task = Task("t", reference=json.dumps({"asserts": [f"assert add({i}, 2) == {i + 2}" for i in range(1, 25)]}))
     right = "def add(a, b):\n    return a + b"
     attempts = [attempt(0, program), attempt(1, right), attempt(2, program), attempt(3, right)]
@@ -462,7 +462,7 @@ def test_a_program_that_answers_one_call_and_sleeps_in_the_next_keeps_its_share(
 @pytest.mark.extended
 def test_waiting_for_a_core_is_not_time_of_the_reward() -> None:
     program = "import time\ndef add(a, b):\n    time.sleep(9)"
-    reward = Weighted("tests", 1.0, UnitTests(wall_s=1.0))
+    reward = WeightedReward("tests", 1.0, UnitTests(wall_s=1.0))
     n = 6 * (os.cpu_count() or 1)
     group = asyncio.run(
         score_group(Task("t", reference=json.dumps(ADD)), [attempt(i, program) for i in range(n)], {"tests": reward},

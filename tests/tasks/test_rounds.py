@@ -27,7 +27,7 @@ from rlhf.recipe import load
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutBatch, RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.tasks.selection import Selection
 from rlhf.training.rollout_phase import TrainingGroups
 from rlhf.training.run import Interrupted
@@ -73,7 +73,7 @@ def test_two_rounds_are_as_one_of_both() -> None:
 
     async def collected() -> list[RolloutBatch]:
         engine = TransformersEngine(made.model, max_context=made.max_context)
-        rewards = {"env": Weighted("env", 1.0, EnvironmentReward())}
+        rewards = {"env": WeightedReward("env", 1.0, EnvironmentReward())}
         limits = Limits(max_turns=2, max_tokens=4)
         collector = RolloutRunner(
             Echoes(), ChatAgent(system=""), rewards, engine, Renderer(made.tokenizer), limits, seed=0
@@ -104,9 +104,9 @@ def test_credit_is_aligned_with_every_group_drawn_and_scaled() -> None:
     credits = [Credit((((1.0, -3.0),),), {"credit/n_groups": 1.0}, (((7.0, 7.0),),)), Credit((((2.0,),), ()))]
     assert [g.task_id for g in gathered.groups] == ["1", "2"]
     first, second = gathered.weighted(credits)
-    assert first == replace(credits[0], tokens_GNT=(((0.5, -1.5),),))  # what a critic learns is not scaled
-    assert second.tokens_GNT == (((4.0,),), ())
-    assert gathered.of_all([first, second]) == [None, first, second]
+    assert first == replace(credits[0], advantages_GNT=(((0.5, -1.5),),))  # what a critic learns is not scaled
+    assert second.advantages_GNT == (((4.0,),), ())
+    assert gathered.align_to_all_groups([first, second]) == [None, first, second]
     metrics = gathered.metrics(success_estimate)
     assert metrics["rollout/n_episodes"] == 6 and metrics["rollout/success"] == pytest.approx(4 / 6)
     interval = success_estimate([True, True, False, True, True, False], [0, 0, 1, 1, 2, 2])

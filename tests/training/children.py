@@ -23,7 +23,7 @@ LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class EpisodeEnded:
     """How a command ended: its exit code (minus the signal that killed it) and what it said."""
 
     code: int
@@ -38,7 +38,7 @@ def run(
     kill_after_s: float | None = None,
     within: str = "/run",
     max_file_bytes: int | None = None,
-) -> Ended:
+) -> EpisodeEnded:
     """Run `rlhf ARGUMENTS` and wait for its end.
 
     Args:
@@ -58,10 +58,10 @@ def run(
         process.kill()
         process.join()
         raise TimeoutError(f"rlhf {arguments} took longer than {LIMIT_S:g} s: {texts[1].read_text()}")
-    return Ended(process.exitcode, texts[0].read_text(), texts[1].read_text())
+    return EpisodeEnded(process.exitcode, texts[0].read_text(), texts[1].read_text())
 
 
-def n_events(ended: Ended) -> int:
+def n_events(ended: EpisodeEnded) -> int:
     """How often the command touched files of a run."""
     return int(ended.err.splitlines()[-1].removeprefix("events "))
 

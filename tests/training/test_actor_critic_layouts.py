@@ -35,7 +35,7 @@ def test_log_probs_of_actor_and_critic_are_those_sampled(roles: Any, layout: Any
     # Each call has a prompt of its own, and a revision's begins with the proposal that came back.
     assert len({g.prompt.token_ids for g in calls if g.role == ACTOR}) > len(groups)
     samples, _ = make_samples(groups, ones(groups), layout, roles)
-    found = TorchTrainer(made, AdamW(), 1).score(samples, temperature=1.0, max_tokens=300)
+    found = TorchTrainer(made, AdamW(), 1).compute_logprobs(samples, temperature=1.0, max_tokens=300)
     pairs = [(s.sampler_logprobs[s.mask], row) for s, row in zip(samples, found, strict=True)]
     assert max(float(abs(sampled - row).max()) for sampled, row in pairs) < 1e-4
     trained = [g for g in calls if g.role in (roles or (ACTOR, CRITIC))]

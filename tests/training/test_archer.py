@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.credit.contrib.archer import ArCHer
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.returns import discounted_returns
 from rlhf.data import Outcome, Score, ScoredGroup, Trajectory
 from rlhf.errors import CheckpointError
@@ -165,9 +165,11 @@ def test_it_reads_states_and_turns_off_the_prefixes(groups: list[ScoredGroup], k
 def test_the_advantage_is_the_lower_q_less_the_lower_v_of_the_updated_critic(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
     seen = critic.predict(groups)
-    for made, values, credit in zip(groups, seen.values, credit_of(ArCHer(), groups, seen.values), strict=True):
+    for made, values, credit in zip(
+        groups, seen.values, compute_advantages(ArCHer(), groups, seen.values), strict=True
+    ):
         values.check(made)
-        for t, credit_NT, cut in zip(made.trajectories, credit.tokens_GNT, values.cut_G, strict=True):
+        for t, credit_NT, cut in zip(made.trajectories, credit.advantages_GNT, values.bootstrap_values_G, strict=True):
             said = [by_definition(critic, *turn) for turn in turns_of(t)]
             for s, credit_T in zip(said, credit_NT, strict=True):
                 wanted = min(s["actions"]).item() - min(s["states"]).item()
@@ -301,7 +303,7 @@ def test_a_step_without_tokens_changes_nothing() -> None:
     critic = critic_of(policy())
     before = critic.state_dict()["model"]["head.q1.0.weight"].clone()
     seen = critic.predict([group(trajectory(generation([0], [])))])
-    assert seen.figures == {} and seen.values[0].tokens_GNT == (((),),) and critic.n_updates == 0
+    assert seen.figures == {} and seen.values[0].values_GNT == (((),),) and critic.n_updates == 0
     assert not critic.buffer.kept and torch.equal(critic.state_dict()["model"]["head.q1.0.weight"], before)
 
 

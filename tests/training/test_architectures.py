@@ -60,7 +60,7 @@ QUICK = ("gemma2", "gpt2", "mixtral")
 EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.extended) for name in FAMILIES]
 SCORE = """
 def score(task, trajectory):
-    return sum(sum(map(ord, turn.action.said)) % 7 for turn in trajectory.turns) / 7
+    return sum(sum(map(ord, turn.action.reply_text)) % 7 for turn in trajectory.turns) / 7
 """
 TEXT = ["Say red. Say green. Say blue. Say white. red green blue white Right. Wrong."]
 

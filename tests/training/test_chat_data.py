@@ -354,7 +354,7 @@ def test_attempts_of_another_policy_are_imitated(tmp_path: Path, least: float | 
     second = recipe(tmp_path / "b", {"from_run": str(tmp_path / "first"), "min_score": least}, policy=policy)
     done = runs.run(second, tmp_path / "b" / "run")
     n = runs.curve(done.folder, "supervised/n_demonstrations")[0]
-    different = {(r.task_id, tuple(t.action.said for t in r.trajectory.turns)) for r in worth}
+    different = {(r.task_id, tuple(t.action.reply_text for t in r.trajectory.turns)) for r in worth}
     assert n == len(different) > 4
 
 
@@ -369,7 +369,7 @@ def test_failed_attempts_are_imitated_under_a_message_of_their_own(tmp_path: Pat
     rows = asyncio.run(rows_of(loaded, 0, found, Renderer(tokenizer), 512))
     told = [tokenizer.decode(sample.token_ids) for group in rows.learnt for sample in group]
     n_solved = sum("Get it right." in text for text in told)
-    different = {(t.task_id, t.solved, tuple(turn.action.said for turn in t.turns)) for t in attempts}
+    different = {(t.task_id, t.solved, tuple(turn.action.reply_text for turn in t.turns)) for t in attempts}
     assert n_solved == sum(solved for _, solved, _ in different) > 0
     longest = max(len(sample) for group in rows.learnt for sample in group)
     with pytest.raises(RecipeError, match=r"longer than the policy's context[\s\S]*too_long=drop"):

@@ -54,7 +54,9 @@ def test_compiled_layers_make_the_same_update(
             samples = samples_of(n)
             [batches] = pack_minibatches(samples, 1, Reduction(), 300)
             norms[compiles].append(trainer.update(batches, PPOClip())["optimizer/grad_norm"])
-        norms[compiles] += [float(row.sum()) for row in trainer.score(samples, temperature=1.0, max_tokens=300)]
+        norms[compiles] += [
+            float(row.sum()) for row in trainer.compute_logprobs(samples, temperature=1.0, max_tokens=300)
+        ]
         assert all(layer._compiled_call_impl is None for layer in decoder_layers(policy.model))
         trainer.close()
     assert norms[True] == pytest.approx(norms[False], rel=1e-4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlhf.credit.contrib.progress import Progress
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.data import ScoredGroup
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.critics.contributions import Contributions, ContributionTrainer, sum_loss
@@ -83,7 +83,11 @@ def test_it_learns_in_its_warm_up_and_then_stays(groups: list[ScoredGroup]) -> N
     told = critic.learn(seen, [], np.random.default_rng(0), 2)
     assert told["critic/explained_variance"] > 0.5 and "critic/sum_loss" not in told
     assert torch.equal(parameters(critic.model), before) and critic.n_updates == 30
-    assert any(x for c in credit_of(Progress(contributions="critic"), groups, seen.values) for x in flat(c.tokens_GNT))
+    assert any(
+        x
+        for c in compute_advantages(Progress(contributions="critic"), groups, seen.values)
+        for x in flat(c.advantages_GNT)
+    )
     goes_on = critic_of(policy(), awake=False, warmup_steps=0, frozen=False)
     goes_on.learn(goes_on.predict(groups), [], np.random.default_rng(0), 7)
     assert goes_on.n_updates == 1

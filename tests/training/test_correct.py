@@ -210,7 +210,7 @@ def test_dropout_does_not_enter_the_old_log_probs(off: Any) -> None:
     trainer = TorchTrainer(made, SMOOTH, 9)
     stage = PolicyGradient(epochs=2)
     rows, _, rest = prepare(stage, trainer, samples, shares_policy=False)
-    plain = TorchTrainer(policy(), SMOOTH, 9).score(samples, temperature=1.0, max_tokens=16384)
+    plain = TorchTrainer(policy(), SMOOTH, 9).compute_logprobs(samples, temperature=1.0, max_tokens=16384)
     assert rest is None
     for row, expected in zip(rows, plain, strict=True):
         assert row.old_logprobs is not None

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.batching.pack import collate, pack_minibatches
 from rlhf.batching.samples import Sample, make_samples
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.gae import GAE
 from rlhf.data import Credit, Outcome, ScoredGroup
 from rlhf.errors import CheckpointError, ModelError, TrainingError
@@ -65,9 +65,11 @@ def test_a_row_that_fills_the_context_has_values_where_positions_are_learnt() ->
     critic = critic_of(Policy.of(AutoModelForCausalLM.from_config(config), words, None), Critic(backbone="policy"))
     said = [generation([20 + i for i in range(10)], [30 + i for i in range(n)]) for n in (5, 6)]  # of 15 and 16 tokens
     shorter, full = (critic.predict([group(trajectory(one, outcome=Outcome.TOKEN_LIMIT))]).values[0] for one in said)
-    assert full.tokens_GNT[0][0][:5] == pytest.approx(shorter.tokens_GNT[0][0], abs=1e-6)
-    assert full.tokens_GNT[0][0][5] == pytest.approx(shorter.cut_G[0], abs=1e-6), "of the state after 15 tokens"
-    assert full.cut_G[0] != 0
+    assert full.values_GNT[0][0][:5] == pytest.approx(shorter.values_GNT[0][0], abs=1e-6)
+    assert full.values_GNT[0][0][5] == pytest.approx(shorter.bootstrap_values_G[0], abs=1e-6), (
+        "of the state after 15 tokens"
+    )
+    assert full.bootstrap_values_G[0] != 0
 
 
 @pytest.mark.parametrize("backbone", ["own", "policy"])
@@ -78,7 +80,7 @@ def test_a_row_that_fills_the_context_leaves_the_short_positions_of_longrope(bac
     critic = critic_of(Policy.of(made, architectures.tokenizer(), None), Critic(backbone=backbone))
     said = [generation([20 + i for i in range(10)], [30 + i for i in range(n)]) for n in (5, 6)]  # of 15 and 16 tokens
     shorter, full = (critic.predict([group(trajectory(one, outcome=Outcome.TOKEN_LIMIT))]).values[0] for one in said)
-    assert full.tokens_GNT[0][0][:5] == pytest.approx(shorter.tokens_GNT[0][0], abs=1e-4)
+    assert full.values_GNT[0][0][:5] == pytest.approx(shorter.values_GNT[0][0], abs=1e-4)
 
 
 def by_definition(critic: CriticTrainer, ids: Sequence[int]) -> torch.Tensor:
@@ -134,7 +136,9 @@ def test_values_are_those_of_the_prefixes(groups: list[ScoredGroup], kind: str, 
     seen = critic.predict(groups)
     for made, values in zip(groups, seen.values, strict=True):
         values.check(made)
-        for attempt, values_NT, cut in zip(made.trajectories, values.tokens_GNT, values.cut_G, strict=True):
+        for attempt, values_NT, cut in zip(
+            made.trajectories, values.values_GNT, values.bootstrap_values_G, strict=True
+        ):
             for sampled, values_T in zip(attempt.generations, values_NT, strict=True):
                 for i, value in enumerate(values_T):
                     ids = sampled.prompt.token_ids + sampled.token_ids[:i]
@@ -147,7 +151,7 @@ def test_values_are_those_of_the_prefixes(groups: list[ScoredGroup], kind: str, 
 def test_a_critic_that_has_seen_nothing_expects_nothing(groups: list[ScoredGroup]) -> None:
     for settings in KINDS.values():
         seen = critic_of(policy(), settings, awake=False).predict(groups)
-        assert {x for v in seen.values for rows in v.tokens_GNT for row in rows for x in row} == {0.0}
+        assert {x for v in seen.values for rows in v.values_GNT for row in rows for x in row} == {0.0}
 
 
 def values_at(critic: CriticTrainer, rows: list[Sample]) -> list[list[float]]:
@@ -181,7 +185,7 @@ def step_of(
 ) -> tuple[dict[str, float], ValuePredictions]:
     """Values, credit, and the critic's updates, as in a step of a run."""
     seen = critic.predict(groups)
-    credits = credit_of(GAE(), groups, seen.values)
+    credits = compute_advantages(GAE(), groups, seen.values)
     samples, _ = make_samples(groups, credits, critic._stage.layout)
     return critic.learn(seen, samples, np.random.default_rng(0), step), seen
 
@@ -212,7 +216,7 @@ def test_the_gradient_is_that_of_the_definition(groups: list[ScoredGroup], kind:
     # Σ ½ (V − G)² / N over sampled tokens and over places after generations whose next token is known, without packing.
     critic = critic_of(policy(), KINDS[kind], max_tokens_per_microbatch=budget)
     plain = copy.deepcopy(critic)
-    credits = credit_of(GAE(), groups, plain.predict(groups).values)
+    credits = compute_advantages(GAE(), groups, plain.predict(groups).values)
     errors = []
     for made, credit in zip(groups, credits, strict=True):
         assert credit.returns_GNT is not None
@@ -302,7 +306,7 @@ def test_dropout_of_a_policy_that_is_not_trained_is_off(groups: list[ScoredGroup
 def test_no_returns_are_an_error_and_no_tokens_are_none(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
     seen = critic.predict(groups)
-    credits = [replace(c, returns_GNT=None) for c in credit_of(GAE(), groups, seen.values)]
+    credits = [replace(c, returns_GNT=None) for c in compute_advantages(GAE(), groups, seen.values)]
     samples, _ = make_samples(groups, credits)
     with pytest.raises(TrainingError, match="GAE gave credit without returns"):
         critic.learn(seen, samples, np.random.default_rng(0), 0)
@@ -314,7 +318,7 @@ def test_no_returns_are_an_error_and_no_tokens_are_none(groups: list[ScoredGroup
 
 def test_values_and_returns_stay_with_their_tokens(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
-    credits = credit_of(GAE(), groups, critic.predict(groups).values)
+    credits = compute_advantages(GAE(), groups, critic.predict(groups).values)
     samples, _ = make_samples(groups, credits)
     given = [list(row) for c in credits for rows in c.returns_GNT or () for row in rows if row]
     flat = [x for s in samples if s.returns is not None for x in s.returns[s.mask].tolist()]
@@ -331,7 +335,7 @@ def test_values_and_returns_stay_with_their_tokens(groups: list[ScoredGroup]) ->
 def test_demonstrations_say_nothing_of_what_the_policy_may_expect(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy())
     seen = critic.predict(groups)
-    samples, _ = make_samples(groups, credit_of(GAE(), groups, seen.values))
+    samples, _ = make_samples(groups, compute_advantages(GAE(), groups, seen.values))
     shown = samples[0].sequence
     marked = [replace(s, off_policy=s.mask) if s.sequence == shown else s for s in samples]
     rows, fewer = (_with_returns(seen, given, bootstrap=True) for given in (samples, marked))
@@ -347,8 +351,8 @@ def test_demonstrations_say_nothing_of_what_the_policy_may_expect(groups: list[S
 def test_without_bootstrap_a_limit_is_an_end(groups: list[ScoredGroup]) -> None:
     critic = critic_of(policy(), Critic(bootstrap=False))
     seen = critic.predict(groups)
-    assert {cut for v in seen.values for cut in v.cut_G} == {0.0}
-    rows = learnt_rows(critic, groups, credit_of(GAE(), groups, seen.values))
+    assert {cut for v in seen.values for cut in v.bootstrap_values_G} == {0.0}
+    rows = learnt_rows(critic, groups, compute_advantages(GAE(), groups, seen.values))
     assert sum(r.n_policy_tokens for r in rows) == sum(t.n_tokens for g in groups for t in g.trajectories)
 
 

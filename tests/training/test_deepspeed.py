@@ -219,7 +219,7 @@ def _by_rows(kind: Any, samples: Sequence[Sample], n: int) -> tuple[dict[str, fl
 
 def scores_of(kind: Any, samples: Sequence[Sample]) -> dict[str, Any]:
     trainer = kind.start(policy(), SMOOTH, 1)
-    found: dict[str, Any] = trainer.scores(samples, ("entropy",), temperature=0.7, max_tokens=200)
+    found: dict[str, Any] = trainer.compute_token_stats(samples, ("entropy",), temperature=0.7, max_tokens=200)
     trainer.close()
     return found
 

@@ -13,7 +13,7 @@ import torch
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.gae import GAE
 from rlhf.losses.ppo_clip import PPOClip
 from rlhf.processes import current
@@ -59,7 +59,7 @@ def train(critic: Critic, kind: Any) -> Seen:
     found = []
     for step in range(N_STEPS):
         seen = live.predict(groups)
-        samples, _ = make_samples(groups, credit_of(stage.advantage, groups, seen.values))
+        samples, _ = make_samples(groups, compute_advantages(stage.advantage, groups, seen.values))
         values: dict[str, float] = {}
         n_least = trainer.n_processes
         for batches in pack_minibatches(samples, 2, stage.reduction, 150, np.random.default_rng(step), n_least=n_least):

@@ -202,7 +202,7 @@ def test_the_supervised_update_is_that_of_its_loss(coef: float) -> None:
     trainer = TorchTrainer(policy, AdamW(lr=1e-12, max_grad_norm=None), 1)
     [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), 4, None)
     assert len(batches) == 2, "in two micro-batches"
-    values = trainer.imitate(batches, entropy_coef=coef)
+    values = trainer.sft_update(batches, entropy_coef=coef)
     assert torch.allclose(tiny.gradient(policy.model), expected, atol=1e-6)
     # The mean of the rows' own means: with .5 and 1.5 it would be 1.
     assert values["supervised/loss"] == pytest.approx(float(nll.detach().mean(1).mean()), rel=1e-5)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from rlhf.batching.samples import Sample
-from rlhf.training import stage_state as parts
+from rlhf.training import stage_components as parts
 from rlhf.training.contrib.imitate_failed_tasks import FailedImitation
-from rlhf.training.contrib.judge_refresh import PolicyJudge
+from rlhf.training.contrib.judge_refresh import JudgeRefreshHook
 from rlhf.training.contrib.league import League
-from rlhf.training.contrib.reference_reset import ResetClock
+from rlhf.training.contrib.reference_reset import ReferenceResetHook
 from rlhf.training.contrib.reward_memory import StatefulRewards
-from rlhf.training.contrib.reward_refresh import Refresher
+from rlhf.training.contrib.reward_refresh import RewardRefreshHook
 from rlhf.training.critics.settings import CriticHook
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.collapse import CollapseHook
@@ -66,7 +66,7 @@ class Recorder(StageHook):
         self.calls.append(f"{len(groups)} groups")
         return groups
 
-    def expected(self, step: Step) -> None:
+    def critic_values(self, step: Step) -> None:
         self.calls.append("expected")
 
     def transform_samples(self, parts: Any, step: Step, samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -142,11 +142,11 @@ def test_hooks_that_keep_something_have_the_keys_of_older_checkpoints() -> None:
         StatefulRewards,
         CriticHook,
         ReplayBuffer,
-        ResetClock,
+        ReferenceResetHook,
         FailedImitation,
         RewardMonitorHook,
-        Refresher,
-        PolicyJudge,
+        RewardRefreshHook,
+        JudgeRefreshHook,
         League,
     )
     assert [hook.key for hook in kept] == ["monitor", "empty", "memories", "critic", "buffer", "reference", "hard",

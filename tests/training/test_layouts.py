@@ -63,7 +63,9 @@ def by_layout(groups: list[ScoredGroup], credits: list[Credit], layout: Any, red
 def by_definition(groups: list[ScoredGroup], credits: list[Credit], reduction: Reduction) -> torch.Tensor:
     """Gradient of Σ w · (−A log π): one plain forward pass for each generation, no rows, masks or packing."""
     made = exact()
-    pairs = [p for g, c in zip(groups, credits, strict=True) for p in zip(g.trajectories, c.tokens_GNT, strict=True)]
+    pairs = [
+        p for g, c in zip(groups, credits, strict=True) for p in zip(g.trajectories, c.advantages_GNT, strict=True)
+    ]
     total = torch.zeros((), dtype=torch.float64)
     for trajectory, credit_NT in pairs:
         weight = _weight(reduction, trajectory, [t for t, _ in pairs])

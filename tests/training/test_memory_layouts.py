@@ -87,7 +87,7 @@ def test_recomputed_log_probs_are_those_sampled(section: str, kind: str, layout:
     samples, counters = make_samples(groups, credits, layout)
     # An environment whose observations have nothing in common is told in differences as it is.
     assert (counters["batch/n_rewritten_prompts"] > 0) == (kind not in ("full", "diff"))
-    found = TorchTrainer(made, AdamW(), 1).score(samples, temperature=1.0, max_tokens=300)
+    found = TorchTrainer(made, AdamW(), 1).compute_logprobs(samples, temperature=1.0, max_tokens=300)
     pairs = [(s.sampler_logprobs[s.mask], row) for s, row in zip(samples, found, strict=True)]
     assert max(float(abs(sampled - row).max()) for sampled, row in pairs) < 1e-4
     assert sum(len(row) for _, row in pairs) == sum(t.n_tokens for t in trajectories)

@@ -51,7 +51,7 @@ def group(trained: Sequence[float], monitored: Sequence[float | None]) -> Scored
 
 
 def _said(value: float | None) -> dict[str, Any]:
-    return {"watch_errors": {"exact": "no"}} if value is None else {"watched": {"exact": Verdict(value)}}
+    return {"monitor_errors": {"exact": "no"}} if value is None else {"watched": {"exact": Verdict(value)}}
 
 
 def played(
@@ -239,7 +239,7 @@ def test_a_reward_that_is_hacked_is_caught(tmp_path: Path) -> None:
     assert finding.level == "problem" and "the reward mentioned went from" in finding.words
     assert "Monitored reward exact" in (done.folder / "report.html").read_text()
     records = list(read_trajectories(done.folder / "trajectories", phase="train"))
-    assert all(set(r.score.parts) == {"mentioned"} and set(r.score.watched) == {"exact"} for r in records if r.score)
+    assert all(set(r.score.parts) == {"mentioned"} and set(r.score.monitored) == {"exact"} for r in records if r.score)
     # Monitoring changes nothing: all that the run logged of itself is what it logs without.
     bare = runs.run(write(tmp_path / "bare", HACKABLE, 3), tmp_path / "bare" / "run")
     own = [line for line in runs.lines(bare.folder) if line["stage"].startswith("1")]

@@ -167,11 +167,11 @@ def played(policy: Policy, weights: Mapping[str, torch.Tensor]) -> list[ScoredGr
     """Games in which an older version has a seat in two attempts of three."""
     older = SwappedWeightsEngine(policy.model, weights, max_context=policy.max_context)
 
-    def players(seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
+    def opponents(seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
         return {SEATS[attempt % 2]: OpponentEngine("step 3", older)} if attempt % 3 else {}
 
     agent = SelfPlay(player=ChatAgent(system=""))
-    return tiny.collect(policy, environment=Talk(), agent=agent, n_tasks=4, group_size=6, players=players)
+    return tiny.collect(policy, environment=Talk(), agent=agent, n_tasks=4, group_size=6, opponents=opponents)
 
 
 @ADAPTERS
@@ -183,15 +183,15 @@ def test_what_the_policy_sampled_is_trained_on_and_the_log_probs_are_those_sampl
     weights = moved(policy)
     groups = played(policy, weights)
     calls = [g for group in groups for t in group.trajectories for g in t.generations]
-    own, others = [g for g in calls if not g.by], [g for g in calls if g.by]
-    assert {g.by for g in others} == {"step 3"} and len(others) > 20
+    own, others = [g for g in calls if not g.opponent], [g for g in calls if g.opponent]
+    assert {g.opponent for g in others} == {"step 3"} and len(others) > 20
     assert {g.role for g in own} == {g.role for g in others} == set(SEATS)
     ones = tiny.ones(groups)
     trainer = TorchTrainer(policy, AdamW(), 1)
 
     def gap(credited: list[ScoredGroup]) -> tuple[float, int]:
         samples, _ = make_samples(credited, ones, layout)
-        found = trainer.score(samples, temperature=1.0, max_tokens=300)
+        found = trainer.compute_logprobs(samples, temperature=1.0, max_tokens=300)
         pairs = [(s.sampler_logprobs[s.mask], row) for s, row in zip(samples, found, strict=True)]
         return max(float(abs(a - b).max()) for a, b in pairs), sum(len(row) for _, row in pairs)
 
@@ -211,7 +211,7 @@ def _turned(group: ScoredGroup) -> ScoredGroup:
     for t in group.trajectories:
         turns = []
         for turn in t.turns:
-            calls = tuple(replace(g, by="" if g.by else "other") for g in turn.generations)
+            calls = tuple(replace(g, opponent="" if g.opponent else "other") for g in turn.generations)
             turns.append(replace(turn, action=replace(turn.action, generations=calls)))
         trajectories.append(replace(t, turns=tuple(turns)))
     return replace(group, trajectories=tuple(trajectories))
@@ -223,15 +223,15 @@ def test_a_seat_that_an_older_version_had_is_given_no_credit_and_compared_with_n
     for group, credit in zip(groups, Seats(inner=DrGRPO()).over_batch(groups), strict=True):
         earned: dict[str, list[float]] = {seat: [] for seat in SEATS}
         for t, score in zip(group.trajectories, group.scores, strict=True):
-            by = {seat_of(turn): turn.generations[0].by for turn in t.turns}
+            by = {seat_of(turn): turn.generations[0].opponent for turn in t.turns}
             last = {seat: 1 if seat == seat_of(t.turns[-1]) else -1 for seat in SEATS}
             for seat in SEATS:
                 earned[seat] += [] if by[seat] else [last[seat] * score.total]
-        for t, score, rows in zip(group.trajectories, group.scores, credit.tokens_GNT, strict=True):
+        for t, score, rows in zip(group.trajectories, group.scores, credit.advantages_GNT, strict=True):
             for g, row in zip(t.generations, rows, strict=True):
                 sign = 1 if g.role == seat_of(t.turns[-1]) else -1
                 mean = sum(earned[g.role]) / len(earned[g.role])
-                assert row == pytest.approx([0.0 if g.by else sign * score.total - mean] * len(g.token_ids))
+                assert row == pytest.approx([0.0 if g.opponent else sign * score.total - mean] * len(g.token_ids))
 
 
 @pytest.mark.parametrize(("n_steps", "keep"), [(2, 1), (6, 1), (7, 4)])
@@ -262,17 +262,17 @@ def test_turns_of_older_versions_are_drawn_read_and_never_trained_on() -> None:
     made.versions[10] = Version(moved(policy), 1)
     engine = TransformersEngine(policy.model, max_context=policy.max_context)
     drawn = _Drawn(made, engine, max_turns=4)
-    groups = tiny.collect(policy, environment=Talk(), n_tasks=8, group_size=6, players=drawn)
+    groups = tiny.collect(policy, environment=Talk(), n_tasks=8, group_size=6, opponents=drawn)
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
-    by = [{g.by for g in turn.generations} for turn in turns]
+    by = [{g.opponent for g in turn.generations} for turn in turns]
     assert all(len(names) == 1 for names in by) and {"", "step 0", "step 10"} == set().union(*by)
     older = sum(names != {""} for names in by)
     assert 0.3 < older / len(turns) < 0.5 and made.learn(groups, 1)["opponents/share"] == older / len(turns)
     assert drawn(3, 1) == drawn(3, 1) != drawn(3, 2) and not set(drawn(3, 1)) - {f"turn {k}" for k in range(4)}
     # Only what the policy sampled is trained on, and its log-probs are the policy's whoever spoke before.
     samples, _ = make_samples(groups, tiny.ones(groups), "trajectory")
-    found = TorchTrainer(policy, AdamW(), 1).score(samples, temperature=1.0, max_tokens=300)
-    own = sum(len(g.token_ids) for turn in turns for g in turn.generations if not g.by)
+    found = TorchTrainer(policy, AdamW(), 1).compute_logprobs(samples, temperature=1.0, max_tokens=300)
+    own = sum(len(g.token_ids) for turn in turns for g in turn.generations if not g.opponent)
     assert sum(int(s.mask.sum()) for s in samples) == own
     assert max(float(abs(s.sampler_logprobs[s.mask] - row).max()) for s, row in zip(samples, found, strict=True)) < 1e-4
 
@@ -284,7 +284,7 @@ def test_wins_are_counted_by_who_was_played_against_and_versions_come_and_go() -
     assert made is not None
     won: dict[str, list[float]] = {"current": [], "step_3": []}
     for t in (t for group in groups for t in group.trajectories):
-        by = {g.role: g.by for g in t.generations}
+        by = {g.role: g.opponent for g in t.generations}
         winner = SEATS[1] if t.turns[-1].reward > 0 else SEATS[0]
         name = "step_3" if any(by.values()) else "current"
         own = next(seat for seat in SEATS if not by[seat])
@@ -328,11 +328,13 @@ def test_a_stopped_run_equals_one_that_was_not(tmp_path: Path, lora: Any) -> Non
     resume.assert_equal(tmp_path / "stopped", tmp_path / "whole")
     records = list(read_trajectories(whole.folder / "trajectories", phase="train"))
     of_stage = [r for r in records if r.stage == "1-policy_gradient"]
-    played_by = {s: {g.by for r in of_stage if r.step == s for g in r.trajectory.generations} - {""} for s in range(6)}
+    played_by = {
+        s: {g.opponent for r in of_stage if r.step == s for g in r.trajectory.generations} - {""} for s in range(6)
+    }
     assert played_by[1] | played_by[2] == {"step 0"} and played_by[5] <= {"step 2", "step 4"} and played_by[5]
-    assert not {g.by for r in records if r.stage == "2-policy_gradient" for g in r.trajectory.generations} - {""}
+    assert not {g.opponent for r in records if r.stage == "2-policy_gradient" for g in r.trajectory.generations} - {""}
     for step, n in enumerate(runs.curve(whole.folder, "batch/n_policy_tokens")[:5], start=1):
-        own = [g for r in of_stage if r.step == step for g in r.trajectory.generations if not g.by]
+        own = [g for r in of_stage if r.step == step for g in r.trajectory.generations if not g.opponent]
         assert n <= sum(len(g.token_ids) for g in own)
     assert runs.curve(whole.folder, "opponents/n_versions") == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert len(runs.curve(whole.folder, "win_rate/step_0")) >= 2

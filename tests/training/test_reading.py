@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import make_samples
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.grpo import GRPO
 from rlhf.losses.reduction import Reduction
 from rlhf.losses.reinforce import Reinforce
@@ -179,7 +179,7 @@ def untied(lora: Lora | None = None) -> Policy:
 @pytest.mark.parametrize("kind", ["tied", "untied", "lora", "lora on the output layer"])
 def test_an_update_does_not_depend_on_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = tiny.collect(tiny.policy())
-    samples, _ = make_samples(groups, credit_of(GRPO(), groups))
+    samples, _ = make_samples(groups, compute_advantages(GRPO(), groups))
     [batches] = pack_minibatches(samples, 1, Reduction(), 100_000)
 
     def updated(piece: int, layer: Any) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from rlhf.recipe import load
 from rlhf.terminal import CleanConsole
 from rlhf.training.checkpoints.store import every
 from rlhf.training.context import RunContext
-from rlhf.training.contrib.reference_reset import ReferenceReset, ResetClock
+from rlhf.training.contrib.reference_reset import ReferenceReset, ReferenceResetHook
 from rlhf.training.hooks.base import StageHook, Step
 from rlhf.training.hooks.callbacks import Callbacks
 from rlhf.training.policy.model import Lora
@@ -34,7 +34,7 @@ from tests.training import runs, tiny, words
 
 def due_after(patience: int, successes: list[float]) -> list[int]:
     """After which evaluations, counted from 1, the reference is renewed."""
-    clock, found = ResetClock(ReferenceReset(patience=patience)), []
+    clock, found = ReferenceResetHook(ReferenceReset(patience=patience)), []
     for i, success in enumerate(successes, start=1):
         clock.see(success)
         if clock.is_due:
@@ -62,7 +62,7 @@ def test_the_best_stays_the_one_to_surpass(patience: int, successes: list[float]
 
 
 def test_a_step_that_went_far() -> None:
-    clock = ResetClock(ReferenceReset(max_kl=0.5))
+    clock = ReferenceResetHook(ReferenceReset(max_kl=0.5))
     clock.learn({"loss/kl_ref": 0.5})
     assert not clock.is_due
     clock.learn({"loss/kl_ref": 0.51})
@@ -76,7 +76,7 @@ def test_a_step_that_went_far() -> None:
 
 
 def test_an_anchor_that_moves_with_the_steps() -> None:
-    clock, due = ResetClock(ReferenceReset(every=3)), []
+    clock, due = ReferenceResetHook(ReferenceReset(every=3)), []
     for step in range(1, 8):
         clock.learn({})
         if clock.is_due:
@@ -88,10 +88,10 @@ def test_an_anchor_that_moves_with_the_steps() -> None:
 @given(st.lists(st.sampled_from([0.1, 0.2, 0.3]), max_size=12), st.integers(1, 4), st.integers(0, 12))
 def test_it_remembers(successes: list[float], patience: int, stopped: int) -> None:
     settings = ReferenceReset(patience=patience, max_kl=1.0)
-    whole, resumed = ResetClock(settings), ResetClock(settings)
+    whole, resumed = ReferenceResetHook(settings), ReferenceResetHook(settings)
     for i, success in enumerate(successes):
         if i == stopped:
-            again = ResetClock(settings)
+            again = ReferenceResetHook(settings)
             again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
             resumed = again
         for clock in (whole, resumed):
@@ -210,7 +210,7 @@ def test_the_reference_is_renewed_when_patience_ends(tmp_path: Path, lora: dict[
     done = runs.run(recipe(tmp_path, lora, patience=2), tmp_path / "run")
     evaluations = [line for line in runs.log(done.folder) if "eval/success" in line]
     watched = {line["step"]: line["eval/success"] for line in evaluations if line["step"] < 9 and line["step"] > 0}
-    clock, expected = ResetClock(ReferenceReset(patience=2)), []
+    clock, expected = ReferenceResetHook(ReferenceReset(patience=2)), []
     for step in range(1, 9):
         clock.see(watched[step])
         if clock.is_due:

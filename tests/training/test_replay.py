@@ -169,14 +169,14 @@ def test_old_log_probs_stay_those_of_the_policy_that_sampled(shares: bool, keys:
     groups = collect(made)
     samples, _ = make_samples(groups, credit(groups, GRPO()))
     trainer, buffer = TorchTrainer(made, FAST, 9), ReplayBuffer(Replay(max_share=1.0), 6)
-    before = trainer.score(samples, temperature=1.0, max_tokens=999)
+    before = trainer.compute_logprobs(samples, temperature=1.0, max_tokens=999)
     update(stage, trainer, samples, np.random.default_rng(0), shares, [buffer])
     buffer.learn()
     assert trainer.n_updates == keys.get("epochs", 1)
     again, _ = buffer.extend_samples([], np.random.default_rng(1))
     by_ids = {row.token_ids.tobytes(): old for row, old in zip(samples, before, strict=True)}
     assert again
-    now = trainer.score(again, temperature=1.0, max_tokens=999)
+    now = trainer.compute_logprobs(again, temperature=1.0, max_tokens=999)
     for row_, moved in zip(again, now, strict=True):
         assert row_.old_logprobs is not None
         old = row_.old_logprobs[row_.mask]
@@ -195,7 +195,7 @@ def test_the_ratio_of_replayed_tokens_is_that_to_the_policy_that_sampled(shares:
     assert first["loss/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     buffer.learn()
     again, _ = buffer.extend_samples([], np.random.default_rng(1))
-    logp = trainer.score(again, temperature=1.0, max_tokens=999)
+    logp = trainer.compute_logprobs(again, temperature=1.0, max_tokens=999)
     ratios = np.concatenate([np.exp(x - s.old_logprobs[s.mask]) for x, s in zip(logp, again, strict=True)])  # type: ignore[index]
     second = update(stage, trainer, [], np.random.default_rng(1), shares, [buffer])
     assert second["replay/n_replayed"] == second["batch/n_trained_trajectories"] == len({s.sequence for s in again})

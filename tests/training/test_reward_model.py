@@ -20,14 +20,14 @@ from rlhf.data import Finish, Task
 from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingError
 from rlhf.losses.preference import bradley_terry
 from rlhf.recipe import load
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.policy.lora import Lora, merged
 from rlhf.training.reward_model_training import adapted, save, scoring_model, split_by_task
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.reward_model import RewardModel
 from rlhf.training.stages.reward_model_pairwise import scores
-from rlhf.training.stages.trl_trainers import load_trl, train_reward_model
+from rlhf.training.stages.trl_trainers import load_trl, train_pairwise
 from tests import test_resume as resume
 from tests.training import runs, tiny, words
 from tests.training.test_attempts import OUTCOME, START
@@ -88,7 +88,7 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
         epochs=1,
         centring=0.1,
     )
-    train_reward_model(model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
+    train_pairwise(model, policy.tokenizer, rows, stage, lambda n, logs: seen.append(logs), seed=0)
     assert len(seen) == 1
     assert seen[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
     assert seen[0]["accuracy"] == pytest.approx(float((chosen > rejected).float().mean()))
@@ -230,7 +230,7 @@ def test_a_model_that_fails_is_an_error_and_never_a_score(tmp_path: Path, troubl
     if trouble == "wrong":
         (tmp_path / "model" / "model.safetensors").write_bytes(b"rubbish")
     reward = RewardModelScore(path=str(tmp_path / "model"))
-    scored = asyncio.run(score_group(Task(group.task_id), group.trajectories, {"r": Weighted("r", 1.0, reward)}))
+    scored = asyncio.run(score_group(Task(group.task_id), group.trajectories, {"r": WeightedReward("r", 1.0, reward)}))
     assert not scored.trajectories and len(scored.failures) == 2
     assert all(f.outcome == "reward_error" and "reward model" in f.message for f in scored.failures)
 

@@ -22,10 +22,10 @@ from rlhf.evaluation.statistics import success_estimate
 from rlhf.recipe import load as load_recipe
 from rlhf.recipe.checks import cautions
 from rlhf.recipe.compatibility import check_processes
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.checkpoints.store import load_trainer
-from rlhf.training.contrib.reward_refresh import Refresher
+from rlhf.training.contrib.reward_refresh import RewardRefreshHook
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh, kept_scale
 from rlhf.training.contrib.step_labels import Labelled
 from rlhf.training.reward_model_training import save, scoring_model
@@ -77,10 +77,12 @@ def model_folder(folder: Path, learns: str) -> str:
     return str(folder)
 
 
-def refresher(folder: Path, learns: str = "pairwise", **settings: Any) -> Refresher:
+def refresher(folder: Path, learns: str = "pairwise", **settings: Any) -> RewardRefreshHook:
     """Of a new model; `settings` are the recipe keys."""
     reward = KINDS[learns](path=model_folder(folder, learns))
-    found = Refresher.of(RewardRefresh(**{"optimizer": FAST, **settings}), {"r": Weighted("r", 1.0, reward)}, "0")
+    found = RewardRefreshHook.of(
+        RewardRefresh(**{"optimizer": FAST, **settings}), {"r": WeightedReward("r", 1.0, reward)}, "0"
+    )
     assert found is not None
     return found
 
@@ -129,7 +131,7 @@ def test_it_learns_from_the_present_attempts_and_leaves_the_recipes_model_alone(
     assert again > 0.8, (again, figures, held)
 
 
-def group_of(groups: list[ScoredGroup], found: Refresher) -> ScoredGroup:
+def group_of(groups: list[ScoredGroup], found: RewardRefreshHook) -> ScoredGroup:
     return next(group for group in groups if group.task_id in tasks_of(found.fresh))
 
 
@@ -321,7 +323,7 @@ def test_accuracies_are_logged_and_a_checkpoint_of_another_model_is_refused(
     policy = tiny.policy()
     save(tmp_path / "other", scoring_model(policy), policy.tokenizer)
     reward = RewardModelScore(path=str(tmp_path / "other"))
-    other = Refresher.of(RewardRefresh(), {"r": Weighted("r", 1.0, reward)}, "0")
+    other = RewardRefreshHook.of(RewardRefresh(), {"r": WeightedReward("r", 1.0, reward)}, "0")
     assert other is not None
     with pytest.raises(CheckpointError, match="cannot be used"):
         load_trainer(checkpoint, None, {"refresher": other})

@@ -207,10 +207,10 @@ def test_recomputed_log_probs_are_those_sampled(made: Policy, agent: str, layout
     role = PLAN if agent == "planner" else "memory"
     samples, _ = make_samples(groups, ones(groups), layout)
     assert {s.adapter for s in samples} == {"", role}
-    found = TorchTrainer(made, AdamW(), 1).score(samples, temperature=1.0, max_tokens=300)
+    found = TorchTrainer(made, AdamW(), 1).compute_logprobs(samples, temperature=1.0, max_tokens=300)
     gaps = [float(abs(s.sampler_logprobs[s.mask] - row).max()) for s, row in zip(samples, found, strict=True)]
     assert max(gaps) < 1e-4
-    other = TorchTrainer(moved(seed=2), AdamW(), 1).score(samples, temperature=1.0, max_tokens=300)
+    other = TorchTrainer(moved(seed=2), AdamW(), 1).compute_logprobs(samples, temperature=1.0, max_tokens=300)
     assert max(float(abs(a - b).max()) for a, b in zip(found, other, strict=True)) > 0.1
 
 

@@ -43,7 +43,7 @@ def samples() -> list[Sample]:
 
 
 def scored(trainer: TorchTrainer, given: list[Sample], budget: int = 1000) -> list[Sample]:
-    found = trainer.scores(given, (), temperature=1.0, max_tokens=budget, routing=True)
+    found = trainer.compute_token_stats(given, (), temperature=1.0, max_tokens=budget, routing=True)
     return [replace(row, routing=experts) for row, experts in zip(given, found["routing"], strict=True)]
 
 

@@ -18,8 +18,8 @@ from rlhf.evaluation.statistics import success_estimate
 from rlhf.recipe import load as load_recipe
 from rlhf.recipe.checks import cautions
 from rlhf.recipe.compatibility import check_processes
-from rlhf.rollout.scoring import Weighted
-from rlhf.training.contrib.judge_refresh import Audited, PolicyJudge, learnt, model_of
+from rlhf.rollout.scoring import WeightedReward
+from rlhf.training.contrib.judge_refresh import Audited, JudgeRefreshHook, learnt, model_of
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh, doubled
 from rlhf.training.policy.model import Lora
 from tests import test_resume as resume
@@ -208,7 +208,7 @@ def test_its_state_goes_on_and_keeps_its_judge(tmp_path: Path) -> None:
     policy = tiny.policy()
     reward = Grade(path=str(tmp_path))
     settings = JudgeRefresh(every=2)
-    one, other = (PolicyJudge.of(settings, {"r": Weighted("r", 1.0, reward)}, policy) for _ in range(2))
+    one, other = (JudgeRefreshHook.of(settings, {"r": WeightedReward("r", 1.0, reward)}, policy) for _ in range(2))
     assert one is not None and other is not None and one.live is reward and one.is_due
     one.audit = [Audited("t", ("a", (("b", "c"),)), ("d", ()))]
     one.n_audits, one.is_due = 1, False

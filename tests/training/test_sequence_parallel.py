@@ -45,7 +45,7 @@ LOSSES = {"a token at a time": PPOClip(entropy_coef=0.01), "whole rows": GSPO()}
 def learned(kind: Any, samples: Sequence[Sample], loss: Any, **shape: Any) -> Any:
     """Curve of three updates, weights after them, and log-probs of all rows before."""
     trainer = kind.start(policy(**shape), SMOOTH, 3)
-    scores = trainer.scores(samples, ("entropy",), temperature=0.7, max_tokens=200)
+    scores = trainer.compute_token_stats(samples, ("entropy",), temperature=0.7, max_tokens=200)
     # An odd number of rows, so that tokens do not divide; some rows share what they begin with.
     curve = [trainer.update(in_rows(samples, 5), loss) for _ in range(3)]
     trainer.close()

@@ -8,7 +8,7 @@ import torch
 
 from rlhf.batching.pack import pack_minibatches
 from rlhf.batching.samples import Layout, make_samples
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.credit.grpo import GRPO
 from rlhf.inference.embedded import attention
 from rlhf.losses.ppo_clip import PPOClip
@@ -36,13 +36,13 @@ def test_gradients_and_log_probs_are_those_of_separate_rows(
     layout: Layout, lora: Lora | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = tiny.collect(tiny.policy())
-    samples, _ = make_samples(groups, credit_of(GRPO(), groups), layout)
+    samples, _ = make_samples(groups, compute_advantages(GRPO(), groups), layout)
     found = []
     for shortest in (1, 10**9):
         monkeypatch.setattr(attention, "SHORTEST_SHARED", shortest)
         made = tiny.policy(lora=lora)
         trainer = TorchTrainer(made, AdamW(max_grad_norm=None), 1)
-        scores = np.concatenate(trainer.score(samples, temperature=1.0, max_tokens=200))
+        scores = np.concatenate(trainer.compute_logprobs(samples, temperature=1.0, max_tokens=200))
         embedded = Embedded(made)
         [batches] = pack_minibatches(samples, 1, Reduction(), 200)
         trainer.update(batches, PPOClip(entropy_coef=0.1))

@@ -23,7 +23,7 @@ from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, Scored
 from rlhf.errors import DataError, ModelError, RecipeError, RewardError, TrainingError
 from rlhf.recipe import load
 from rlhf.recipe.builder import build_part
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.terminal import CleanConsole
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.reward_model_pointwise import backward, right_before_wrong, updates
@@ -199,7 +199,7 @@ def test_a_model_can_be_a_part_of_another_reward(asked: tuple[Path, Any, ScoredG
     alone = ProcessModelScore(path=str(folder))
     part = {"reward": {"kind": "process_model", "path": str(folder)}, "weight": 2}
     whole = build_part("reward", {"kind": "combine", "parts": {"learned": part}}, "r", base=Path())
-    scored = asyncio.run(score_group(Task("echoes/0"), group.trajectories, {"r": Weighted("r", 1.0, whole)}))
+    scored = asyncio.run(score_group(Task("echoes/0"), group.trajectories, {"r": WeightedReward("r", 1.0, whole)}))
     values = [v.value for v in alone.over_group(Task("t"), group.trajectories)]
     assert [s.total for s in scored.scores] == pytest.approx([2 * x for x in values], abs=1e-5)
     assert [type(r).__name__ for _, r in with_parts("score", whole)] == ["Combine", "Part", "ProcessModelScore"]

@@ -19,7 +19,7 @@ from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.model import Lora, Policy
-from rlhf.training.stages.imitation import imitation_samples
+from rlhf.training.stages.supervised_training import imitation_samples
 from rlhf.training.stages.trl_trainers import load_trl
 from tests.training.tiny import Echoes, collect, parameters, policy
 
@@ -81,7 +81,7 @@ def test_loss_and_gradient_are_those_of_trl(tmp_path: Path, agent: str, lora: Lo
     trainer = TorchTrainer(made, AdamW(lr=1e-3, max_grad_norm=None), 1)
     [packed] = pack_minibatches(rows, 1, Reduction(kind="token_mean"), max_tokens=200)
     assert len(packed) > 1
-    logged = trainer.imitate(packed)
+    logged = trainer.sft_update(packed)
     ours = torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
     loss, gradient = by_trl(theirs, rows, tmp_path, at_once)
     assert logged["supervised/loss"] == pytest.approx(loss, rel=1e-4)

@@ -81,7 +81,7 @@ def test_it_scores_what_the_policy_sampled_at_the_temperature_of_sampling(
     made, stage, rows = policy(), stage_of(folder), rows_of(groups)
     found = with_teacher_logprobs(loaded(stage, made), stage, TorchTrainer(made, AdamW(), 1), rows, groups)
     other = policy(seed=3, hidden_size=32)
-    expected = TorchTrainer(other, AdamW(), 1).score(rows, temperature=0.7, max_tokens=4096)
+    expected = TorchTrainer(other, AdamW(), 1).compute_logprobs(rows, temperature=0.7, max_tokens=4096)
     for row, sample, logprobs in zip(found, rows, expected, strict=True):
         assert row.teacher_logprobs is not None
         np.testing.assert_allclose(row.teacher_logprobs[row.mask], logprobs, atol=1e-5)

@@ -39,7 +39,7 @@ def counted(made: Policy) -> tuple[dict[str, int], Meter]:
     """FLOPs of an update by what torch counts of it: matrix products with weights, and those of attention."""
     trainer = TorchTrainer(made, AdamW(max_grad_norm=None), 1)
     [batches] = pack_minibatches(rows(), 1, Reduction(), 10_000)
-    trainer.score(rows(), temperature=1.0, max_tokens=10_000)  # the first pass is made twice
+    trainer.compute_logprobs(rows(), temperature=1.0, max_tokens=10_000)  # the first pass is made twice
     in_place = {torch.ops.aten.addmm_: in_place_flops}  # which torch does not count by itself
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         trainer.update(batches, PPOClip())

@@ -14,7 +14,7 @@ from agents.chat import ChatAgent
 from agents.memory.full import FullHistory
 from agents.memory.window import Window
 from rlhf.credit.contrib.oreal import OREAL
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.data import Outcome, ScoredGroup
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.contrib.critics.token_rewards import TokenRewards, TokenRewardTrainer, outcome_loss
@@ -68,7 +68,7 @@ def test_rewards_and_gradient_are_those_of_the_definition(groups: list[ScoredGro
     seen = critic.predict(groups)
     for made, values in zip(groups, seen.values, strict=True):
         values.check(made)
-        for t, rewards_NT in zip(made.trajectories, values.tokens_GNT, strict=True):
+        for t, rewards_NT in zip(made.trajectories, values.values_GNT, strict=True):
             own = [by_definition(plain, g.full_ids[: len(g.full_ids) - g.n_tokens], g.token_ids) for g in t.generations]
             for expected, row in zip(own, rewards_NT, strict=True):
                 assert row == pytest.approx(expected.tolist(), abs=1e-4)
@@ -91,13 +91,13 @@ def test_it_learns_how_attempts_come_out(groups: list[ScoredGroup]) -> None:
     # It begins at ln 2 and a coin; what was said tells the attempts apart.
     assert told["critic/outcome_loss"] < first["critic/outcome_loss"] < 0.7
     assert told["critic/outcome_accuracy"] == 1.0 and critic.n_updates == 80
-    credit = credit_of(OREAL(weights="critic"), groups, seen.values)
-    assert any(x for c in credit for rows in c.tokens_GNT for row in rows for x in row)
+    credit = compute_advantages(OREAL(weights="critic"), groups, seen.values)
+    assert any(x for c in credit for rows in c.advantages_GNT for row in rows for x in row)
 
 
 def test_a_step_without_tokens_teaches_nothing() -> None:
     critic = critic_of(policy())
     seen = critic.predict([group(trajectory(generation([0], [])))])
-    assert seen.values[0].tokens_GNT == (((),),) and not seen.attempts
+    assert seen.values[0].values_GNT == (((),),) and not seen.attempts
     logged = critic.learn(seen, [], np.random.default_rng(0), 0)
     assert logged["critic/n_updates"] == 0.0 and "critic/outcome_accuracy" not in logged

@@ -13,7 +13,7 @@ import pytest
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Trajectory, Turn
 from rlhf.evaluation.rows import TrajectoryRecord, decode, encode
 from rlhf.evaluation.store import read_trajectories
-from rlhf.training.contrib.token_stats import StoredFigures, TokenStatsHook
+from rlhf.training.contrib.token_stats import TokenStatsHook, TokenStatsSettings
 from tests.training import runs
 
 #: Without a coefficient the logged entropy is an estimate from the sampled tokens.
@@ -94,6 +94,6 @@ def test_figures_are_kept_to_three_digits() -> None:
 def test_an_attempt_that_has_no_row_has_no_figures() -> None:
     sampled = Generation(Prompt((1,), (0,)), (4, 5), (-1.0,) * 2, Finish.STOP, 0)
     attempt = Trajectory("t", 0, "", (Turn(Action("a", (sampled,)), ""),), Outcome.SOLVED)
-    store = TokenStatsHook(StoredFigures())
+    store = TokenStatsHook(TokenStatsSettings())
     assert np.isnan(store._placed(attempt, None)).all()
     assert store._placed(attempt, [(1.0, 2.0), (3.0, 4.0)]) == [[(1.0, 2.0), (3.0, 4.0)]]

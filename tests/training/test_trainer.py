@@ -95,7 +95,7 @@ def test_imitation_lowers_the_loss_that_it_logs() -> None:
     trainer = TorchTrainer(made_by, AdamW(lr=1e-2, max_grad_norm=None), 30)
     with torch.no_grad():
         expected = -float(trainer.read(made_by.model, batches[0], (), temperature=1.0).logprobs.mean())
-    losses = [trainer.imitate(batches)["supervised/loss"] for _ in range(30)]
+    losses = [trainer.sft_update(batches)["supervised/loss"] for _ in range(30)]
     assert losses[0] == pytest.approx(expected, abs=1e-5)
     assert losses[-1] < 0.7 * losses[0]
 
@@ -110,7 +110,7 @@ def test_imitation_weighs_tokens_by_their_advantages() -> None:
         whole, mask=everything, advantages=np.where(everything, weights, 0).astype(np.float32),
         sampler_logprobs=np.zeros(len(whole), np.float32),
     )  # fmt: skip
-    TorchTrainer(made_by, SMOOTH, 1).imitate(packed([sample]))
+    TorchTrainer(made_by, SMOOTH, 1).sft_update(packed([sample]))
     found = gradient(made_by.model)
     again = policy()
     ids = torch.from_numpy(whole.token_ids.copy())

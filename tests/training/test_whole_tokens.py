@@ -176,7 +176,7 @@ def by_another(sample: Sample, advantage: float = 1.0) -> Sample:
 
 
 def logprob_of(made: Policy, sample: Sample) -> float:
-    return float(TorchTrainer(made, SETTINGS, 1).score([sample], temperature=1.0, max_tokens=4096)[0].mean())
+    return float(TorchTrainer(made, SETTINGS, 1).compute_logprobs([sample], temperature=1.0, max_tokens=4096)[0].mean())
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["shared", "corrected"])

@@ -12,15 +12,15 @@ import torch
 from agents.chat import ChatAgent
 from environments.base import Properties, StepResult
 from rewards.shaping.outcome import EnvironmentReward
-from rlhf.credit.estimator import AdvantageEstimator, credit_of
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages
 from rlhf.data import Credit, SamplingParams, ScoredGroup, Task
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.role_adapters import adapter_names
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.opponent_engine import OpponentSampler
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.training.policy.model import FromScratch, Policy
 
 SAID = ("alpha beta gamma", "the poison waits", "omega")
@@ -85,14 +85,14 @@ def collect(
     group_size: int = 3,
     temperature: float = 1.0,
     max_tokens: int = 6,
-    players: Players | None = None,
+    opponents: OpponentSampler | None = None,
 ) -> list[ScoredGroup]:
     """Scored groups of one rollout."""
     engine = TransformersEngine(made_by.model, max_context=made_by.max_context)
     collector = RolloutRunner(
         environment=environment or Echoes(),
         agent=agent or ChatAgent(system=""),
-        rewards={"env": Weighted("env", 1.0, EnvironmentReward())},
+        rewards={"env": WeightedReward("env", 1.0, EnvironmentReward())},
         engine=engine,
         renderer=Renderer(made_by.tokenizer, adapters=adapter_names(made_by.model)),
         limits=Limits(max_turns=4, max_tokens=max_tokens),
@@ -104,7 +104,9 @@ def collect(
     async def go() -> list[ScoredGroup]:
         try:
             drawn = list(tasks)[:n_tasks]
-            found = await collector.collect(drawn, group_size=group_size, sampling=sampling, step=0, players=players)
+            found = await collector.collect(
+                drawn, group_size=group_size, sampling=sampling, step=0, opponents=opponents
+            )
         finally:
             await engine.close()
         return list(found.groups)
@@ -113,7 +115,7 @@ def collect(
 
 
 def credit(groups: list[ScoredGroup], estimator: AdvantageEstimator) -> list[Credit]:
-    return credit_of(estimator, groups)
+    return compute_advantages(estimator, groups)
 
 
 def ones(groups: list[ScoredGroup]) -> list[Credit]:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from rlhf.data import Action, Finish, Generation, Outcome, Prompt, Score, ScoredGroup, Task, Trajectory, Turn, Verdict
 from rlhf.evaluation.groups import pack_groups, unpack_groups
 from rlhf.evaluation.store import TrajectoryWriter, list_steps, read_failures, read_trajectories
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.viewer.messages import _sampled
 from tests.commands import last_json, run
 from tests.evaluation.synthetic import SYSTEM, make_run, make_tokenizer
@@ -210,7 +210,7 @@ def test_of_calls_in_two_conversations_each_is_read_once_and_what_opponents_said
 
     def call(ids: list[int], text: str, by: str = "") -> Generation:
         said = core.encode(f"{text}<|im_end|>").ids
-        return Generation(Prompt(ids), said, [-1.0] * len(said), Finish.STOP, 0, by=by)
+        return Generation(Prompt(ids), said, [-1.0] * len(said), Finish.STOP, 0, opponent=by)
 
     def after(said: Generation, text: str) -> list[int]:
         return [*said.full_ids, *core.encode(asks.format(text)).ids]
@@ -236,7 +236,7 @@ def test_a_failed_attempt_keeps_what_was_said(outcome: Outcome, tmp_path: Path) 
     said = Generation(Prompt(ids), core.encode("ab<|end|>").ids, [-1.0] * 3, Finish.STOP, 0)
     own = Outcome.FAILED if outcome is Outcome.REWARD_ERROR else outcome
     played = Trajectory("t", 3, "Begin.", (Turn(Action("ab", (said,)), ""),), own, "step took 30 s")
-    rewards = {"judge": Weighted("judge", 1.0, judge)}
+    rewards = {"judge": WeightedReward("judge", 1.0, judge)}
     group = asyncio.run(score_group(Task("t"), [played], rewards, timeout_s=30))
     write_run(tmp_path, core, group)
     out = tmp_path / "t.parquet"

@@ -100,9 +100,9 @@ def _replies(rows: Sequence[Written | LabelledReply]) -> Iterator[_Reply]:
 
 
 async def _judge(reward: Any, target: str, replies: Sequence[_Reply]) -> list[_Reply]:
-    from rlhf.rollout.scoring import Weighted, score_group
+    from rlhf.rollout.scoring import WeightedReward, score_group
 
-    renderer, weighted = _renderer(reward), {target: Weighted(target, 1.0, reward)}
+    renderer, weighted = _renderer(reward), {target: WeightedReward(target, 1.0, reward)}
     groups: dict[int, list[_Reply]] = defaultdict(list)
     for one in replies:
         groups[one.group].append(one)

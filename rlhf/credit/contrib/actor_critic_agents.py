@@ -15,14 +15,14 @@ from agents.roles import roles_of
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import missing_part
 from rlhf.credit.groups import correct, normalise, with_counters
-from rlhf.credit.wrapper import Wrapper
+from rlhf.credit.wrapper import AdvantageWrapper
 from rlhf.data import Credit, ScoredGroup, Trajectory
 from rlhf.data.generation import calls_of
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Reviews(Wrapper):
+class Reviews(AdvantageWrapper):
     """Advantages of critic tokens from whether the review was right, compared within the group; `inner` for the others.
 
     A review is right if it accepts a proposal of an attempt that succeeds, or sends one back in an attempt that fails;
@@ -76,13 +76,13 @@ class Reviews(Wrapper):
             values = [x for of in found for _, x in of]
             n_reviews, n_right = n_reviews + len(values), n_right + math.fsum(values)
             numbers = iter(normalise(values, by_std=True, eps=self.eps))
-            rows_G = [list(rows) for rows in credit.tokens_GNT]
+            rows_G = [list(rows) for rows in credit.advantages_GNT]
             for rows, of in zip(rows_G, found, strict=True):
                 for places, _ in of:
                     number = next(numbers)
                     for n in places:
                         rows[n] = tuple(number + self.outcome * x for x in rows[n])
-            changed.append(replace(credit, tokens_GNT=tuple(map(tuple, rows_G))))
+            changed.append(replace(credit, advantages_GNT=tuple(map(tuple, rows_G))))
         if not n_reviews:
             return with_counters(changed, {"credit/n_reviews": 0.0})
         shares = {"right_reviews": n_right / n_reviews, "accepted_reviews": _accepted(groups)}

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.estimator import actions_of, needed
+from rlhf.credit.estimator import require_action_values, require_values
 from rlhf.credit.groups import turn_rewards
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -17,7 +17,7 @@ class ArCHer:
     """A_k = Q(o_k, a_k) − V(o_k), the same for every token of turn k.
 
     Q is what a critic of turns expects of having taken a_k in o_k, V what it expects of o_k (`Values.actions_GNT` and
-    `Values.tokens_GNT`); each is the lower one of two that the critic holds. Q-values (.7, .65) and values (.5, .55):
+    `Values.values_GNT`); each is the lower one of two that the critic holds. Q-values (.7, .65) and values (.5, .55):
     A = .65 − .5 = .15. Rewards act through what the critic has learnt from them and in no other way. Nothing is
     centred: V already is the mean of Q over the policy's actions, as far as the critic knows. A critic that has seen
     nothing expects 0 of everything and gives 0.
@@ -37,10 +37,13 @@ class ArCHer:
             DataError: there are no values, or none of actions; a score is not finite.
         """
         name = type(self).__name__
-        states_GNT, actions_GNT = needed(values, name).tokens_GNT, actions_of(values, name, self.needs_critic)
+        states_GNT, actions_GNT = (
+            require_values(values, name).values_GNT,
+            require_action_values(values, name, self.needs_critic),
+        )
         turn_rewards(group)
-        tokens_GNT = tuple(
+        advantages_GNT = tuple(
             tuple(tuple(q - v for q, v in zip(*pair, strict=True)) for pair in zip(q_NT, v_NT, strict=True))
             for q_NT, v_NT in zip(actions_GNT, states_GNT, strict=True)
         )
-        return Credit(tokens_GNT, {"credit/n_groups": float(len(group.trajectories) > 0)})
+        return Credit(advantages_GNT, {"credit/n_groups": float(len(group.trajectories) > 0)})

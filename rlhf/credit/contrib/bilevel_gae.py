@@ -7,13 +7,13 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.flat_tokens import Floats, TokenLine, following, scan
-from rlhf.credit.value_based import FromValues
+from rlhf.credit.flat_tokens import FlatTokens, Floats, following, scan
+from rlhf.credit.value_based import CriticBased
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class BiLevelGAE(FromValues):
+class BiLevelGAE(CriticBased):
     """Bi-level GAE: over turns with γ_H, then over the tokens of each turn with γ.
 
     A = H_k at the last token of turn k, the turn-level advantage, in which the token-level recursion ends.
@@ -36,7 +36,7 @@ class BiLevelGAE(FromValues):
     turn_gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """γ_H, discount per turn."""
 
-    def estimate(self, line: TokenLine, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
+    def estimate(self, line: FlatTokens, values_N: Floats, cut_S: Floats) -> tuple[Floats, Floats]:
         """Return the advantage and the return of each sampled token."""
         values_K = values_N[line.last_K]
         deltas_K = line.rewards_K + self.turn_gamma * following(values_K, line.turns_S, cut_S) - values_K

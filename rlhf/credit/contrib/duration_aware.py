@@ -11,13 +11,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import with_counters
-from rlhf.credit.wrapper import Wrapper
+from rlhf.credit.wrapper import AdvantageWrapper
 from rlhf.data import Credit, ScoredGroup, Trajectory
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class DurationAware(Wrapper):
+class DurationAware(AdvantageWrapper):
     """Advantage weighted by turn duration: Ã = min(Δt / mean Δt, `max_weight`) · A.
 
     Δt is the seconds of a turn, its mean over all turns of the step.
@@ -44,9 +44,9 @@ class DurationAware(Wrapper):
         changed = [
             replace(
                 credit,
-                tokens_GNT=tuple(
+                advantages_GNT=tuple(
                     tuple(tuple(weight * x for x in row) for weight, row in zip(weights, rows, strict=True))
-                    for weights, rows in zip(self._weights(group, mean), credit.tokens_GNT, strict=True)
+                    for weights, rows in zip(self._weights(group, mean), credit.advantages_GNT, strict=True)
                 ),
             )
             for group, credit in zip(groups, credits, strict=True)

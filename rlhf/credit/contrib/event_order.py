@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, missing_part
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages, missing_part
 from rlhf.credit.groups import group_returns, with_counters
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Values
@@ -82,16 +82,16 @@ class EventOrder:
     def over_batch(self, groups: Sequence[ScoredGroup], values: Sequence[Values] | None = None) -> list[Credit]:
         """Return the credit of each group of a step."""
         cut = [self._in_order(group) for group in groups]
-        inner = credit_of(self.inner, [kept for kept, _ in cut])
+        inner = compute_advantages(self.inner, [kept for kept, _ in cut])
         credits = []
         for group, credit in zip(groups, inner, strict=True):
-            rows = iter(credit.tokens_GNT)
+            rows = iter(credit.advantages_GNT)
             tokens = tuple(
                 tuple((0.0,) * g.n_tokens for g in t.generations) if self._is_shuffled(t) else next(rows)
                 for t in group.trajectories
             )
             trains = tuple(not self._is_shuffled(t) for t in group.trajectories)
-            credits.append(replace(credit, tokens_GNT=tokens, trains_G=trains))
+            credits.append(replace(credit, advantages_GNT=tokens, train_mask_G=trains))
         return with_counters(credits, {"credit/n_order_bonus_groups": float(sum(helped for _, helped in cut))})
 
     def _is_shuffled(self, trajectory: Trajectory) -> bool:

@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import CriticFree, broadcast, correct, group_counters, group_returns, mean_and_std, normalise
+from rlhf.credit.groups import (
+    CriticFree,
+    broadcast_trajectories,
+    correct,
+    group_counters,
+    group_returns,
+    mean_and_std,
+    normalise,
+)
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -60,7 +68,7 @@ class GRPOLead(CriticFree):
         share = sum(is_right) / max(len(is_right), 1)
         up, down = self.difficulty_weight(share), self.difficulty_weight(1 - share)
         advantages = [(up if a > 0 else down) * a for a in normalise(shaped, by_std=True, ddof=self.ddof, eps=self.eps)]
-        return Credit(broadcast(group, advantages), group_counters(shaped))
+        return Credit(broadcast_trajectories(group, advantages), group_counters(shaped))
 
     def length_factors(self, n_tokens: Sequence[int]) -> list[float]:
         """Return exp(−α z) for the lengths of the right trajectories; 1 for one alone."""

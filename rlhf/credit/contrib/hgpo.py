@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, IgnoredKeys, Problem, unused
-from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, broadcast_turns, group_counters, group_returns, normalise, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -79,7 +79,7 @@ class HGPO(CriticFree):
                     found[i][k].append((weight, advantage))
         n_turns, n_known = sum(map(len, returns_GK)), sum(map(len, present))
         return Credit(
-            spread(group, [[_weighted_mean(items) for items in row] for row in found]),
+            broadcast_turns(group, [[_weighted_mean(items) for items in row] for row in found]),
             group_counters(totals)
             | {
                 "credit/n_state_groups": float(sum(len(members) > 1 for members in present)),

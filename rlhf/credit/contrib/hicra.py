@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import call_numbers, with_counters
-from rlhf.credit.wrapper import Wrapper
+from rlhf.credit.wrapper import AdvantageWrapper
 from rlhf.data import Credit, ScoredGroup, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.settings import STRICT
@@ -21,7 +21,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class HICRA(Wrapper):
+class HICRA(AdvantageWrapper):
     """Ã_t = A_t + α |A_t| on planning tokens, A_t elsewhere; A of `inner`.
 
     Planning tokens are those of a strategic gram, a sequence of token ids that a generation contains, and those between
@@ -72,11 +72,11 @@ class HICRA(Wrapper):
         changed, n_planning = [], 0
         for group, credit in zip(groups, credits, strict=True):
             trajectories = []
-            for trajectory, rows in zip(group.trajectories, credit.tokens_GNT, strict=True):
+            for trajectory, rows in zip(group.trajectories, credit.advantages_GNT, strict=True):
                 masks = self._masks(trajectory)
                 n_planning += sum(map(sum, masks))
                 trajectories.append(tuple(map(self._raised, rows, masks)))
-            changed.append(replace(credit, tokens_GNT=tuple(trajectories)))
+            changed.append(replace(credit, advantages_GNT=tuple(trajectories)))
         return with_counters(changed, {"credit/n_planning_tokens": float(n_planning)})
 
     def _masks(self, trajectory: Trajectory) -> list[list[bool]]:

@@ -9,8 +9,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, IgnoredKeys, Problem
-from rlhf.credit.estimator import names_no_reward
-from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, per_turn, spread
+from rlhf.credit.estimator import unknown_reward_problem
+from rlhf.credit.groups import CriticFree, broadcast_turns, group_counters, group_returns, normalise, per_turn
 from rlhf.data import Credit, Score, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -46,7 +46,7 @@ class HRPO(CriticFree):
     def check(self, context: CheckContext) -> Iterator[Problem]:
         """Refuse the name of no reward."""
         if self.reward not in context.recipe.trained_rewards:
-            yield names_no_reward(self.reward, "reward", context)
+            yield unknown_reward_problem(self.reward, "reward", context)
 
     @property
     def turn_reward(self) -> str:
@@ -61,7 +61,7 @@ class HRPO(CriticFree):
             [advantage + self.step_weight * r for r in self._steps(score, group)]
             for advantage, score in zip(advantages, group.scores, strict=True)
         ]
-        return Credit(spread(group, credit_GK), group_counters(returns))
+        return Credit(broadcast_turns(group, credit_GK), group_counters(returns))
 
     def _steps(self, score: Score, group: ScoredGroup) -> list[float]:
         return [max(r, 0.0) if k < self.exempt_turns else r for k, r in enumerate(per_turn(score, self.reward, group))]

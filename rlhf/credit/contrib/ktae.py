@@ -12,13 +12,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.groups import correct
-from rlhf.credit.wrapper import Wrapper
+from rlhf.credit.wrapper import AdvantageWrapper
 from rlhf.data import Credit, Generation, ScoredGroup
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class KTAE(Wrapper):
+class KTAE(AdvantageWrapper):
     """Key-token advantage estimation: Ã_t = A_t + κ, with A of `inner`.
 
     κ of the token's id comes from which attempts of the group it occurs in.
@@ -64,7 +64,9 @@ class KTAE(Wrapper):
         right: list[list[int]] = []
         wrong: list[list[int]] = []
         for trajectory, is_right in zip(group.trajectories, correct(group, self.correct_above), strict=True):
-            (right if is_right else wrong).append([i for g in trajectory.generations if not g.by for i in g.token_ids])
+            (right if is_right else wrong).append(
+                [i for g in trajectory.generations if not g.opponent for i in g.token_ids]
+            )
         kappa = self.kappa(right, wrong)
 
         def raised(row: Sequence[float], generation: Generation) -> tuple[float, ...]:
@@ -75,9 +77,9 @@ class KTAE(Wrapper):
 
         tokens = tuple(
             tuple(map(raised, rows, trajectory.generations))
-            for trajectory, rows in zip(group.trajectories, credit.tokens_GNT, strict=True)
+            for trajectory, rows in zip(group.trajectories, credit.advantages_GNT, strict=True)
         )
-        return replace(credit, tokens_GNT=tokens)
+        return replace(credit, advantages_GNT=tokens)
 
     def kappa(self, right: Sequence[Sequence[int]], wrong: Sequence[Sequence[int]]) -> dict[int, float]:
         """Return κ of every id, from its counts in right and wrong attempts, `[G][tokens]` each.

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import CriticFree, broadcast, call_numbers, group_counters, group_returns, normalise
+from rlhf.credit.groups import (
+    CriticFree,
+    broadcast_trajectories,
+    call_numbers,
+    group_counters,
+    group_returns,
+    normalise,
+)
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -42,4 +49,4 @@ class Lightning(CriticFree):
         if self.statistics == "call":
             population = [r for r, t in zip(returns, group.trajectories, strict=True) for _ in call_numbers(t)]
         advantages = normalise(returns, by_std=True, ddof=self.ddof, eps=self.eps, population=population)
-        return Credit(broadcast(group, advantages), group_counters(returns))
+        return Credit(broadcast_trajectories(group, advantages), group_counters(returns))

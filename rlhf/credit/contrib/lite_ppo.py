@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, mean_and_std, normalise
+from rlhf.credit.groups import (
+    CriticFree,
+    broadcast_trajectories,
+    group_counters,
+    group_returns,
+    mean_and_std,
+    normalise,
+)
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -40,6 +47,8 @@ class LitePPO(CriticFree):
         _, std = mean_and_std([r for row in returns for r in row], self.ddof)
         scale = std + self.eps if std else 1.0
         return [
-            Credit(broadcast(group, [x / scale for x in normalise(row, by_std=False)]), group_counters(row))
+            Credit(
+                broadcast_trajectories(group, [x / scale for x in normalise(row, by_std=False)]), group_counters(row)
+            )
             for group, row in zip(groups, returns, strict=True)
         ]

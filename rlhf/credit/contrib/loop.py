@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import broadcast, group_counters, group_returns
+from rlhf.credit.groups import broadcast_trajectories, group_counters, group_returns
 from rlhf.credit.rloo import RLOO, leave_one_out
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
@@ -37,4 +37,6 @@ class LOOP(RLOO):
         advantages = leave_one_out(returns)
         kept = [a if abs(a) >= self.min_advantage else 0.0 for a in advantages]
         n_small = sum(bool(a) and not k for a, k in zip(advantages, kept, strict=True))
-        return Credit(broadcast(group, kept), group_counters(returns) | {"credit/n_small_advantages": float(n_small)})
+        return Credit(
+            broadcast_trajectories(group, kept), group_counters(returns) | {"credit/n_small_advantages": float(n_small)}
+        )

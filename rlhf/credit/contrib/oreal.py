@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.estimator import needed
+from rlhf.credit.estimator import require_values
 from rlhf.credit.groups import group_counters, group_returns
 from rlhf.credit.rloo import leave_one_out
 from rlhf.data import Credit, ScoredGroup, Values
@@ -74,7 +74,7 @@ class OREAL:
         """
         rewards: list[TokensGNT | None] = [None] * len(groups)
         if self.needs_values:
-            rewards = [v.tokens_GNT for v in needed(values, type(self).__name__)]
+            rewards = [v.values_GNT for v in require_values(values, type(self).__name__)]
         returns = [group_returns(group) for group in groups]
         advantages = [_advantages(returns_G) for returns_G in returns]
         shares = [self.shares(advantages_G) for advantages_G in advantages]

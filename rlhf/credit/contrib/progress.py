@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.estimator import actions_of
-from rlhf.credit.groups import group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.estimator import require_action_values
+from rlhf.credit.groups import broadcast_turns, group_counters, group_returns, normalise, turn_rewards
 from rlhf.data import Credit, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
 
@@ -67,7 +67,7 @@ class Progress:
         """
         returns, contributed = group_returns(group), turn_rewards(group)
         if self.needs_values:
-            found = actions_of(values, type(self).__name__, self.needs_critic)
+            found = require_action_values(values, type(self).__name__, self.needs_critic)
             contributed = [by_turn(*pair) for pair in zip(group.trajectories, found, strict=True)]
         earned_GK = [
             grounded(trajectory, rewards, self.grounding)
@@ -80,7 +80,7 @@ class Progress:
         credit_GK = [_to_go([next(remaining) for _ in row]) for row in earned_GK]
         is_silent = len(returns) > 1 and not any(steps)
         return Credit(
-            spread(group, credit_GK), group_counters(returns) | {"credit/n_zero_std_groups": float(is_silent)}
+            broadcast_turns(group, credit_GK), group_counters(returns) | {"credit/n_zero_std_groups": float(is_silent)}
         )
 
 

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from agents.contrib.self_play import SelfPlay
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, missing_part, with_nested
+from rlhf.credit.estimator import AdvantageEstimator, compute_advantages, missing_part, with_nested
 from rlhf.credit.groups import turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Credit, Score, ScoredGroup, Trajectory, Turn, Values
@@ -117,10 +117,10 @@ class Seats:
         sides = [side for number, group in enumerate(groups) for side in self._sides(number, group)]
         rows = [[[(0.0,) * g.n_tokens for g in t.generations] for t in group.trajectories] for group in groups]
         metrics = {"credit/n_seat_groups": float(len(sides))}
-        for side, credit in zip(sides, credit_of(self.inner, [side.group for side in sides]), strict=True):
+        for side, credit in zip(sides, compute_advantages(self.inner, [side.group for side in sides]), strict=True):
             for name, value in credit.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
-            for (i, places), found in zip(side.places, credit.tokens_GNT, strict=True):
+            for (i, places), found in zip(side.places, credit.advantages_GNT, strict=True):
                 for n, row in zip(places, found, strict=True):
                     rows[side.number][i][n] = row
         return [Credit(tuple(map(tuple, of)), metrics if k == 0 else {}) for k, of in enumerate(rows)]
@@ -171,8 +171,8 @@ def seat_of(turn: Turn) -> str:
 
 
 def seats_of_others(trajectory: Trajectory) -> frozenset[str]:
-    """The seats that another than the policy had in an attempt; see `Generation.by`."""
-    return frozenset(seat_of(turn) for turn in trajectory.turns if any(g.by for g in turn.generations))
+    """The seats that another than the policy had in an attempt; see `Generation.opponent`."""
+    return frozenset(seat_of(turn) for turn in trajectory.turns if any(g.opponent for g in turn.generations))
 
 
 def _cut(trajectory: Trajectory, seats_K: Sequence[str], seat: str) -> Trajectory:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rlhf.credit.groups import CriticFree, group_counters, group_returns, normalise, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, broadcast_turns, group_counters, group_returns, normalise, turn_rewards
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -49,7 +49,7 @@ class StepGRPO(CriticFree):
                 credit_GK[i][k] = advantage
         is_silent = not any(x for row in credit_GK for x in row)
         return Credit(
-            spread(group, credit_GK),
+            broadcast_turns(group, credit_GK),
             group_counters(returns)
             | {
                 "credit/n_zero_std_groups": float(len(returns) > 1 and is_silent),

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import IgnoredKeys
-from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, normalise
+from rlhf.credit.groups import CriticFree, broadcast_trajectories, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Trajectory, Values
 from rlhf.settings import STRICT
 
@@ -61,7 +61,8 @@ class Stratified(CriticFree):
                 advantages[i] += self.alpha * within
         n_single = sum(len(members) == 1 for members in strata.values()) if len(returns) > 1 else 0
         return Credit(
-            broadcast(group, advantages), group_counters(returns) | {"credit/n_singleton_strata": float(n_single)}
+            broadcast_trajectories(group, advantages),
+            group_counters(returns) | {"credit/n_singleton_strata": float(n_single)},
         )
 
     def n_calls(self, trajectory: Trajectory) -> int:

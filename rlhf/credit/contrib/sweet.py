@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.contrib.progress import by_turn
-from rlhf.credit.estimator import actions_of
-from rlhf.credit.groups import group_counters, group_returns, normalise, spread
+from rlhf.credit.estimator import require_action_values
+from rlhf.credit.groups import broadcast_turns, group_counters, group_returns, normalise
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -47,7 +47,7 @@ class SWEET:
         Raises:
             DataError: there are no values, or none of actions; a score is not finite.
         """
-        found = actions_of(values, type(self).__name__, self.needs_critic)
+        found = require_action_values(values, type(self).__name__, self.needs_critic)
         credit_GK = [list(by_turn(*pair)) for pair in zip(group.trajectories, found, strict=True)]
         metrics = group_counters(group_returns(group))
         alone = 0
@@ -57,7 +57,7 @@ class SWEET:
                 compared = normalise([credit_GK[i][k] for i, k in members], by_std=False, ddof=1, eps=0.0)
                 for (i, k), advantage in zip(members, compared, strict=True):
                     credit_GK[i][k] = advantage
-        return Credit(spread(group, credit_GK), metrics | {"credit/n_singleton_states": float(alone)})
+        return Credit(broadcast_turns(group, credit_GK), metrics | {"credit/n_singleton_states": float(alone)})
 
 
 def _same_state(group: ScoredGroup) -> list[list[tuple[int, int]]]:

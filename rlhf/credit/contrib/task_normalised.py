@@ -10,13 +10,13 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.credit.flat_tokens import whiten
 from rlhf.credit.groups import with_counters
-from rlhf.credit.wrapper import Wrapper
+from rlhf.credit.wrapper import AdvantageWrapper
 from rlhf.data import Credit, ScoredGroup
 from rlhf.settings import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TaskNormalised(Wrapper):
+class TaskNormalised(AdvantageWrapper):
     """Advantage normalised within a task type: Ã_t = (A_t − mean A) / (std A + ε); A of `inner`.
 
     Statistics run over the tokens that the policy sampled for all tasks of one type in the step.

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.credit.contrib.tree import tree_grpo_advantages, tree_of, trees
-from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns
+from rlhf.credit.groups import CriticFree, broadcast_trajectories, group_counters, group_returns
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -54,4 +54,4 @@ class TreeGRPO(CriticFree):
             "credit/n_trees": float(sum(n > 1 for n in sizes)),
             "credit/n_singleton_trees": float(sum(n == 1 for n in sizes)),
         }
-        return Credit(broadcast(group, advantages), group_counters(returns) | counters)
+        return Credit(broadcast_trajectories(group, advantages), group_counters(returns) | counters)

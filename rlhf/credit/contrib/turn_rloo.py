@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rlhf.checking import Scale
-from rlhf.credit.groups import CriticFree, group_counters, group_returns, spread, turn_rewards
+from rlhf.credit.groups import CriticFree, broadcast_turns, group_counters, group_returns, turn_rewards
 from rlhf.credit.returns import discounted_returns
 from rlhf.credit.rloo import leave_one_out
 from rlhf.data import Credit, ScoredGroup, Values
@@ -51,4 +51,4 @@ class TurnRLOO(CriticFree):
         is_silent = not any(x for row in credit_GK for x in row)
         counters = {"credit/n_singleton_turns": float(n_alone)}
         counters["credit/n_zero_std_groups"] = float(len(totals) > 1 and is_silent)
-        return Credit(spread(group, credit_GK), group_counters(totals) | counters)
+        return Credit(broadcast_turns(group, credit_GK), group_counters(totals) | counters)

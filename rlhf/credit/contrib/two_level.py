@@ -15,7 +15,13 @@ from pydantic.dataclasses import dataclass
 
 from agents.chat import ChatAgent
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import AdvantageEstimator, credit_of, critic_of, missing_part, names_no_reward
+from rlhf.credit.estimator import (
+    AdvantageEstimator,
+    compute_advantages,
+    critic_of,
+    missing_part,
+    unknown_reward_problem,
+)
 from rlhf.credit.groups import call_numbers, per_turn, turn_rewards
 from rlhf.credit.grpo import GRPO
 from rlhf.data import Action, Credit, Outcome, Score, ScoredGroup, Trajectory, Turn, Values, Verdict
@@ -109,7 +115,7 @@ class TwoLevel:
         """Refuse the name of no reward, and an agent that names no subgoals."""
         recipe = context.recipe
         if self.executor_reward is not None and self.executor_reward not in recipe.trained_rewards:
-            yield names_no_reward(self.executor_reward, "executor_reward", context)
+            yield unknown_reward_problem(self.executor_reward, "executor_reward", context)
         if isinstance(recipe.agent, ChatAgent) and not context.is_trained:
             why = f"an agent of kind {context.kind_of('agent', recipe.agent)} names no subgoals"
             yield missing_part(self, context, why, "use agent: {kind: planner}, or another estimator")
@@ -300,7 +306,7 @@ class _Rows:
 
     def fill(self, places: Sequence[Sequence[_Place]], credit: Credit) -> None:
         """Take over what an estimator says of the rows at `places`."""
-        for given, kept in ((credit.tokens_GNT, self.credit_GN), (credit.returns_GNT, self.returns_GN)):
+        for given, kept in ((credit.advantages_GNT, self.credit_GN), (credit.returns_GNT, self.returns_GN)):
             if given is not None and kept is not None:
                 for rows, of_rows in zip(given, places, strict=True):
                     for row, (i, n) in zip(rows, of_rows, strict=True):
@@ -319,7 +325,7 @@ def _own_returns(group: ScoredGroup, values: Values) -> list[list[tuple[float, .
     worth what the critic says itself.
     """
     found: list[list[tuple[float, ...]]] = []
-    for trajectory, rows_NT in zip(group.trajectories, values.tokens_GNT, strict=True):
+    for trajectory, rows_NT in zip(group.trajectories, values.values_GNT, strict=True):
         rows = list(map(tuple, rows_NT))
         calls = trajectory.generations
         for plan, (after, *_) in pairwise(call_numbers(trajectory)):
@@ -350,7 +356,7 @@ def _estimate(
     given: list[Values] | None = None
     if estimator.needs_values:
         given = [_values_at(_needed(values[k]), places, cut[k], group, whole) for k, group, places in flat]
-    credits = credit_of(estimator, [group for _, group, _ in flat], given)
+    credits = compute_advantages(estimator, [group for _, group, _ in flat], given)
     for (k, _, places), credit in zip(flat, credits, strict=True):
         found[k].fill(places, credit)
     metrics = _merged([credit.metrics for credit in credits])
@@ -374,7 +380,7 @@ def _values_at(
 
     With `whole`, an option has what follows among its rewards: it is cut where its episode is.
     """
-    tokens = tuple(tuple(values.tokens_GNT[i][n] for i, n in rows) for rows in places)
+    tokens = tuple(tuple(values.values_GNT[i][n] for i, n in rows) for rows in places)
     actions = values.actions_GNT
     of_actions = actions and tuple(tuple(actions[i][n] for i, n in rows) for rows in places)
     follows = {(a.owner, n): b.plan[0] for a, b in pairwise(options) if a.owner == b.owner for n in (*a.own[-1:],)}
@@ -382,10 +388,12 @@ def _values_at(
     for rows, trajectory in zip(places, group.trajectories, strict=True):
         i, n = rows[-1]
         plan = follows.get((i, n))
-        if plan is not None and not whole and values.tokens_GNT[i][plan]:
-            cuts.append(values.tokens_GNT[i][plan][0])
+        if plan is not None and not whole and values.values_GNT[i][plan]:
+            cuts.append(values.values_GNT[i][plan][0])
         else:
-            cuts.append(values.cut_G[i] if trajectory.outcome in (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT) else 0.0)
+            cuts.append(
+                values.bootstrap_values_G[i] if trajectory.outcome in (Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT) else 0.0
+            )
     return Values(tokens, tuple(cuts), of_actions)
 
 

@@ -10,7 +10,14 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.checking import CheckContext, IgnoredKeys, Problem, no_effect
 from rlhf.credit.estimator import missing_part
-from rlhf.credit.groups import CriticFree, broadcast, group_counters, group_returns, is_constant, mean_and_std
+from rlhf.credit.groups import (
+    CriticFree,
+    broadcast_trajectories,
+    group_counters,
+    group_returns,
+    is_constant,
+    mean_and_std,
+)
 from rlhf.data import Credit, ScoredGroup, Values
 from rlhf.settings import STRICT
 
@@ -65,9 +72,9 @@ class Guided(CriticFree):
         own = [r for t, r in zip(group.trajectories, returns, strict=True) if not t.is_demonstration]
         compared = own if self.baseline == "own" and own else returns
         if is_constant(returns):
-            return Credit(broadcast(group, [0.0] * len(returns)), group_counters(returns))
+            return Credit(broadcast_trajectories(group, [0.0] * len(returns)), group_counters(returns))
         mean, std = mean_and_std(compared, self.ddof)
         factor = std + self.eps if self.normalize_std and std else 1.0
         # Equal scores are equal up to rounding: what is left of the difference is no advantage.
         advantages = [0.0 if is_constant([r, mean]) else (r - mean) / factor for r in returns]
-        return Credit(broadcast(group, advantages), group_counters(returns))
+        return Credit(broadcast_trajectories(group, advantages), group_counters(returns))

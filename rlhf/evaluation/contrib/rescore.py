@@ -13,7 +13,7 @@ import numpy as np
 from rlhf.data import Failure, ScoredGroup, Task
 from rlhf.evaluation.rows import TrajectoryRecord
 from rlhf.evaluation.statistics import Estimate, mean_interval, usual_range
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 
 #: Name under which the reward is asked.
 _NAME = "again"
@@ -49,13 +49,13 @@ def stored_value(record: TrajectoryRecord, against: str) -> float | None:
         return None
     if against == "score":
         return record.score.total
-    verdict = {**record.score.parts, **record.score.watched}.get(against)
+    verdict = {**record.score.parts, **record.score.monitored}.get(against)
     return None if verdict is None else verdict.value
 
 
 def stored_names(records: Iterable[TrajectoryRecord]) -> list[str]:
     """Names of stored values to compare by."""
-    names = dict.fromkeys(n for r in records if r.score for n in (*r.score.parts, *r.score.watched))
+    names = dict.fromkeys(n for r in records if r.score for n in (*r.score.parts, *r.score.monitored))
     return ["score", "success", *names]
 
 
@@ -81,7 +81,7 @@ async def judge_again(
         scored = await score_group(
             task_of(group[0].task_id),
             [record.trajectory for record in group],
-            {_NAME: Weighted(_NAME, 1.0, reward)},
+            {_NAME: WeightedReward(_NAME, 1.0, reward)},
             timeout_s=timeout_s,
         )
         found += _judgements(group, scored, against)

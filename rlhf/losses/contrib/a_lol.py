@@ -67,4 +67,4 @@ class ALoL(Regularized):
         if self.ratio == "token":
             return log_ratio(policy, inputs.old_logprobs)
         whole = inputs.whole_trajectories()
-        return whole.spread(whole.log_ratios, inputs.sequence_ids).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).to(policy)
+        return whole.spread(whole.log_ratios, inputs.trajectory_ids).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).to(policy)

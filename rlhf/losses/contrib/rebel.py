@@ -45,6 +45,6 @@ class REBEL(Regularized):
         errors = whole.log_ratios - self.eta * whole.advantages
         means, sizes = whole.group_means(errors)
         factors = 2 * sizes.double() / (sizes - 1).clamp(min=1)
-        value = whole.spread(factors * (errors - means).square() / whole.n_tokens, inputs.sequence_ids).to(policy)
-        slope = whole.spread(2 * factors * (errors - means), inputs.sequence_ids).to(policy)
+        value = whole.spread(factors * (errors - means).square() / whole.n_tokens, inputs.trajectory_ids).to(policy)
+        slope = whole.spread(2 * factors * (errors - means), inputs.trajectory_ids).to(policy)
         return self.output(inputs, value + slope * (policy - policy.detach()))

@@ -64,4 +64,4 @@ class ROVER(Regularized):
         whole, at = inputs.whole_tokens()
         means = given(whole.mean_logprobs, "mean_logprobs")
         old = means if whole.old_mean_logprobs is None else whole.old_mean_logprobs
-        return next_in(means - old, whole.sequence_ids)[at]
+        return next_in(means - old, whole.trajectory_ids)[at]

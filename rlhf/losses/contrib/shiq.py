@@ -54,7 +54,7 @@ class ShiQ(Regularized):
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Return the loss of one micro-batch's share of the minibatch."""
         whole, at = inputs.whole_tokens()
-        ids, policy, normalizers = whole.sequence_ids, inputs.policy_logprobs, _normalizers(inputs)
+        ids, policy, normalizers = whole.trajectory_ids, inputs.policy_logprobs, _normalizers(inputs)
         ahead = sums_from(whole.policy_logprobs.double() - given(whole.ref_logprobs, "ref_logprobs").double(), ids)
         values = _normalizers(whole).double() - given(whole.ref_log_normalizers, "ref_log_normalizers").double()
         errors = whole.advantages.double() - self.beta * (ahead + values)

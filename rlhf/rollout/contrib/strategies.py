@@ -26,7 +26,7 @@ from rlhf.data import Outcome, Task, Trajectory
 from rlhf.errors import RecipeError, RewardError
 from rlhf.rollout.group_structure import GroupStructure, Independent, Retry, Tree
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.settings import STRICT
 
 _TIMEOUT_S = Limits().reward_timeout_s
@@ -277,7 +277,7 @@ async def judged(judge: Any, task: Task, candidates: Sequence[Trajectory], timeo
         replace(t, attempt=i, parent=None if t.parent is None else numbers.get(t.parent))
         for i, t in enumerate(candidates)
     ]
-    group = await score_group(task, numbered, {"judge": Weighted("judge", 1.0, judge)}, timeout_s=timeout_s)
+    group = await score_group(task, numbered, {"judge": WeightedReward("judge", 1.0, judge)}, timeout_s=timeout_s)
     if not group.trajectories:
         raise RewardError(
             "the judge of the strategy fails on every candidate",

@@ -18,8 +18,8 @@ from environments.base import Environment, StepResult, properties_of
 from environments.core.picked_tasks import listed
 from rlhf.data import Task
 from rlhf.errors import RlhfError
-from rlhf.rollout.env_session import Ended, EnvSession
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EnvSession, EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.executors import CallExecutor
 from rlhf.rollout.limits import Limits
 
@@ -74,7 +74,7 @@ class Server:
     ) -> None:
         self.environment, self.limits, self.max_sessions = environment, limits or Limits(), max_sessions
         self.origins = frozenset(origins)
-        self._lanes: CallExecutor | None = None
+        self._executor: CallExecutor | None = None
         self._tasks: dict[str, Sequence[Task]] = {}
         self._n_sessions = 0
 
@@ -127,7 +127,7 @@ class Server:
             await socket.close()
             return socket
         self._n_sessions += 1
-        self._lanes = self._lanes or lanes_of(self.environment)
+        self._executor = self._executor or executor_for(self.environment)
         session = _Session(self)
         try:
             async for message in socket:
@@ -144,13 +144,13 @@ class Server:
         return socket
 
     async def _close(self, app: Any) -> None:
-        if self._lanes is not None:
-            await self._lanes.close()
+        if self._executor is not None:
+            await self._executor.close()
 
     async def begin(self, task: Task) -> tuple[EnvSession, StepResult]:
-        """Start an episode. Raises Ended."""
-        assert self._lanes is not None
-        live = EnvSession(self.environment, task, self.limits, self._lanes.open())
+        """Start an episode. Raises EpisodeEnded."""
+        assert self._executor is not None
+        live = EnvSession(self.environment, task, self.limits, self._executor.open())
         try:
             return live, await live.start()
         except BaseException:
@@ -207,7 +207,7 @@ class _Session:
                 return json.dumps({"type": "state", "data": {"episode_id": self._task_id, "step_count": self._n_steps}})
         except Refused as refused:
             return _error(refused.code, str(refused))
-        except Ended as ended:
+        except EpisodeEnded as ended:
             self._over = True
             return _error("EXECUTION_ERROR", f"{ended.outcome.value}: {ended.detail}")
         except RlhfError as error:

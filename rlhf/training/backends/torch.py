@@ -38,8 +38,8 @@ from rlhf.training.throughput import Meter
 
 #: Arrays that a loss gets as they are in the batch.
 _OF_TOKENS = (
-    "sampler_logprobs", "old_logprobs", "advantages", "weights", "sequence_ids", "places", "old_mean_logprobs",
-    "teacher_logprobs", "off_policy",
+    "sampler_logprobs", "old_logprobs", "advantages", "weights", "trajectory_ids", "token_positions",
+    "old_mean_logprobs", "teacher_logprobs", "off_policy",
 )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ class TorchTrainer:
         return read(model, forward, there.targets, temperature, wanted)
 
     @torch.no_grad()
-    def score(self, samples: Sequence[Sample], *, temperature: float, max_tokens: int) -> list[Floats]:
+    def compute_logprobs(self, samples: Sequence[Sample], *, temperature: float, max_tokens: int) -> list[Floats]:
         """Log-probs in nats of the policy tokens of each row, under the present weights; dropout is off.
 
         Args:
@@ -164,10 +164,10 @@ class TorchTrainer:
             temperature: that the rows were sampled at.
             max_tokens: token budget of one forward pass; the result does not depend on it.
         """
-        return self.scores(samples, (), temperature=temperature, max_tokens=max_tokens)["logprobs"]
+        return self.compute_token_stats(samples, (), temperature=temperature, max_tokens=max_tokens)["logprobs"]
 
     @torch.no_grad()
-    def scores(
+    def compute_token_stats(
         self,
         samples: Sequence[Sample],
         wanted: Collection[Figure],
@@ -279,7 +279,7 @@ class TorchTrainer:
         self.policy.model.eval()
         return whole_of(self._each(batches, lambda batch: self._inputs(batch, loss, temperature)))
 
-    def imitate(
+    def sft_update(
         self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, off_schedule: bool = False
     ) -> dict[str, float]:
         """Imitation update: loss Σ w · A · (−log π − c · entropy) over demonstrated tokens.
@@ -334,7 +334,7 @@ class TorchTrainer:
             log_normalizers=policy.log_normalizers,
             ref_log_normalizers=None if reference is None else reference.log_normalizers,
             mean_logprobs=policy.mean_logprobs,
-            ages=self._ages(batch),
+            staleness=self._ages(batch),
             **there,
         )
 
@@ -404,7 +404,7 @@ class TorchTrainer:
 
 def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBatch]) -> Trajectories:
     """Figures of the trajectories of `batches`; log-probs `[N]` of all, end to end."""
-    names = ("advantages", "sequence_ids", "group_ids")
+    names = ("advantages", "trajectory_ids", "group_ids")
     tokens = (torch.cat([getattr(b, name) for b in batches]).to(policy.device) for name in names)
     return trajectories_of(policy, old, *tokens)
 
@@ -412,7 +412,7 @@ def _figures(policy: torch.Tensor, old: torch.Tensor, batches: Sequence[PackedBa
 def _compare(inputs: LossInputs, correction: Correction | None) -> tuple[LossInputs, Compared]:
     """Return `inputs` as `correction` has them, and what was compared: the tokens that the engine sampled."""
     policy = inputs.policy_logprobs.detach()
-    columns = (policy, inputs.sampler_logprobs, inputs.advantages, inputs.sequence_ids)
+    columns = (policy, inputs.sampler_logprobs, inputs.advantages, inputs.trajectory_ids)
     if inputs.off_policy is None:  # a mask on a GPU would have to be counted first
         sampled: Any = slice(None)
     else:

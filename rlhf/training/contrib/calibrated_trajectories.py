@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from environments.base import Environment, StepResult
 from rlhf.data import ScoredGroup, Task, Trajectory
-from rlhf.rollout.env_session import Ended
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.executors import Lane
 from rlhf.rollout.limits import Limits
 from rlhf.training.stages.demonstrations import Demonstration, plan_of, play_one
@@ -78,7 +78,7 @@ async def calibrated(
     """
     counts = Counter(t.task_id for t in kept)
     found: list[Demonstration] = []
-    lanes = lanes_of(environment)
+    executor = executor_for(environment)
     try:
         for group in groups:
             seen: set[tuple[str, ...]] = set()
@@ -86,14 +86,14 @@ async def calibrated(
                 if counts[t.task_id] >= max_per_task:
                     break
                 try:
-                    made = await _corrected(environment, tasks[t.task_id], t, seen, limits, lanes.open(), needs)
-                except Ended:  # the environment failed; other attempts are left
+                    made = await _corrected(environment, tasks[t.task_id], t, seen, limits, executor.open(), needs)
+                except EpisodeEnded:  # the environment failed; other attempts are left
                     continue
                 if made is not None and made.trajectory.solved:
                     counts[t.task_id] += 1
                     found.append(made)
     finally:
-        await lanes.close()
+        await executor.close()
     return found
 
 
@@ -106,7 +106,7 @@ async def _corrected(
     lane: Lane,
     needs: Collection[str],
 ) -> Demonstration | None:
-    """Correct one attempt; None if it needs no correction, or has one already. Raises Ended."""
+    """Correct one attempt; None if it needs no correction, or has one already. Raises EpisodeEnded."""
     done = [turn.action for turn in attempt.turns if turn.action.error is None]
     taken = [action.text for action in done if not action.parts]
     left: list[int | None] = []

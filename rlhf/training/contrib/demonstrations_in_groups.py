@@ -24,7 +24,7 @@ from rlhf.training.hooks.base import StageHook, Step
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Expert:
+class GroupDemonstrations:
     """Add the oracle's demonstration to the policy's attempts at a task, scored as they are.
 
     The estimator sees them all (`guided` can leave demonstrations out of the mean), the loss is told which tokens are
@@ -77,7 +77,7 @@ class DemonstrationHook(StageHook):
         guide: plays them.
     """
 
-    settings: Expert
+    settings: GroupDemonstrations
     group_size: int
     guide: DemonstrationCache
 

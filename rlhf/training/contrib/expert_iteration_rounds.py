@@ -16,11 +16,11 @@ from rlhf.training.contrib.calibrated_trajectories import calibrated
 from rlhf.training.contrib.expert_iteration import Attempts
 from rlhf.training.contrib.task_demonstrations import fitting
 from rlhf.training.stages.demonstrations import needs_of, render
-from rlhf.training.stages.imitation import by_demonstration, imitation_samples, updates_of
 from rlhf.training.stages.supervised import Supervised
+from rlhf.training.stages.supervised_training import by_demonstration, imitation_samples, updates_of
 
 
-async def imitate_attempts(run: RunContext, stage: Supervised) -> None:
+async def train_expert_iteration(run: RunContext, stage: Supervised) -> None:
     """Attempt, keep and imitate, in rounds. An interrupted stage continues with its current round."""
     source = stage.rejection_sampling
     assert source is not None
@@ -74,7 +74,7 @@ async def _imitated(
     start, before = time.perf_counter(), run.state
     rows = by_demonstration(imitation_samples(kept, stage.observation_weight))
     n_planned = stage.epochs * -(-len(rows) // stage.batch_size)
-    run.say_once(endless_warmup(stage.optimizer, n_planned, f"a round of stages[{run.state.stage}]"))
+    run.warn_once(endless_warmup(stage.optimizer, n_planned, f"a round of stages[{run.state.stage}]"))
     trainer = stage.trainer.start(run.policy, stage.optimizer, n_planned)
     run.note_trainer(trainer)
     updates = []

@@ -19,7 +19,7 @@ from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.demonstration_requirements import unshowable
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.stages.imitation import imitation_samples
+from rlhf.training.stages.supervised_training import imitation_samples
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -148,7 +148,7 @@ def _imitated(parts: LiveStage, settings: ImitateFailed, shown: Sequence[Traject
     samples = imitation_samples(shown)
     budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
     [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), budget, None, n_least=n_least)
-    values = trainer.imitate(batches, entropy_coef=settings.entropy_coef, off_schedule=True)
+    values = trainer.sft_update(batches, entropy_coef=settings.entropy_coef, off_schedule=True)
     return {
         "imitate_failed/loss": values["supervised/loss"],
         "imitate_failed/grad_norm": values["optimizer/grad_norm"],

@@ -15,7 +15,7 @@ from rewards.models.local_model import hold, release
 from rewards.shaping.outcome import Outcome as Solved
 from rlhf.data import Action, Outcome, ScoredGroup, Trajectory, Turn
 from rlhf.errors import TrainingError
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.rollout.tasks import tasks_of
 from rlhf.spans import span
 from rlhf.tasks.shuffled import walk
@@ -53,7 +53,7 @@ class Audited:
 
 
 @dataclass
-class PolicyJudge(StageHook):
+class JudgeRefreshHook(StageHook):
     """Present and next judge, and the audit of both. `learn` takes in a finished step.
 
     Attributes:
@@ -91,7 +91,9 @@ class PolicyJudge(StageHook):
     is_due: bool = True
 
     @classmethod
-    def of(cls, settings: JudgeRefresh | None, rewards: Mapping[str, Weighted], policy: Policy) -> PolicyJudge | None:
+    def of(
+        cls, settings: JudgeRefresh | None, rewards: Mapping[str, WeightedReward], policy: Policy
+    ) -> JudgeRefreshHook | None:
         """Stand before the first step of a stage; None where a stage renews no judge."""
         if settings is None:
             return None
@@ -210,7 +212,7 @@ class PolicyJudge(StageHook):
 
     async def _attempted(self, run: RunContext) -> list[Audited]:
         settings, rewards = self.settings, run.runner.rewards
-        truth = Weighted("truth", 1.0, rewards[settings.truth].reward if settings.truth else Solved())
+        truth = WeightedReward("truth", 1.0, rewards[settings.truth].reward if settings.truth else Solved())
         tasks = tasks_of(run.runner.environment, settings.split)
         order = walk(len(tasks), f"{run.seed}/{run.state.stage}/audit")
         collected = await replace(run.runner, rewards={"truth": truth}).collect(
@@ -254,11 +256,11 @@ class PolicyJudge(StageHook):
             setattr(self, name, state[name])
 
 
-#: What is kept of a `PolicyJudge` besides weights and audit.
+#: What is kept of a `JudgeRefreshHook` besides weights and audit.
 _NUMBERS = ("judge_step", "next_step", "n_audits", "n_renewals", "is_over", "is_due")
 
 
-def renewed(settings: JudgeRefresh, rewards: Mapping[str, Weighted]) -> tuple[str, AsksModel]:
+def renewed(settings: JudgeRefresh, rewards: Mapping[str, WeightedReward]) -> tuple[str, AsksModel]:
     """Return name and reward that are meant; a recipe that was checked has it."""
     named: dict[str, object] = {
         name: weighted.reward
@@ -297,7 +299,7 @@ async def _judged(run: RunContext, reward: Any, audit: Sequence[Audited], split:
         run.progress.note(f"auditing the judge: {number} of {len(audit)}")
         limit = run.runner.limits.reward_timeout_s
         group = await score_group(
-            tasks[pair.task_id], pair.trajectories, {"r": Weighted("r", 1.0, reward)}, timeout_s=limit
+            tasks[pair.task_id], pair.trajectories, {"r": WeightedReward("r", 1.0, reward)}, timeout_s=limit
         )
         if group.failures:
             n_unread += 1

@@ -14,7 +14,7 @@ from rlhf.data import ScoredGroup, Trajectory
 from rlhf.errors import TrainingError
 from rlhf.inference.embedded.engine import TransformersEngine
 from rlhf.inference.embedded.swapped_weights import SwappedWeightsEngine
-from rlhf.rollout.opponent_engine import OpponentEngine, Players, turn_key
+from rlhf.rollout.opponent_engine import OpponentEngine, OpponentSampler, turn_key
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.judge_refresh import Weights, learnt
 from rlhf.training.contrib.opponent_settings import Opponents
@@ -64,7 +64,7 @@ class League(StageHook):
         return cls(settings, policy, seats, {0: Version(learnt(policy), policy.version)})
 
     @asynccontextmanager
-    async def rollout(self, run: RunContext) -> AsyncIterator[Players]:
+    async def rollout(self, run: RunContext) -> AsyncIterator[OpponentSampler]:
         """Context of the opponents of a step, whose resources are freed at its end.
 
         Raises:
@@ -99,7 +99,7 @@ class League(StageHook):
         """
         if self.settings.by == "turn":
             turns = [turn for group in groups for t in group.trajectories for turn in t.turns[t.n_given :]]
-            n_older = sum(any(g.by for g in turn.generations) for turn in turns)
+            n_older = sum(any(g.opponent for g in turn.generations) for turn in turns)
             figures = self._figures(n_older, len(turns))
         else:
             figures = self._won(groups)
@@ -115,7 +115,7 @@ class League(StageHook):
     def _won(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         won: dict[str, list[float]] = {}
         for trajectory in (t for group in groups for t in group.trajectories):
-            other = next((g.by for g in trajectory.generations if g.by), "")
+            other = next((g.opponent for g in trajectory.generations if g.opponent), "")
             others = seats_of_others(trajectory)
             own = [s for s in self.seats if s not in others] if other else self.seats[:1]
             won.setdefault(other or CURRENT, []).append(_won(trajectory, own))
@@ -140,7 +140,7 @@ class _Drawn:
         self._max_turns = max_turns
 
     def __call__(self, seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
-        """See `Players`. The draws of a group are made in the order of its attempts, so that seats can alternate."""
+        """See `OpponentSampler`. A group draws in the order of its attempts, so that seats can alternate."""
         if self._league.settings.by == "turn":
             return self._of_turns(random.Random(f"{seed}/opponents/{attempt}"))
         league, rng = self._league, random.Random(f"{seed}/opponents")

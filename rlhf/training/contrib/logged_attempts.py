@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from rlhf.batching.samples import Sample, check_roles, make_samples
 from rlhf.checking import CheckContext, Problem
-from rlhf.credit.estimator import credit_of
+from rlhf.credit.estimator import compute_advantages
 from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.losses.policy_loss import LossNeeds, refuse_without_ratio
@@ -28,7 +28,7 @@ from rlhf.training.hooks.base import StageHook, Step
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Logged:
+class OfflineData:
     """Learn from the stored training attempts of other runs too, whose policies read the same tokens.
 
     Their groups are credited by the stage's estimator, with the scores that are stored, and their tokens keep the
@@ -116,7 +116,7 @@ class LoggedAttempts(StageHook):
         seed: of the order.
     """
 
-    settings: Logged
+    settings: OfflineData
     source: StoredGroups | None = None
     step: Step | None = None
     label: str = ""
@@ -154,7 +154,7 @@ class LoggedAttempts(StageHook):
                     hint="name runs with a policy_gradient stage",
                 )
             return samples, figures
-        rows, _ = make_samples(groups, credit_of(stage.advantage, groups), stage.layout, stage.train_roles)
+        rows, _ = make_samples(groups, compute_advantages(stage.advantage, groups), stage.layout, stage.train_roles)
         if not rows and stage.train_roles:
             check_roles(stored, stage.train_roles)
         rows, _ = stage.filters(rows, groups)

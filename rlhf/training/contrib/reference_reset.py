@@ -65,7 +65,7 @@ class ReferenceReset:
 
 
 @plain_dataclass
-class ResetClock(StageHook):
+class ReferenceResetHook(StageHook):
     """Schedule of reference resets.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rewards.contrib.episodic_memory import Episodes, remembering
 from rewards.contrib.found_subgoals import SubgoalState
 from rlhf.data import ScoredGroup
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
 
@@ -24,7 +24,7 @@ class StatefulRewards(StageHook):
     of_path: dict[str, Episodes | SubgoalState] = field(default_factory=dict)
 
     @classmethod
-    def begun(cls, rewards: Mapping[str, Weighted]) -> StatefulRewards:
+    def begun(cls, rewards: Mapping[str, WeightedReward]) -> StatefulRewards:
         """Stateful rewards of a new stage, emptied of earlier stages' state."""
         plain = {name: weighted.reward for name, weighted in rewards.items()}
         memories = cls({path: reward.episodes for path, reward in remembering("", plain)})

@@ -25,7 +25,7 @@ from rlhf.training.stages.preference_training import groups_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
 
 
-async def learn_values(run: RunContext, stage: RewardModel) -> None:
+async def train_pointwise(run: RunContext, stage: RewardModel) -> None:
     """Make or read attempts, train on most, and judge by the others. An interrupted stage starts again."""
     run.save()
     groups, collected = await groups_for(run, stage.pairs, stage.split, stage.rollout)

@@ -14,7 +14,7 @@ import torch
 from rewards.models.model_folder import SCALE, ModelReward, load, logits, pooled_at
 from rlhf.data import Score, ScoredGroup, Task, Trajectory, Verdict
 from rlhf.losses.preference import bradley_terry
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.spans import span
 from rlhf.training.backends.optimizer import Stepper
 from rlhf.training.context import LiveStage, RunContext
@@ -46,7 +46,7 @@ class LiveReward:
 
 
 @dataclass
-class Refresher(StageHook):
+class RewardRefreshHook(StageHook):
     """Copy of the recipe's reward model with its data and schedule; `learn` takes in a step.
 
     Attributes:
@@ -82,7 +82,9 @@ class Refresher(StageHook):
     is_incomplete: bool = False
 
     @classmethod
-    def of(cls, settings: RewardRefresh | None, rewards: Mapping[str, Weighted], seed: str) -> Refresher | None:
+    def of(
+        cls, settings: RewardRefresh | None, rewards: Mapping[str, WeightedReward], seed: str
+    ) -> RewardRefreshHook | None:
         """Copy the model of the reward that is meant; None where a stage trains none further."""
         if settings is None:
             return None
@@ -127,7 +129,7 @@ class Refresher(StageHook):
             run.progress.note(f"training the reward model of {self.name} further")
             figures = self.refresh(run.estimate)
             run.log(run.state.step, figures, delivered=False)
-            run.say_once(_worse(figures, self.name, run.state.step))
+            run.warn_once(_worse(figures, self.name, run.state.step))
 
     def on_stage_end(self, run: RunContext) -> None:
         """Write the model, and go on scoring with it."""
@@ -291,11 +293,11 @@ class Refresher(StageHook):
             setattr(self, name, state[name])
 
 
-#: What is kept of a `Refresher` besides its model.
+#: What is kept of a `RewardRefreshHook` besides its model.
 _LISTS, _NUMBERS = ("fresh", "held", "old"), ("n_seen", "n_refreshes", "is_due")
 
 
-def refreshed(settings: RewardRefresh, rewards: Mapping[str, Weighted]) -> tuple[str, ModelReward]:
+def refreshed(settings: RewardRefresh, rewards: Mapping[str, WeightedReward]) -> tuple[str, ModelReward]:
     """Return name and reward that are meant; a recipe that was checked has it."""
     found = [
         (name, weighted.reward)

@@ -92,7 +92,9 @@ class SelfCertaintyHook(StageHook):
             for group in groups
         ]
         rows, _ = make_samples(groups, nothing, "trajectory")
-        found = trainer.scores(rows, (self.settings.figure,), temperature=temperature, max_tokens=max_tokens)
+        found = trainer.compute_token_stats(
+            rows, (self.settings.figure,), temperature=temperature, max_tokens=max_tokens
+        )
         sums, counts = (np.zeros(sum(len(g.trajectories) for g in groups)) for _ in range(2))
         for row, figures in zip(rows, found[self.settings.figure], strict=True):
             sums[row.sequence] += float(figures.sum(dtype=np.float64))

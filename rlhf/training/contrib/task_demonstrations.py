@@ -48,7 +48,7 @@ class DemonstrationCache:
             limits=replace(runner.limits, max_error_fraction=1.0),
             seed=run.seed,
             needs=demonstrations.needs_of(runner.agent),
-            say=lambda text: run.say_once({"a demonstration failed": text}),
+            say=lambda text: run.warn_once({"a demonstration failed": text}),
         )
         solved = [d for d in played if d.trajectory.solved and d.trajectory.turns]
         rendered = await demonstrations.render(solved, runner.agent, runner.renderer)
@@ -60,7 +60,7 @@ def fitting(run: RunContext, played: Sequence[Trajectory]) -> list[Trajectory]:
     longest = [max((g.length for g in t.generations), default=0) for t in played]
     kept = [t for t, n in zip(played, longest, strict=True) if n <= run.policy.max_context]
     if len(kept) < len(played):
-        run.say_once(
+        run.warn_once(
             {
                 "long demonstrations": f"a demonstration of {max(longest):,} tokens is longer than policy.max_context, "
                 f"{run.policy.max_context:,}: such ones are left out"

@@ -57,7 +57,9 @@ class Teacher:
         """Teacher log-probs of each row's policy tokens, at their sampling temperature."""
         rows = [replace(row, adapter="") for row in rows]  # adapters of roles are the policy's
         budget = stage.max_tokens_per_microbatch
-        return trainer.scores(rows, (), temperature=stage.temperature, max_tokens=budget, model=self.model)["logprobs"]
+        return trainer.compute_token_stats(
+            rows, (), temperature=stage.temperature, max_tokens=budget, model=self.model
+        )["logprobs"]
 
 
 def check_teachers(losses: Iterable[object], policy: Policy, max_context: int) -> None:

@@ -29,7 +29,7 @@ _Pair = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class StoredFigures:
+class TokenStatsSettings:
     """Entropy and trainer-engine gap of single tokens, stored for the viewer.
 
     Costs a forward pass of the trainer over the rows of each such step, and, in the quickstart, 2.7 bytes
@@ -49,7 +49,7 @@ class TokenStatsHook(StageHook):
         roles: whose generations are trained on; None is all.
     """
 
-    settings: StoredFigures
+    settings: TokenStatsSettings
     roles: Collection[str] | None = None
 
     def transform_samples(self, parts: LiveStage, step: Step, samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -70,7 +70,7 @@ class TokenStatsHook(StageHook):
             groups: of the step; `Sample.sequence` numbers their trajectories in order.
         """
         budget, wanted = stage.max_tokens_per_microbatch, list[Figure](("entropy",))
-        found = trainer.scores(rows, wanted, temperature=stage.temperature, max_tokens=budget)
+        found = trainer.compute_token_stats(rows, wanted, temperature=stage.temperature, max_tokens=budget)
         of_sequence: dict[int, list[_Pair]] = {}
         for row, logprobs, entropies in zip(rows, found["logprobs"], found["entropy"], strict=True):
             gaps = logprobs - row.sampler_logprobs[row.mask]
@@ -99,7 +99,7 @@ class TokenStatsHook(StageHook):
         nothing, found = (math.nan, math.nan), iter(pairs or ())
         return [
             [nothing] * g.n_tokens
-            if pairs is None or g.by or (self.roles is not None and g.role not in self.roles)
+            if pairs is None or g.opponent or (self.roles is not None and g.role not in self.roles)
             else [next(found) for _ in range(g.n_tokens)]
             for g in trajectory.generations
         ]

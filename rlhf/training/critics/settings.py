@@ -124,7 +124,7 @@ class CriticHook(StageHook):
         """While the critic learns alone, the policy does not."""
         step.trains_policy = not self.critic.is_warming(step.number)
 
-    def expected(self, step: Step) -> Sequence[Values]:
+    def critic_values(self, step: Step) -> Sequence[Values]:
         """Return what the critic expects of the states of a step."""
         with span("critic"):
             self.seen = self.critic.predict(step.groups)

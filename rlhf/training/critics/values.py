@@ -212,15 +212,15 @@ def _values_of(
     last = {row.sequence: float(v[-1]) for row, v in zip(rows, values, strict=True)}
     number = 0
     for group in groups:
-        tokens_GNT, cut_G = [], []
+        values_GNT, bootstrap_values_G = [], []
         for trajectory in group.trajectories:
             counts = [g.n_tokens for g in trajectory.generations]
             flat = tokens.get(number, np.zeros(0, np.float32)).tolist()
             ends = np.cumsum([0, *counts]).tolist()
-            tokens_GNT.append(tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends)))
-            cut_G.append(last.get(number, 0.0) if bootstrap and trajectory.outcome in _CUT else 0.0)
+            values_GNT.append(tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends)))
+            bootstrap_values_G.append(last.get(number, 0.0) if bootstrap and trajectory.outcome in _CUT else 0.0)
             number += 1
-        yield Values(tuple(tokens_GNT), tuple(cut_G))
+        yield Values(tuple(values_GNT), tuple(bootstrap_values_G))
 
 
 def _with_returns(seen: ValuePredictions, samples: Sequence[Sample], *, bootstrap: bool) -> list[Sample]:

@@ -1,7 +1,7 @@
 """Hooks: what a policy-gradient stage does besides sampling, crediting and updating, one class each.
 
 The loop calls the hooks of a stage in their order and knows none of them by name. A new method that meddles with a step
-is a subclass of `StageHook` in a file of its own, and a line in `rlhf/training/stage_state.py`.
+is a subclass of `StageHook` in a file of its own, and a line in `rlhf/training/stage_components.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlhf.batching.samples import Sample
     from rlhf.data import ScoredGroup, TokenFigures, Values
     from rlhf.losses.policy_loss import PolicyLoss
-    from rlhf.rollout.opponent_engine import Players
+    from rlhf.rollout.opponent_engine import OpponentSampler
     from rlhf.training.context import LiveStage, RunContext, StageKeys
 
 
@@ -103,7 +103,7 @@ class StageHook:
     def before_step(self, run: RunContext, step: Step) -> None:
         """Before anything is sampled. Raises TrainingError where training is not to go on."""
 
-    def rollout(self, run: RunContext) -> AbstractAsyncContextManager[Players | None]:
+    def rollout(self, run: RunContext) -> AbstractAsyncContextManager[OpponentSampler | None]:
         """Context in which the step's attempts are made and scored; gives who plays in the policy's place, or None."""
         return nullcontext()
 
@@ -113,7 +113,7 @@ class StageHook:
         """Return the groups to train on, one for each of `groups`."""
         return groups
 
-    def expected(self, step: Step) -> Sequence[Values] | None:
+    def critic_values(self, step: Step) -> Sequence[Values] | None:
         """Return what is expected of the states of `step.groups`, for estimators that need it; None says nothing."""
         return None
 

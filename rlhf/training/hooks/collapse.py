@@ -44,7 +44,7 @@ def collapse_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """
     deviations = [pstdev([s.total for s in group.scores]) for group in groups if len(group.scores) > 1]
     trajectories = [t for group in groups for t in group.trajectories]
-    logprobs = [x for t in trajectories for g in t.generations if not g.by for x in g.logprobs]
+    logprobs = [x for t in trajectories for g in t.generations if not g.opponent for x in g.logprobs]
     step = max(math.ceil(len(trajectories) / MAX_TRAJECTORIES), 1)
     n_grams = n_echoed = n_repeated = n_replies = n_again = 0
     for trajectory in trajectories[::step]:

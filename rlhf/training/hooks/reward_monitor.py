@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from rlhf.data import Score, ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.rollout.reward_monitor import RewardMonitor
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.stats import t_quantile
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
@@ -82,7 +82,7 @@ class RewardMonitorHook(StageHook):
     stopped: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rewards: Mapping[str, Weighted]) -> RewardMonitorHook:
+    def of(cls, rewards: Mapping[str, WeightedReward]) -> RewardMonitorHook:
         """Monitor those of a recipe's rewards that it says are monitored."""
         return cls({name: weighted.monitor for name, weighted in rewards.items() if weighted.monitor is not None})
 
@@ -107,15 +107,15 @@ class RewardMonitorHook(StageHook):
         figures: dict[str, float] = {}
         cautions: dict[str, str] = {}
         for name, settings in self.settings.items():
-            failures = [score.watch_errors[name] for score in scores if name in score.watch_errors]
+            failures = [score.monitor_errors[name] for score in scores if name in score.monitor_errors]
             figures[f"monitor_failures/{name}"] = float(len(failures))
             if failures:
                 cautions[f"monitor_failures/{name}"] = (
                     f"caution: the monitored reward {name} could not judge {len(failures)} of {len(scores)} attempts "
                     f"of {where}, which are trained on all the same: {failures[0]}"
                 )
-            both = [s for s in scores if name in s.watched and settings.compare_with in (None, *s.parts)]
-            pairs = [(_trained(s, settings), s.watched[name].value) for s in both]
+            both = [s for s in scores if name in s.monitored and settings.compare_with in (None, *s.parts)]
+            pairs = [(_trained(s, settings), s.monitored[name].value) for s in both]
             if pairs:
                 figures |= self._compared(name, *zip(*pairs, strict=True))
                 if alarm := self._alarm(name, where):

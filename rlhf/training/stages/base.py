@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rlhf.training.contrib.expert_iteration_rounds import imitate_attempts
+from rlhf.training.contrib.expert_iteration_rounds import train_expert_iteration
 from rlhf.training.run import Run
-from rlhf.training.stages.imitation import imitate
 from rlhf.training.stages.preference import Preference
-from rlhf.training.stages.preference_training import prefer
+from rlhf.training.stages.preference_training import train_preference
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.reward_model_pairwise import judge
+from rlhf.training.stages.reward_model_pairwise import train_reward_model
 from rlhf.training.stages.supervised import Supervised
+from rlhf.training.stages.supervised_training import train_supervised
 
 #: Runs a stage from where the run stands to its end, and leaves the checkpoint of the end to its caller.
 Work = Callable[[Run, Any], Awaitable[None]]
@@ -21,10 +21,10 @@ Work = Callable[[Run, Any], Awaitable[None]]
 def other_stage(stage: Any) -> tuple[str, Work] | None:
     """Return the kind of a stage and what runs it; None for a policy gradient."""
     if isinstance(stage, Supervised):
-        return "supervised", imitate if stage.rejection_sampling is None else imitate_attempts
+        return "supervised", train_supervised if stage.rejection_sampling is None else train_expert_iteration
     if isinstance(stage, Preference):
-        return "preference", prefer
-    return ("reward_model", judge) if isinstance(stage, RewardModel) else None
+        return "preference", train_preference
+    return ("reward_model", train_reward_model) if isinstance(stage, RewardModel) else None
 
 
 def is_played(stage: Any) -> bool:

@@ -22,8 +22,8 @@ from rlhf.data.generation import DEMONSTRATED
 from rlhf.data.report import one_line
 from rlhf.errors import AgentError, EnvError, RecipeError, whole
 from rlhf.inference.seeds import stable_seed
-from rlhf.rollout.env_session import Ended, EnvSession
-from rlhf.rollout.episode import lanes_of
+from rlhf.rollout.env_session import EnvSession, EpisodeEnded
+from rlhf.rollout.episode import executor_for
 from rlhf.rollout.executors import CallError, CallTimeout, Lane
 from rlhf.rollout.group import RETRYABLE
 from rlhf.rollout.limits import Limits
@@ -111,7 +111,7 @@ async def play(
     failures: list[str] = []
     unplanned: list[str] = []
     pool: dict[str, None] = {}
-    lanes = lanes_of(environment)
+    executor = executor_for(environment)
     try:
         for i, task in enumerate(tasks):
             for retry in range(1 + limits.max_retries):
@@ -119,13 +119,13 @@ async def play(
                 share = 1.0 if rng.random() < unsolved_share else random_share
                 deviations = RandomDeviations(share, dict(pool), rng)
                 try:
-                    played.append(await play_one(environment, task, deviations, limits, lanes.open(), needs, True))
+                    played.append(await play_one(environment, task, deviations, limits, executor.open(), needs, True))
                     pool = deviations.pool
                     break
                 except _Unplanned:
                     unplanned.append(task.id)
                     break
-                except Ended as ended:
+                except EpisodeEnded as ended:
                     if ended.outcome not in RETRYABLE or retry == limits.max_retries:
                         failures.append(f"{ended.outcome.value} in {task.id}: {one_line(ended.detail)}")
                         _check_failures(failures, i + 1, len(tasks), limits)
@@ -133,7 +133,7 @@ async def play(
             on_progress(i + 1, len(tasks))
             await asyncio.sleep(0)  # where Ctrl-C is heard
     finally:
-        await lanes.close()
+        await executor.close()
     if failures:
         say(
             f"caution: {len(failures)} of {len(tasks)} demonstrations failed and are left out; the first: {failures[0]}"
@@ -207,7 +207,7 @@ async def play_one(
     Without a plan of the oracle `deviations` plays all of it, unless it `must_plan`.
 
     Raises:
-        Ended: the environment fails or takes too long.
+        EpisodeEnded: the environment fails or takes too long.
         _Unplanned: the oracle must have a plan, and has none.
     """
     live = EnvSession(environment, task, limits, lane)
@@ -221,7 +221,7 @@ async def play_one(
             ]
             return Demonstration(task, played, shown, recalls, subgoals, seats if any(seats) else ())
     except TimeoutError:
-        raise Ended(Outcome.TIMEOUT, f"longer than {limits.episode_timeout_s:g} s") from None
+        raise EpisodeEnded(Outcome.TIMEOUT, f"longer than {limits.episode_timeout_s:g} s") from None
     finally:
         await live.close([])
 
@@ -235,7 +235,7 @@ async def _steps(
     lane: Lane,
     must_plan: bool,
 ) -> tuple[Trajectory, tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Trajectory, possible actions before each turn, and the seat of each. Raises Ended or _Unplanned."""
+    """Trajectory, possible actions before each turn, and the seat of each. Raises EpisodeEnded or _Unplanned."""
     opening = state = await live.start()
     turns: list[Turn] = []
     shown: list[tuple[str, ...]] = []
@@ -267,7 +267,7 @@ async def _steps(
 async def _said(
     environment: Environment, name: str, task: Task, taken: Sequence[str], limits: Limits, lane: Lane
 ) -> tuple[str, ...]:
-    """Environment's explanation before each action, where it has such a method. Raises Ended."""
+    """Environment's explanation before each action, where it has such a method. Raises EpisodeEnded."""
     if not callable(getattr(environment, name, None)):  # what stands for another environment passes its methods on
         return ()
     said: list[str] = []
@@ -275,25 +275,25 @@ async def _said(
         try:
             text = await lane.call(getattr(environment, name), task, list(taken[:k]), timeout_s=limits.start_timeout_s)
         except CallTimeout as error:
-            raise Ended(Outcome.TIMEOUT, f"{name}: {error}") from error
+            raise EpisodeEnded(Outcome.TIMEOUT, f"{name}: {error}") from error
         except (CallError, EnvError) as error:
-            raise Ended(Outcome.ENV_ERROR, f"{name}: {error}") from error
+            raise EpisodeEnded(Outcome.ENV_ERROR, f"{name}: {error}") from error
         if not isinstance(text, str):
-            raise Ended(Outcome.ENV_ERROR, f"{name}: got {type(text).__name__}, expected text")
+            raise EpisodeEnded(Outcome.ENV_ERROR, f"{name}: got {type(text).__name__}, expected text")
         said.append(text)
     return tuple(said)
 
 
 async def plan_of(environment: Environment, task: Task, taken: list[str], limits: Limits, lane: Lane) -> list[str]:
-    """Oracle's plan after `taken`; empty where it has none. Raises Ended."""
+    """Oracle's plan after `taken`; empty where it has none. Raises EpisodeEnded."""
     try:
         found = await lane.call(cast(Oracle, environment).plan, task, taken, timeout_s=limits.start_timeout_s)
     except CallTimeout as error:
-        raise Ended(Outcome.TIMEOUT, f"plan: {error}") from error
+        raise EpisodeEnded(Outcome.TIMEOUT, f"plan: {error}") from error
     except (CallError, EnvError) as error:
-        raise Ended(Outcome.ENV_ERROR, f"plan: {error}") from error
+        raise EpisodeEnded(Outcome.ENV_ERROR, f"plan: {error}") from error
     if found is not None and (not isinstance(found, list | tuple) or not all(isinstance(a, str) for a in found)):
-        raise Ended(Outcome.ENV_ERROR, f"plan: got {type(found).__name__}, expected a list of texts or None")
+        raise EpisodeEnded(Outcome.ENV_ERROR, f"plan: got {type(found).__name__}, expected a list of texts or None")
     return list(found or ())
 
 

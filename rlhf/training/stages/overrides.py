@@ -6,7 +6,7 @@ from pydantic.dataclasses import dataclass
 
 from environments.base import Environment
 from rlhf.rollout.limits import Limits
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from rlhf.settings import STRICT
 
 
@@ -18,7 +18,7 @@ class StageOverrides:
     """Environment of this stage; null is the recipe's."""
     limits: Limits | None = None
     """Limits of this stage; others are the recipe's."""
-    rewards: dict[str, float | Weighted] | None = None
+    rewards: dict[str, float | WeightedReward] | None = None
     """Weights of the rewards in this stage, by name, and additional rewards, written as in the recipe. Other rewards of
     the recipe are computed with weight 0, or, with an environment of the stage's own, not computed; null keeps the
     recipe's weights. A model that a later stage trains is not used."""
@@ -27,12 +27,12 @@ class StageOverrides:
     def weights(self) -> dict[str, float] | None:
         """Weights that it gives to rewards of the recipe; None where it leaves them as they are."""
         named = self.rewards
-        return None if named is None else {n: w for n, w in named.items() if not isinstance(w, Weighted)}
+        return None if named is None else {n: w for n, w in named.items() if not isinstance(w, WeightedReward)}
 
     @property
-    def own_rewards(self) -> dict[str, Weighted]:
+    def own_rewards(self) -> dict[str, WeightedReward]:
         """The rewards that are defined here."""
-        return {n: w for n, w in (self.rewards or {}).items() if isinstance(w, Weighted)}
+        return {n: w for n, w in (self.rewards or {}).items() if isinstance(w, WeightedReward)}
 
     @property
     def differs(self) -> bool:

@@ -28,15 +28,15 @@ from rlhf.tasks.shuffled import Shuffled
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.settings import Torch, TrainerKind
 from rlhf.training.backends.sharding import compiles, n_per_row_of
-from rlhf.training.contrib.demonstrations_in_groups import Expert
+from rlhf.training.contrib.demonstrations_in_groups import GroupDemonstrations
 from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
-from rlhf.training.contrib.logged_attempts import Logged
+from rlhf.training.contrib.logged_attempts import OfflineData
 from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
 from rlhf.training.contrib.self_certainty import SelfCertainty
-from rlhf.training.contrib.token_stats import StoredFigures
+from rlhf.training.contrib.token_stats import TokenStatsSettings
 from rlhf.training.critics.settings import CriticKind
 from rlhf.training.demonstration_requirements import unplanned
 from rlhf.training.hooks.replay import Replay
@@ -85,13 +85,13 @@ class PolicyGradient(StageOverrides):
     """Aggregation of token losses."""
     filters: Filters = Field(default_factory=Filters)
     """Filters of rows excluded from the update."""
-    group_demonstrations: Expert | None = None
+    group_demonstrations: GroupDemonstrations | None = None
     """Demonstrations added to the group of their task, for a loss that supports them; null adds none."""
     imitate_failed: ImitateFailed | None = None
     """SFT updates on demonstrations of tasks that every attempt failed; null makes none."""
     replay: Replay | None = None
     """Replay buffer: trajectories of recent steps that replace those filtered out; null replays nothing."""
-    offline_data: Logged | None = None
+    offline_data: OfflineData | None = None
     """Off-policy data: stored attempts of other runs, in addition to or instead of the policy's; null uses none."""
     self_certainty: SelfCertainty | None = None
     """Reward for the policy's self-certainty; null adds none."""
@@ -123,7 +123,7 @@ class PolicyGradient(StageOverrides):
     """Rows are packed to this many tokens for one forward pass; changes memory and speed, never the result."""
     split: str = "train"
     """Split of the tasks."""
-    token_stats: StoredFigures | None = None
+    token_stats: TokenStatsSettings | None = None
     """Entropy and trainer/engine gap per sampled token, stored with the attempts for the viewer; null stores neither.
     """
     evaluate_every: Annotated[int, Field(ge=0)] = 0

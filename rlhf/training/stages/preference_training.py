@@ -62,7 +62,7 @@ class Paired:
         return self.collected.n_episodes if self.collected else 0
 
 
-async def prefer(run: RunContext, stage: Preference) -> None:
+async def train_preference(run: RunContext, stage: Preference) -> None:
     """Make or read pairs, and train on them. An interrupted stage starts again from its first checkpoint."""
     run.save()
     if stage.loss == "kto":
@@ -327,7 +327,7 @@ def reference_logps(policy: Policy, sides: Sequence[Side], reference: str) -> li
     samples = [_sample(side, number) for number, side in enumerate(sides)]
     scorer = TorchTrainer(policy, Preference().optimizer, 1)
     with policy.model.disable_adapter() if reference == "base" else nullcontext():
-        found = scorer.score(samples, temperature=1.0, max_tokens=_REFERENCE_TOKENS)
+        found = scorer.compute_logprobs(samples, temperature=1.0, max_tokens=_REFERENCE_TOKENS)
     return [float(values.sum(dtype=np.float64)) for values in found]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from rewards.models.model_folder import pooled
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.calibration import bins_of, sureness, tell_held_out
-from rlhf.training.contrib.reward_model_pointwise import learn_values
+from rlhf.training.contrib.reward_model_pointwise import train_pointwise
 from rlhf.training.reward_model_training import adapted, save_in, scoring_model, split_by_task
 from rlhf.training.stages.preference_training import pairs_for, seed_of
 from rlhf.training.stages.reward_model import RewardModel
-from rlhf.training.stages.trl_trainers import train_reward_model, with_callbacks
+from rlhf.training.stages.trl_trainers import train_pairwise, with_callbacks
 
 #: Of what TRL logs, what is kept, by our names.
 _LOGGED = {
@@ -24,10 +24,10 @@ _LOGGED = {
 }
 
 
-async def judge(run: RunContext, stage: RewardModel) -> None:
-    """Make or read pairs, train on most, and judge by the others. An interrupted stage starts again."""
+async def train_reward_model(run: RunContext, stage: RewardModel) -> None:
+    """Train a reward model on most of the pairs, measure it on the others. An interrupted stage starts again."""
     if stage.objective != "pairwise":
-        await learn_values(run, stage)
+        await train_pointwise(run, stage)
         return
     run.save()
     paired = await pairs_for(run, stage.pairs, stage.split, stage.rollout)
@@ -48,7 +48,7 @@ async def judge(run: RunContext, stage: RewardModel) -> None:
     tokenizer = run.policy.tokenizer
     await with_callbacks(
         run,
-        lambda tell: train_reward_model(model, tokenizer, rows, stage, tell, seed=seed_of(run)),
+        lambda tell: train_pairwise(model, tokenizer, rows, stage, tell, seed=seed_of(run)),
         on_update,
         total,
     )

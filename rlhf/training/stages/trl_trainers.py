@@ -104,7 +104,7 @@ def train_dpo(
         _run(_dpo_class(trl), model, tokenizer, rows, stage, on_update, args=config, data_collator=collator)
 
 
-def train_reward_model(
+def train_pairwise(
     model: Any, tokenizer: Any, rows: Sequence[Mapping[str, Any]], stage: RewardModel, on_update: OnUpdate, *, seed: int
 ) -> None:
     """Train `model`, which says one number for a row, on pairs of rows: chosen_ids and rejected_ids each.

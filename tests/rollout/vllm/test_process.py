@@ -30,7 +30,7 @@ from rlhf.inference.vllm.start_log import StartLog
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.runner import RolloutRunner
-from rlhf.rollout.scoring import Weighted
+from rlhf.rollout.scoring import WeightedReward
 from tests.rollout.vllm.real_vllm import engine_over, full_weights, policy_like, prompt_of, start_options
 from tests.training.tiny import Echoes
 
@@ -118,7 +118,7 @@ def test_death_of_the_engine_ends_a_rollout_in_errors_of_the_engine(own, runner)
         limits = Limits(max_turns=4, max_tokens=2000, max_error_fraction=1.0)
         collector = RolloutRunner(
             environment=Echoes(n_turns=4), agent=ChatAgent(system=""), engine=engine, limits=limits, seed=0,
-            rewards={"env": Weighted("env", 1.0, EnvironmentReward())}, renderer=Renderer(policy.tokenizer),
+            rewards={"env": WeightedReward("env", 1.0, EnvironmentReward())}, renderer=Renderer(policy.tokenizer),
         )  # fmt: skip
         calls = [
             asyncio.create_task(engine.generate(prompt_of(20 + i), SamplingParams(max_tokens=4000))) for i in range(8)

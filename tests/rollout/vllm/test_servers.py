@@ -29,7 +29,7 @@ from rlhf.rollout.group import run_groups
 from rlhf.rollout.limits import Limits
 from rlhf.rollout.progress import Progress
 from rlhf.rollout.renderer import Renderer
-from rlhf.rollout.scoring import Weighted, score_group
+from rlhf.rollout.scoring import WeightedReward, score_group
 from rlhf.training.policy.model import Policy
 from rlhf.training.publisher import Publisher
 from tests import recipe_parts
@@ -280,7 +280,7 @@ async def play(
         Limits(max_turns=6, max_tokens=24, max_retries=max_retries), SamplingParams(temperature=0.9), group_size=4,
         seed=0, on_progress=on_progress,
     )  # fmt: skip
-    reward = {"env": Weighted("env", 1.0, EnvironmentReward())}
+    reward = {"env": WeightedReward("env", 1.0, EnvironmentReward())}
     return [await score_group(task, found, reward) for task, found in zip(tasks, attempts, strict=True)]
 
 

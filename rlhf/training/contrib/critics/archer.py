@@ -22,7 +22,7 @@ from torch import Tensor
 from rlhf.batching.samples import Bools, Sample
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import without_given
-from rlhf.credit.flat_tokens import TokenLine, nested, scan, shape_of
+from rlhf.credit.flat_tokens import FlatTokens, nested, scan, shape_of
 from rlhf.data import ScoredGroup, Values
 from rlhf.inference.embedded.swapped_weights import having, held_by
 from rlhf.settings import STRICT
@@ -296,15 +296,15 @@ class ArcherTrainer(CriticTrainerBase[ArcherCritic, TurnModel]):
 
 def _values_of(groups: Sequence[ScoredGroup], of_each: Sequence[Episode | None], found: Doubles) -> list[Values]:
     """Values for all tokens of each turn from `found`, `[3, K]` over all groups, cut by group."""
-    tokens_K = TokenLine.of([without_given(group) for group in groups]).tokens_K
+    tokens_K = FlatTokens.of([without_given(group) for group in groups]).tokens_K
     shapes = [shape_of(group) for group in groups]
     actions, states = (nested(shapes, np.repeat(values, tokens_K)) for values in found[:2])
     cuts, at = [], 0
     for episode in of_each:
         at += episode.n_turns if episode else 0
         cuts.append(float(found[2][at - 1]) if episode and episode.is_cut else 0.0)
-    cut_G = iter(cuts)
+    bootstrap_values_G = iter(cuts)
     return [
-        Values(v, tuple(next(cut_G) for _ in group.trajectories), q)
+        Values(v, tuple(next(bootstrap_values_G) for _ in group.trajectories), q)
         for group, v, q in zip(groups, states, actions, strict=True)
     ]

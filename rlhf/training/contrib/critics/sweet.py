@@ -22,7 +22,7 @@ from rlhf.batching.pack import collate
 from rlhf.batching.samples import Ints, Sample
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import without_given
-from rlhf.credit.flat_tokens import TokenLine
+from rlhf.credit.flat_tokens import FlatTokens
 from rlhf.credit.groups import is_constant
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import TrainingError
@@ -251,7 +251,7 @@ class SweetTrainer(CriticTrainerBase[SweetCritic, RatioModel]):
 
     def _attempts(self, groups: Sequence[ScoredGroup]) -> list[Attempt | None]:
         """Return each trajectory of `groups`, in order; None where the policy sampled nothing."""
-        line = TokenLine.of([without_given(group) for group in groups])
+        line = FlatTokens.of([without_given(group) for group in groups])
         turns = np.split(line.tokens_K, np.cumsum(line.turns_S)[:-1])
         rows: dict[int, list[Sample]] = {}
         told = [self._prefix(group.task_id) for group in groups]

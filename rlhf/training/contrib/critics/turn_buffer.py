@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlhf.batching.samples import Sample
 from rlhf.credit.estimator import without_given
-from rlhf.credit.flat_tokens import TokenLine, nested, shape_of
+from rlhf.credit.flat_tokens import FlatTokens, nested, shape_of
 from rlhf.data import Outcome, ScoredGroup, Values
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.training.critics.value_model import BackboneModel
@@ -72,13 +72,13 @@ class Episode(Rows):
 def episodes_of(groups: Sequence[ScoredGroup], *, bootstrap: bool) -> list[Episode | None]:
     """Return each trajectory of `groups`, in order; None where the policy sampled nothing.
 
-    Turns without sampled tokens hand their reward on as in `TokenLine`.
+    Turns without sampled tokens hand their reward on as in `FlatTokens`.
 
     Args:
         groups: of a step.
         bootstrap: whether a limit cuts a trajectory, rather than ending it.
     """
-    line = TokenLine.of([without_given(group) for group in groups])
+    line = FlatTokens.of([without_given(group) for group in groups])
     rows: dict[int, list[Sample]] = {}
     for row in bare_rows(groups, "trajectory"):
         rows.setdefault(row.sequence, []).append(row)
@@ -137,7 +137,7 @@ def outputs_at(model: BackboneModel, parts: Sequence[Rows], *places: Sequence[In
 
 def values_of_turns(groups: Sequence[ScoredGroup], found_K: npt.NDArray[np.float64]) -> list[Values]:
     """Give all tokens of a turn what was found for it, and cut it by group; states are worth 0."""
-    tokens_K = TokenLine.of([without_given(group) for group in groups]).tokens_K
+    tokens_K = FlatTokens.of([without_given(group) for group in groups]).tokens_K
     shapes = [shape_of(group) for group in groups]
     actions = nested(shapes, np.repeat(found_K, tokens_K))
     states = nested(shapes, np.zeros(int(tokens_K.sum())))

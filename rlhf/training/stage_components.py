@@ -10,20 +10,20 @@ from typing import Any, TypeVar
 
 from environments.base import properties_of
 from rlhf.data import Task, Values
-from rlhf.rollout.opponent_engine import Players
+from rlhf.rollout.opponent_engine import OpponentSampler
 from rlhf.rollout.tasks import tasks_of
 from rlhf.tasks.sampler import Stateful, TaskSource
 from rlhf.training.backends.sharded import device_of
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.contrib.demonstrations_in_groups import DemonstrationHook
 from rlhf.training.contrib.imitate_failed_tasks import FailedImitation, FailedTaskQueue
-from rlhf.training.contrib.judge_refresh import PolicyJudge
+from rlhf.training.contrib.judge_refresh import JudgeRefreshHook
 from rlhf.training.contrib.league import League
 from rlhf.training.contrib.logged_attempts import LoggedAttempts
 from rlhf.training.contrib.memory_store import StoreHook
-from rlhf.training.contrib.reference_reset import Reference, ResetClock
+from rlhf.training.contrib.reference_reset import Reference, ReferenceResetHook
 from rlhf.training.contrib.reward_memory import StatefulRewards
-from rlhf.training.contrib.reward_refresh import Refresher
+from rlhf.training.contrib.reward_refresh import RewardRefreshHook
 from rlhf.training.contrib.self_certainty import SelfCertaintyHook
 from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.contrib.teacher import TeacherHook
@@ -111,9 +111,9 @@ class StageComponents:
             loss = hook.loss_of(run, loss, number)
         return self.stage if loss is self.stage.loss else replace(self.stage, loss=loss)
 
-    def expected(self, step: Step) -> Sequence[Values] | None:
+    def critic_values(self, step: Step) -> Sequence[Values] | None:
         """Expected values of a step's states from the first hook that has them; None without any."""
-        return next((found for hook in self.hooks if (found := hook.expected(step)) is not None), None)
+        return next((found for hook in self.hooks if (found := hook.critic_values(step)) is not None), None)
 
     @property
     def ahead(self) -> RolloutsAhead | None:
@@ -125,7 +125,7 @@ class StageComponents:
         return function(*args) if self.ahead is None else await self.ahead.work(function, *args)
 
     @asynccontextmanager
-    async def closing_ahead(self) -> AsyncIterator[None]:
+    async def closing_async_rollouts(self) -> AsyncIterator[None]:
         """End what is still played when what happens inside is over."""
         try:
             yield
@@ -134,11 +134,11 @@ class StageComponents:
                 await self.ahead.close()
 
     @asynccontextmanager
-    async def rollout(self, run: Run) -> AsyncIterator[Players | None]:
+    async def rollout(self, run: Run) -> AsyncIterator[OpponentSampler | None]:
         """Context in which attempts are made that are trained on; gives who plays in the policy's place, or None."""
         async with AsyncExitStack() as stack:
             found = [await stack.enter_async_context(hook.rollout(run)) for hook in self.hooks]
-            yield next((players for players in found if players is not None), None)
+            yield next((opponents for opponents in found if opponents is not None), None)
 
 
 def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: LiveCritic | None) -> list[StageHook]:
@@ -162,10 +162,10 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         SelfCertaintyHook(stage.self_certainty) if stage.self_certainty else None,
         FailedImitation(FailedTaskQueue(stage.imitate_failed), guide) if stage.imitate_failed else None,
         CriticHook(critic) if critic else None,
-        ResetClock(stage.reference_reset) if stage.reference_reset else None,
+        ReferenceResetHook(stage.reference_reset) if stage.reference_reset else None,
         EarlyStop(stage.patience),
-        Refresher.of(stage.reward_refresh, rewards, seed),
-        PolicyJudge.of(stage.judge_refresh, rewards, policy),
+        RewardRefreshHook.of(stage.reward_refresh, rewards, seed),
+        JudgeRefreshHook.of(stage.judge_refresh, rewards, policy),
         League.of(stage.opponents, policy, properties_of(run.runner.environment).seats),
         StoreHook(run.store_keeper) if run.store_keeper else None,
         Reference.of(stage.loss),

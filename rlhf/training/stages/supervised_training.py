@@ -29,7 +29,7 @@ from rlhf.training.stages.supervised import Supervised
 _MOST = 10_007
 
 
-async def imitate(run: RunContext, stage: Supervised) -> None:
+async def train_supervised(run: RunContext, stage: Supervised) -> None:
     """Train on the stage's demonstrations. A killed stage starts again from its last checkpoint."""
     found: Any = run.demonstrations[run.state.stage]
     held_out: Sequence[Sample] = ()
@@ -46,7 +46,7 @@ async def imitate(run: RunContext, stage: Supervised) -> None:
     n_batches = -(-len(rows) // stage.batch_size)
     n_updates, first = stage.epochs * n_batches, run.state.step
     await run.release_engine_memory()
-    run.say_once(endless_warmup(stage.optimizer, n_updates, f"stages[{run.state.stage}]"))
+    run.warn_once(endless_warmup(stage.optimizer, n_updates, f"stages[{run.state.stage}]"))
     trainer = stage.trainer.start(run.policy, stage.optimizer, n_updates)
     run.note_trainer(trainer)
     _begin(run, trainer)
@@ -116,7 +116,7 @@ def _fitting(run: RunContext, rows: Sequence[list[Sample]]) -> list[list[Sample]
 def _loss(trainer: TorchTrainer, stage: Supervised, rows: Sequence[Sample]) -> float:
     """Mean of −log π over the demonstrated tokens of rows, in nats, as of the loss that is logged of an update."""
     budget = stage.max_tokens_per_microbatch
-    found = trainer.score(rows, temperature=1.0, max_tokens=budget)
+    found = trainer.compute_logprobs(rows, temperature=1.0, max_tokens=budget)
     is_demonstrated = np.concatenate([sample.advantages[sample.mask] == 1 for sample in rows])
     return -float(np.concatenate(found)[is_demonstrated].sum(dtype=np.float64)) / max(int(is_demonstrated.sum()), 1)
 
@@ -151,9 +151,9 @@ def updates_of(
             budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
             run.reseed(epoch * _MOST + i // stage.batch_size)  # dropout does not depend on where a run went on
             [packed] = pack_minibatches(batch, 1, reduction, budget, None, n_least=n_least)
-            values = trainer.imitate(packed)
+            values = trainer.sft_update(packed)
             where = f"update {trainer.n_updates} of {run.state.label}"
-            run.say_once(stillness.learn(values, where, peak=peak, in_place=in_place))
+            run.warn_once(stillness.learn(values, where, peak=peak, in_place=in_place))
             yield values | {"supervised/n_tokens": float(sum(s.mask.sum() for s in batch))}
 
 
