@@ -101,14 +101,14 @@ class Capabilities(CapabilityView):
     needs = Capability[Sequence[str]](())
     """Names of what a demonstration has to show beside actions, such as `recall` and `subgoal`."""
     needs_tools = Capability[object](False)
-    """It needs an environment with an attribute `tools`."""
+    """True if it needs an environment with an attribute `tools`."""
     roles = Capability[Sequence[str]](())
     """Roles that its calls can have; empty where it does not say."""
     plays_seats = Capability(False, bool)
-    """It plays several seats of one game."""
+    """True if it plays several seats of one game."""
     is_outermost = Capability(False, bool)
-    """It stands in no other agent, because it is given something that only the outermost one is."""
+    """True if it stands in no other agent, because it is given something that only the outermost one is."""
     is_outside = Capability(False, bool)
-    """It speaks for a program that its environment starts, and acts in no other."""
+    """True if it speaks for a program that its environment starts, and acts in no other."""
     write = Capability[Callable[..., Any] | None](None, Callable)
     """Writes the reply that a demonstration gives; None where it cannot be demonstrated to."""

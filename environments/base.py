@@ -188,7 +188,7 @@ class Capabilities(CapabilityView):
     inline = Capability(False, bool)
     """Calls run on the event loop, whatever `properties` say: one that wraps others may only wait there."""
     keeps_limits = Capability(False, bool)
-    """It limits calls itself, see `CALL_LIMIT_S`."""
+    """True if it limits calls itself, see `CALL_LIMIT_S`."""
     demonstrates = Capability(True, bool)
     """True if `plan` can be called; a wrapper may lack it for these members."""
     demonstrates_for = Capability[Callable[[Task], bool] | None](None, Callable)

@@ -51,20 +51,20 @@ class Capabilities(CapabilityView):
     """Optional members of a reward or a verifier, with their defaults."""
 
     inline = Capability(False, bool)
-    """It is quick and cannot hang, so that it is called on the event loop."""
+    """True if it is quick and cannot hang, so that it is called on the event loop."""
     over_group = Capability[Any](None)
     """See `GroupReward`."""
     reads_tokens = Capability[object](False)
-    """It scores what was sampled, and may refuse an attempt in which nothing was."""
+    """True if it scores what was sampled, and may refuse an attempt in which nothing was."""
     is_penalty = Capability[object](False)
-    """It is never above 0."""
+    """True if it is never above 0."""
     marks_solved = Capability[object](True)
     """A value of 1 says that the attempt is solved; False where only a `success_threshold` can say so, as of values on
     a scale of their own or relative to the group's."""
     reads_reply = Capability(False, bool)
     """Of a verifier: it is given the whole reply, without thoughts, in place of the answer in it."""
     needs_reference = Capability[object](None)
-    """It compares with the task's reference; False says of all that its keys hold too that they do not."""
+    """True if it compares with the task's reference; False says of all that its keys hold too that they do not."""
     check_policy = Capability[Callable[[Any], object]](lambda tokenizer: None, Callable)
     """Is called once with the policy's tokenizer, to load models and refuse what does not fit."""
     examples = Capability[Sequence[tuple[str, str]]](())

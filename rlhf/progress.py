@@ -81,7 +81,7 @@ class RichProgress:
             self._bars.update(self._task, completed=done, last=note)
 
     def note(self, text: str) -> None:
-        """Show what is waited for; without a terminal once nothing was said for a while."""
+        """Show a status line that the next one replaces; without a terminal only after a while of silence."""
         if self._task is not None:
             self._bars.update(self._task, waiting=text)
         if not self.console.is_terminal and time.monotonic() - self._said_at > _SILENCE_S:
@@ -110,6 +110,6 @@ class RichProgress:
         self.note(str(counts))
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         self._said_at = time.monotonic()
         self.console.print(text, soft_wrap=True)

@@ -66,9 +66,9 @@ class EstimatorCapabilities(CapabilityView):
     turn_reward = Capability[str | None](None, str)
     """Name of the reward whose values per turn it reads."""
     needs_branches = Capability[object](False)
-    """It compares attempts that branch."""
+    """True if it compares attempts that branch."""
     compares_states = Capability(False, bool)
-    """It compares turns that began in one state (`Turn.state_key`), and has no signal of them where none is known."""
+    """True if it compares turns that began in one state (`Turn.state_key`); without states it has no signal."""
 
 
 def critic_of(estimator: object) -> str | None:

@@ -118,8 +118,8 @@ def off_policy_negatives(
 ) -> torch.Tensor:
     """Off-policy sequence mask, `[N]` bool: True where A < 0 and mean of (old − new) > δ.
 
-    The mean is over the tokens of the sequence. To push a sequence down that the policy would hardly make says little
-    of what it does make; to pull one up does. old = −1, −1.2 and new = −1.3, −1.4 have mean .25.
+    The mean is over the tokens of the sequence. Sequences of negative advantage that the present policy would rarely
+    sample give mostly noise. old = −1, −1.2 and new = −1.3, −1.4 have mean .25.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556; slime, `compute_opsm_mask`.
     """

@@ -198,19 +198,19 @@ class LossNeeds(CapabilityView):
     """Optional attributes of a loss, see `PolicyLoss`, with a default for each that it leaves out."""
 
     needs_ref = Capability[object](False)
-    """It reads log-probs of the reference."""
+    """True if it reads log-probs of the reference."""
     needs_mean_logprobs = Capability[object](False)
-    """It reads the mean of the log-probs of all tokens of the vocabulary."""
+    """True if it reads the mean of the log-probs of all tokens of the vocabulary."""
     needs_whole = Capability[Literal["trajectory", "group", "tokens"] | None](None, str)
     """Unit that must stay together: `trajectory`, `group` or `tokens`."""
     takes_off_policy = Capability[object](False)
-    """It knows what to do with tokens that the policy did not sample."""
+    """True if it knows what to do with tokens that the policy did not sample."""
     needs_fresh_samples = Capability[object](False)
-    """It is right for the first update of a step alone."""
+    """True if it is right for the first update of a step alone."""
     needs_unscaled_advantages = Capability[object](False)
-    """It reads more off an advantage than its sign and its share in the update."""
+    """True if it reads more off an advantage than its sign and its share in the update."""
     needs_score = Capability[object](True)
-    """It learns nothing where every attempt scores 0; False where something else than the score teaches."""
+    """True if it learns nothing where every attempt scores 0; False where something else than the score teaches."""
     reductions = Capability[Sequence[str]](())
     """Reductions with which it equals its published formula; empty for any."""
     max_weight = Capability[object](())

@@ -24,8 +24,8 @@ def ratio_metrics(inputs: LossInputs) -> tuple[dict[str, torch.Tensor], dict[str
 
     `loss/approx_kl` is k3 of KL(old ‖ policy), the mean of ρ − 1 − log ρ. `loss/entropy` is the given entropy, or where
     none was computed its estimate, the mean of −log π over all tokens, which is too high where another policy sampled
-    them. Such tokens count as ratios of 1. How far the engine is from the trainer is no matter of the loss:
-    `rlhf.losses.mismatch` tells.
+    them. Such tokens count as ratios of 1. Mismatch of engine and trainer is measured in
+    `rlhf.losses.mismatch`.
     """
     policy = inputs.policy_logprobs.detach()
     moved = log_ratio(policy, inputs.old_logprobs)

@@ -70,7 +70,7 @@ async def run_episode(
 
     What the episode begins with, the task's prefix or the turns of a branch, is replayed in a fresh episode of the
     environment and stands in the trajectory as it was recorded. A replay that goes another way is an error of the
-    environment. Given turns are nobody's doing: they do not count for `limits.max_turns`. Those of a branch do.
+    environment. Turns of a task's prefix do not count for `limits.max_turns`. Those of a branch do.
 
     Args:
         task: given to the environment as it made it, and without its reference to the agent.

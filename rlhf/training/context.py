@@ -36,10 +36,10 @@ class Progress(Protocol):
         """Advance by a step; `note` says how it went."""
 
     def note(self, text: str) -> None:
-        """Show what is waited for."""
+        """Show a status line that the next one replaces, such as what is waited for."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
 
 
 def is_due(every: int, step: int, n_steps: int) -> bool:
@@ -168,7 +168,7 @@ class RunContext(Protocol):
 
     @property
     def estimate(self) -> Callable[[Sequence[bool], Sequence[str]], Any]:
-        """Says how sure a share is; takes what was right, and the tasks these belong to."""
+        """Confidence interval of a share, of successes and their task ids."""
 
     @property
     def record(self) -> RecordGroups:

@@ -72,7 +72,7 @@ class Run:
         base_runner: runner of the recipe's environment, where the present stage has its own; else None.
         publisher: delivers the policy to that engine.
         evaluate: measures the policy on unseen tasks; takes a name for the result and whether it is the full set.
-        estimate: says how sure a share is; takes what was right, and the tasks these belong to.
+        estimate: confidence interval of a share, of successes and their task ids.
         demonstrations: played beforehand for each supervised stage, by its index.
         evaluates_before: whether the policy is measured before the first stage that plays.
         store_keeper: of the agent's store, or None where it has none.

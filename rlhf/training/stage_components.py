@@ -135,7 +135,7 @@ class StageComponents:
 
     @asynccontextmanager
     async def rollout(self, run: Run) -> AsyncIterator[OpponentSampler | None]:
-        """Context in which attempts are made that are trained on; gives who plays in the policy's place, or None."""
+        """Context of a step's rollouts; yields the opponents that act in the policy's place, or None."""
         async with AsyncExitStack() as stack:
             found = [await stack.enter_async_context(hook.rollout(run)) for hook in self.hooks]
             yield next((opponents for opponents in found if opponents is not None), None)

@@ -29,7 +29,7 @@ from rlhf.training.stages.pairs import Pair, Pairs, Side
 FOLDER = "reward_model"
 #: What is learnt from: pairs, or attempts with labels.
 Item = Pair | Labelled
-#: Says how sure a share is: takes what was right, and the tasks these belong to.
+#: Confidence interval of a share, of successes and their task ids.
 Estimate = Callable[[Sequence[bool], Sequence[str]], Any]
 
 
