@@ -120,9 +120,9 @@ def test_a_critic_moves_the_policys_backbone_in_a_step_without_rows_of_the_polic
 
 
 def test_patience_does_not_count_while_the_critic_learns_alone(tmp_path: Path) -> None:
-    critic, patience = RATE | {"warmup_steps": 4}, {"steps": 6, "evaluate_every": 1, "patience": 2}
+    critic, patience = RATE | {"warmup_steps": 4}, {"steps": 8, "evaluate_every": 1, "patience": 2}
     done = runs.run(recipe(tmp_path, "gae", critic, **patience), tmp_path / "run")
-    assert runs.curve(done.folder, "optimizer/n_updates") == [0.0, 0.0, 0.0, 0.0, 2.0, 4.0]
+    assert runs.curve(done.folder, "optimizer/n_updates")[:6] == [0.0, 0.0, 0.0, 0.0, 2.0, 4.0]
 
 
 def test_the_critic_learns_from_groups_that_say_nothing_to_the_policy(tmp_path: Path) -> None:

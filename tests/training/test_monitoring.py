@@ -51,7 +51,7 @@ def group(trained: Sequence[float], monitored: Sequence[float | None]) -> Scored
 
 
 def _said(value: float | None) -> dict[str, Any]:
-    return {"monitor_errors": {"exact": "no"}} if value is None else {"watched": {"exact": Verdict(value)}}
+    return {"monitor_errors": {"exact": "no"}} if value is None else {"monitored": {"exact": Verdict(value)}}
 
 
 def played(
