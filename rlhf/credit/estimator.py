@@ -22,7 +22,8 @@ class AdvantageEstimator(Protocol):
 
     Where its statistics are over all groups of a step, it also has a method `over_batch` (see `BatchEstimator`).
     Attributes that it may have: `scale`, the units of its advantages (`rlhf.checking.Scale`); `needs_critic`, the kind
-    of critic whose values it needs; `needs_branches`, if it compares attempts that branch off others.
+    of critic whose values it needs; `needs_branches`, if it compares attempts that branch off others; `turn_discount`,
+    the name of its key that is a discount per turn.
     """
 
     @property
@@ -69,14 +70,29 @@ class EstimatorCapabilities(CapabilityView):
     """True if it compares attempts that branch."""
     compares_states = Capability(False, bool)
     """True if it compares turns that began in one state (`Turn.state_key`); without states it has no signal."""
+    gamma = Capability(1.0, float)
+    """Discount of its returns; per sampled token unless `turn_discount` names it."""
+    turn_discount = Capability("", str)
+    """Name of its key that is the discount per turn of its returns; empty where it has none."""
 
 
 def critic_of(estimator: object) -> str | None:
     """Kind of critic that an estimator, or its `inner`, compares with; None where undeclared."""
-    found = EstimatorCapabilities(estimator)
-    while found.inner is not None:
-        found = EstimatorCapabilities(found.inner)
-    return found.needs_critic
+    return EstimatorCapabilities(innermost(estimator)).needs_critic
+
+
+def turn_discount(estimator: object) -> float:
+    """Discount per turn of the returns of an estimator, or of its `inner`; 1.0 where undeclared."""
+    estimator = innermost(estimator)
+    key = EstimatorCapabilities(estimator).turn_discount
+    return float(getattr(estimator, key)) if key else 1.0
+
+
+def innermost(estimator: object) -> object:
+    """The estimator in all `inner`."""
+    while (inner := EstimatorCapabilities(estimator).inner) is not None:
+        estimator = inner
+    return estimator
 
 
 def with_nested(estimator: object) -> Iterator[object]:

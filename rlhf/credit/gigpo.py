@@ -40,6 +40,7 @@ class GiGPO(CriticFree):
         IgnoredKeys("normalize", "mean", ("ddof", "eps")),
         IgnoredKeys("step_weight", 0, ("gamma", "similarity")),
     )
+    turn_discount: ClassVar[str] = "gamma"
 
     step_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """ω, the weight of the state-level advantage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -28,6 +28,8 @@ class TurnGAE(CriticBased):
     Source: High-dimensional continuous control using GAE, arXiv 1506.02438, with turns for steps; RAGEN, arXiv
     2504.20073.
     """
+
+    turn_discount: ClassVar[str] = "gamma"
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount per turn."""

@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.credit.contrib.archer import ArCHer
+from rlhf.credit.contrib.bilevel_gae import BiLevelGAE
+from rlhf.credit.contrib.hgpo import HGPO
 from rlhf.credit.contrib.hrpo import HRPO
+from rlhf.credit.contrib.task_normalised import TaskNormalised
 from rlhf.credit.contrib.turn_rloo import TurnRLOO
 from rlhf.credit.contrib.two_level import PLAN, TwoLevel, options_of
 from rlhf.credit.dr_grpo import DrGRPO
-from rlhf.credit.estimator import EstimatorCapabilities, compute_advantages, critic_of, with_nested
+from rlhf.credit.estimator import EstimatorCapabilities, compute_advantages, critic_of, turn_discount, with_nested
 from rlhf.credit.gae import GAE
+from rlhf.credit.gigpo import GiGPO
 from rlhf.credit.grpo import GRPO
 from rlhf.credit.turn_gae import TurnGAE
 from rlhf.data import Generation, Score, ScoredGroup, Values, Verdict
@@ -103,6 +107,28 @@ def test_a_longer_horizon_judges_an_option_by_what_followed_too() -> None:
     assert [credit.advantages_GNT[0][n][0] for n in (1, 2, 4)] == pytest.approx([1.0, 0.0, -3.0])
 
 
+#: Two executors whose subgoal is reached: one says so, and the door's takes two turns; the other acts on.
+ENDS: list[Told] = [(["p:key", "."], 0.0, "x"), ([".", "p:door", "."], 0.0, "y"), (["."], 1.0, "z")]
+ACTS_ON: list[Told] = [(["p:key", "."], 0.0, "x"), (["."], 0.0, "y"), (["."], 1.0, "z")]
+
+
+@pytest.mark.parametrize("executor", [GiGPO(gamma=0.5), HGPO(gamma=0.5), TaskNormalised(inner=GiGPO(gamma=0.5))])
+def test_ending_a_subgoal_is_worth_no_more_than_acting_on(executor: Any) -> None:
+    # γ = ½: both earn 1 two turns after x, one after y, so ¼ and ½, and 1 in all.
+    credit = TwoLevel(planner=None, executor=executor)(group(ENDS, ACTS_ON))
+    assert {x for rows in credit.advantages_GNT for row in rows for x in row} == {0.0}
+
+
+def test_what_follows_an_option_is_discounted_by_the_executor() -> None:
+    # γ = ½. A's key: 0 + ½·1 + ¼·2 = 1 and 1 + ½·2 = 2; the door's 2. B's key ends in the turn of the door: ½·1 and 1.
+    executor = TurnGAE(gamma=0.5, lam=1, whiten=False)
+    made = group(A, B)
+    values = Values(tuple(tuple((0.0,) * g.n_tokens for g in t.generations) for t in made.trajectories), (0.0, 0.0))
+    [credit] = compute_advantages(TwoLevel(planner=None, executor=executor), [made], [values])
+    got = [[row[0] for n, row in enumerate(rows) if n not in (0, 3)] for rows in credit.advantages_GNT]
+    assert got == [pytest.approx([1.0, 2.0, 2.0]), pytest.approx([0.5, 1.0, 1.0])]
+
+
 def test_its_counters_are_metrics_of_both_levels() -> None:
     metrics = TwoLevel()(group(A, B)).metrics
     assert metrics["credit/n_groups"] == 3, "one of the planner, and one for each subgoal"
@@ -184,6 +210,34 @@ def test_every_token_gets_a_number_and_options_part_the_turns(told: list[list[To
         assert numbers == list(range(len(trajectory.generations)))
 
 
+#: Turns in which the executor has the last word.
+acted = st.tuples(
+    st.sampled_from([["."], ["p:a", "."], [".", "p:b", "."], [".", "p:a", ".", "p:b", "."]]), *[st.floats(-3, 3)]
+)
+
+
+@given(st.lists(st.lists(acted, min_size=1, max_size=6), min_size=1, max_size=4), st.floats(0, 1))
+def test_an_executors_turn_has_the_return_of_the_undivided_episode(told: list[list[Any]], gamma: float) -> None:
+    made = group(*([(*turn, None) for turn in attempt] for attempt in told))
+    rows = tuple(tuple((0.0,) * g.n_tokens for g in t.generations) for t in made.trajectories)
+    values = [Values(rows, (0.0,) * len(rows))]
+    executor = TurnGAE(gamma=gamma, lam=1, whiten=False)  # of a critic that says 0: the return itself
+    [flat] = compute_advantages(executor, [made], values)
+    [levels] = compute_advantages(TwoLevel(planner=None, executor=executor), [made], values)
+    for trajectory, expected, got in zip(made.trajectories, flat.advantages_GNT, levels.advantages_GNT, strict=True):
+        for generation, its, own in zip(trajectory.generations, expected, got, strict=True):
+            assert own == pytest.approx((0.0,) * len(own) if generation.role == PLAN else its)
+
+
+def test_one_subgoal_that_never_ends_is_credited_as_the_episode_is() -> None:
+    other: list[Told] = [(["p:key", "."], 0.0, "x"), (["."], 0.0, "w"), (["."], 0.0, "y")]
+    made = group(ACTS_ON, other)
+    executor = GiGPO(statistics="trajectory")
+    got = TwoLevel(planner=None, executor=executor)(made).advantages_GNT
+    flat = executor(made).advantages_GNT
+    assert [rows[1:] for rows in got] == [rows[1:] for rows in flat]
+
+
 def test_a_level_names_the_critic_of_both() -> None:
     assert TwoLevel(executor=ArCHer()).needs_critic == "archer" and TwoLevel().needs_critic is None
     assert (
@@ -245,6 +299,11 @@ def test_a_level_without_a_critic_does_not_draw_the_values_of_its_tokens_to_zero
     assert low.returns_GNT == (((2.0, 2.0), (5.0,), (5.0,), (5.0, 5.0), (2.0,)),)
     [high] = compute_advantages(TwoLevel(planner=gae, executor=None), [group(A)], [values])
     assert high.returns_GNT is not None and [high.returns_GNT[0][n] for n in (1, 2, 4)] == [(2.0,), (3.0,), (5.0,)]
+
+
+def test_estimators_declare_which_discount_is_per_turn() -> None:
+    assert turn_discount(BiLevelGAE(gamma=0.5, turn_gamma=0.9)) == 0.9 and turn_discount(HGPO()) == 0.95
+    assert turn_discount(GAE(gamma=0.5)) == 1.0 == turn_discount(GRPO()), "per token, and none"
 
 
 def test_its_smallest_group_is_that_of_the_level_that_needs_more() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -30,6 +30,8 @@ class BiLevelGAE(CriticBased):
 
     Source: RAGEN, arXiv 2504.20073; `compute_bi_level_gae_advantage_return`.
     """
+
+    turn_discount: ClassVar[str] = "turn_gamma"
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per sampled token within a turn."""

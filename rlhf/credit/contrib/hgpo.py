@@ -38,6 +38,7 @@ class HGPO(CriticFree):
     ignored_keys: ClassVar[tuple[IgnoredKeys, ...]] = (IgnoredKeys("normalize", "mean", ("ddof", "eps")),)
     #: Turns that began in one state, or after equal ones.
     compares_states: ClassVar[bool] = True
+    turn_discount: ClassVar[str] = "gamma"
 
     history: Annotated[int, Field(ge=0)] = 2
     """K, the maximum number of previous states compared: as many as the agent sees."""

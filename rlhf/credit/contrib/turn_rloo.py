@@ -31,6 +31,7 @@ class TurnRLOO(CriticFree):
     """
 
     scale: ClassVar[Scale] = "baseline"
+    turn_discount: ClassVar[str] = "gamma"
 
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Discount per turn."""

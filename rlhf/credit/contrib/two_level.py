@@ -17,9 +17,12 @@ from agents.chat import ChatAgent
 from rlhf.checking import CheckContext, Problem
 from rlhf.credit.estimator import (
     AdvantageEstimator,
+    EstimatorCapabilities,
     compute_advantages,
     critic_of,
+    innermost,
     missing_part,
+    turn_discount,
     unknown_reward_problem,
 )
 from rlhf.credit.groups import call_numbers, per_turn, turn_rewards
@@ -77,12 +80,15 @@ class TwoLevel:
     so that the sum over options is the discounted return of the episode: the semi-Markov return, seen from its
     beginning. An estimator at this level needs no discount of its own (`gamma: 1`).
 
-    At the low level an option is a trajectory of its own. Its last turn also earns what the rest of the episode does
-    (`horizon: episode`), or it has the rewards of its own turns alone (`option`). It is compared with the options of
-    the group that have the same subgoal (`compare: subgoal`), which began in the same state with it (`state`), or with
-    all of the group (`all`). An option without its like gets what the estimator gives a lone trajectory: of one that
-    compares, 0. To a critic, an option with a horizon of its own that the next one follows is cut in the state that
-    that one is planned in.
+    At the low level an option is a trajectory of its own. Its last turn l, in which the executor may have said `done`,
+    also earns what the rest of the episode does (`horizon: episode`), or it has the rewards of its own turns alone
+    (`option`). The rest is discounted from turn l on by the executor's own discount per turn, Σ_k γ_e^{k−l} r_k, so
+    that each turn has the return to go that it has in the undivided episode, and `done` is worth no more than to act
+    on; in the option's total it is not discounted, as in the episode's. It is compared with the options of the group
+    that have the same subgoal (`compare: subgoal`), which began in the same state with it (`state`), or with all of the
+    group (`all`). An option without its like gets what the estimator gives a lone trajectory: of one that compares, 0.
+    To a critic, an option with a horizon of its own that the next one follows is cut in the state that that one is
+    planned in.
 
     Without any generation of role `plan` a trajectory is one option, and this is `executor`.
 
@@ -119,6 +125,16 @@ class TwoLevel:
         if isinstance(recipe.agent, ChatAgent) and not context.is_trained:
             why = f"an agent of kind {context.kind_of('agent', recipe.agent)} names no subgoals"
             yield missing_part(self, context, why, "use agent: {kind: planner}, or another estimator")
+        executor = EstimatorCapabilities(innermost(self.executor))
+        if self.horizon == "episode" and executor.gamma < 1 and not executor.turn_discount and not context.is_trained:
+            yield Problem(
+                "the executor discounts per token, and the rest of the episode is not discounted so: `done` would be "
+                "worth more than to act on",
+                where=context.at("executor"),
+                got=f"gamma: {executor.gamma:g} with horizon: episode",
+                expected="gamma: 1, or an executor that declares a discount per turn (`turn_discount`)",
+                do="use gamma: 1, an executor such as turn_gae or turn_rloo, or horizon: option",
+            )
 
     @property
     def turn_reward(self) -> str | None:
@@ -236,9 +252,13 @@ class TwoLevel:
             worth = rewards_K[t] if t in option.turns else 0.0
             turns.append(replace(turn, action=replace(turn.action, generations=own), reward=worth))
             earned.append(worth)
+        total = math.fsum(earned)
         if self.horizon == "episode" and earned:
-            earned[-1] += math.fsum(rewards_K[option.turns.stop :])
+            rest, gamma = rewards_K[option.turns.stop :], turn_discount(self.executor)
+            ahead = option.turns.stop - numbers[-1]  # 0 where the last turn ends with the next option's action
+            earned[-1] += math.fsum(gamma ** (ahead + k) * x for k, x in enumerate(rest))
             turns[-1] = replace(turns[-1], reward=earned[-1])
+            total += math.fsum(rest)
         is_last = option.turns.stop == len(whole.turns) or self.horizon == "episode"
         outcome = whole.outcome if is_last else Outcome.TURN_LIMIT
         # Attempts are told apart by number: there may be several options of one attempt.
@@ -246,7 +266,7 @@ class TwoLevel:
         parts = _with_turns(
             group.scores[option.owner], lambda per_turn: [per_turn[t] if t in option.turns else 0.0 for t in numbers]
         )
-        return trajectory, Score(parts, tuple(earned), math.fsum(earned))
+        return trajectory, Score(parts, tuple(earned), total)
 
 
 def _with_turns(score: Score, cut: Callable[[Sequence[float]], Sequence[float]]) -> dict[str, Verdict]:
