@@ -70,6 +70,57 @@ def test_a_role_that_the_agent_does_not_have_is_refused(tmp_path: Path, agent: A
     assert caught.value.where == "stages[0].train_roles"
 
 
+PAIRED = {"kind": "preference"}
+REWARD_MODEL = {"kind": "reward_model"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "agent", "do"),
+    [
+        (PAIRED, {"kind": "planner"}, "level: parting, with pairs.role: ROLE"),
+        (REWARD_MODEL, {"kind": "planner"}, "learns of all roles by objective: outcome"),
+        (REWARD_MODEL | {"pairs": {"level": "state"}}, AGENT, "level: parting, with pairs.role: ROLE"),
+        (PAIRED | {"pairs": {"level": "parting"}}, {"kind": "planner"}, "level: parting, with pairs.role: ROLE"),
+        (REWARD_MODEL | {"objective": "outcome"}, {"kind": "planner"}, ""),
+        (REWARD_MODEL | {"pairs": {"level": "parting", "role": "plan"}}, {"kind": "planner"}, ""),
+        (PAIRED | {"pairs": {"file": "pairs.jsonl"}}, {"kind": "planner"}, ""),
+        (PAIRED, {"kind": "chat", "memory": {"kind": "summary"}}, ""),
+    ],
+)
+def test_fresh_pairs_of_calls_in_several_roles_are_refused_before_anything_loads(
+    tmp_path: Path, stage: dict[str, Any], agent: Any, do: str
+) -> None:
+    path = write(tmp_path, stage, agent=agent)
+    if not do:
+        load(path)
+        return
+    with pytest.raises(RecipeError, match="no single row of tokens") as caught:
+        load(path)
+    assert caught.value.where == "stages[0].pairs.level" and do in caught.value.hint
+    load(path, is_trained=True)  # another agent may be evaluated
+
+
+@pytest.mark.parametrize(("level", "do"), [("trajectory", "level: state or parting"), ("parting", "")])
+def test_seats_are_compared_action_by_action(tmp_path: Path, level: str, do: str) -> None:
+    path = self_play.write(tmp_path, [PAIRED | {"pairs": {"level": level}}])
+    if not do:
+        load(path)
+        return
+    with pytest.raises(RecipeError, match="no single row of tokens") as caught:
+        load(path)
+    assert do in caught.value.hint
+
+
+def test_whole_attempts_of_an_agent_that_forgets_are_doubted(tmp_path: Path) -> None:
+    def said(stage: dict[str, Any], memory: str) -> list[str]:
+        agent = {"kind": "chat", "memory": {"kind": memory}}
+        return [text for text in cautions(load(write(tmp_path, stage, agent=agent))) if "pairs.level" in text]
+
+    assert "agent.memory window forgets" in said(PAIRED, "window")[0]
+    assert not said(PAIRED, "full") and not said(PAIRED | {"pairs": {"level": "parting"}}, "window")
+    assert not said(REWARD_MODEL | {"objective": "outcome"}, "window")
+
+
 WINDOW, SUMMARY = {"memory": {"kind": "window"}}, {"memory": {"kind": "summary"}}
 RULES = {"kind": "pattern", "patterns": [r"(?P<subject>\w+) (?P<relation>\w+) (?P<object>\w+)"]}
 

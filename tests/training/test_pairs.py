@@ -106,7 +106,7 @@ def test_an_attempt_whose_prompts_are_rewritten_says_what_to_do() -> None:
     found = ScoredGroup("t", (two, attempt(1, [(11, 0.0, None)])), (Score({}, (1.0, 0.0), 1.0), Score({}, (0.0,), 0.0)))
     with pytest.raises(TrainingError, match="do not extend each other") as caught:
         Pairs().of([found], 0)
-    assert caught.value.where == "attempt 0 at t" and "level: state or parting" in caught.value.hint
+    assert caught.value.where == "attempt 0 at t" and "level: parting, of one role by pairs.role" in caught.value.hint
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------

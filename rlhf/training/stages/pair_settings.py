@@ -9,6 +9,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from agents.chat import ChatAgent
+from agents.memory.base import MEMORY
+from agents.memory.full import FullHistory
 from agents.roles import PLAIN_IS_EMPTY, never_called
 from rlhf.checking import KEEPS_WHOLE, CheckContext, Problem, unused
 from rlhf.rollout.group_structure import unmakeable, unreplayable
@@ -62,6 +65,8 @@ class PairStage(StageOverrides):
             yield from unused(source, ("turns",), context.at("pairs"), why, do)
         if source.level == "expert":
             yield from self._of_experts(context)
+        if self.needs_pairs and not context.is_trained:
+            yield from self._in_one_row(context)
         known = recipe.roles
         if source.role is not None and known and source.role not in known:
             yield never_called(context.at("pairs.role"), source.role, known, PLAIN_IS_EMPTY)
@@ -80,6 +85,35 @@ class PairStage(StageOverrides):
                 got=f"{context.kind_of('stage', self)} beside a stage with {recipe.sharded_by}",
                 expected=KEEPS_WHOLE,
                 do="use such a trainer, or run the stage by itself on a checkpoint",
+            )
+
+    def _in_one_row(self, context: CheckContext) -> Iterator[Problem]:
+        """Yield the problem of fresh pairs whose sides would be calls under several prompts."""
+        source, recipe, seats = self.pairs, context.recipe, context.recipe.properties.seats
+        roles = [role for role in recipe.roles if role != MEMORY]
+        # Calls of one turn: those of one seat, or in all other roles.
+        in_turn = [role for role in roles if role not in seats] + [role for role in roles if role in seats][:1]
+        compared = roles if source.level == "trajectory" else in_turn
+        if source.is_attempted and source.role is None and len(compared) > 1:
+            agent = context.kind_of("agent", recipe.agent)
+            own = "parting, with pairs.role: ROLE" if len(in_turn) > 1 else "state or parting"
+            yield Problem(
+                "the calls that would be compared are no single row of tokens: each role has a prompt of its own",
+                where=context.at("pairs.level"),
+                got=f"{source.level} with {agent}, which calls the policy as {', '.join(map(repr, compared))}",
+                expected=f"calls of one role, or an agent with one, such as {{kind: chat}}, for level: {source.level}",
+                do=f"use pairs.level: {own}; a reward_model also learns of all roles by objective: outcome",
+            )
+
+    def cautions(self, context: CheckContext) -> Iterator[str]:
+        """Caution about whole attempts of an agent that may forget, whose prompts then do not extend each other."""
+        source, agent = self.pairs, context.recipe.agent
+        is_whole = self.needs_pairs and source.is_attempted and source.level == "trajectory"
+        if is_whole and isinstance(agent, ChatAgent) and not isinstance(agent.memory, FullHistory):
+            yield (
+                f"{context.at('pairs.level')} trajectory compares attempts whose prompts each extend the one before: "
+                f"the run ends where agent.memory {context.kind_of('memory', agent.memory)} forgets; use level: state "
+                "or parting, or memory: {kind: full}"
             )
 
     def _of_experts(self, context: CheckContext) -> Iterator[Problem]:
@@ -143,6 +177,11 @@ class PairStage(StageOverrides):
     def needs_rewards(self) -> bool:
         """True if it scores attempts of its own; those of another run have been scored."""
         return self.pairs.file is None and self.pairs.from_run is None
+
+    @property
+    def needs_pairs(self) -> bool:
+        """True if it compares attempts, or actions, in pairs."""
+        return True
 
     @property
     def trainer(self) -> Torch:

@@ -226,8 +226,9 @@ def _row(generations: Sequence[Generation], where: str) -> Side | None:
                 "the attempt is not a single row of tokens: its prompts do not extend each other",
                 where=where,
                 got=f"a prompt of {len(prompt)} tokens that does not begin with the {len(ids)} before it",
-                expected="an agent whose context only grows, such as {kind: chat} with history: null",
-                hint="compare single actions: pairs.level: state or parting",
+                expected="an agent whose context only grows, such as {kind: chat} with memory: {kind: full}",
+                hint="compare single actions by pairs.level: parting, of one role by pairs.role where the agent has "
+                "several; or let a reward_model learn by objective: outcome",
             )
         mask += [False] * (len(prompt) - len(mask)) + [True] * generation.n_tokens
         ids = generation.full_ids

@@ -71,6 +71,11 @@ class RewardModel(PairStage):
         yield from self._unlearnt(context)
         yield from made_as(self, context)
 
+    @property
+    def needs_pairs(self) -> bool:
+        """True if it learns from pairs."""
+        return self.objective == "pairwise"
+
     def _unlearnt(self, context: CheckContext) -> Iterator[Problem]:
         """Yield problems with keys of another thing to learn from."""
         path, why = context.path, f"{context.path} has objective: {self.objective}"
