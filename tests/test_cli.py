@@ -351,6 +351,13 @@ def test_check_tries_the_rewards_of_a_recipe_on_the_tasks_of_its_environment(tmp
     assert "expected: Task.reference" in lines and any(line.startswith("do:") for line in lines)
 
 
+def test_check_leaves_a_reward_model_that_the_run_trains_to_its_stage() -> None:
+    found = run("check", "recipe", "largest-reward-model", "--json")
+    assert found.exit_code == 0, found.output
+    [report] = [r for r in last_json(found)["reports"] if r["subject"] == "rewards.learned (reward_model)"]
+    assert [f["promise"] for f in report["findings"]] == ["path: a model that stages[1] trains; it is checked there"]
+
+
 def test_recipes_lists_files_and_kinds(echo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe_parts.write(tmp_path / "recipes", name="unlikely_recipe.yaml")
     monkeypatch.chdir(tmp_path)

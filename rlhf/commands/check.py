@@ -136,7 +136,8 @@ def _suite(what: What, target: str, fields: list[str], name: str) -> Report:
 
 
 def _recipe(target: str, overrides: list[str]) -> list[Report]:
-    from rlhf.data.report import Finding
+    from rewards.models.model_folder import stage_of
+    from rlhf.data.report import Finding, Report
     from rlhf.errors import EnvError
     from rlhf.recipe import load
 
@@ -159,6 +160,10 @@ def _recipe(target: str, overrides: list[str]) -> list[Report]:
     asked = [(path, name) for path, seen in tried_in.items() for name in seen.rewards]
     for path, name in asked:
         seen = tried_in[path]
+        if (stage := stage_of(seen.rewards[name].reward)) is not None:
+            found = Finding(True, f"path: a model that stages[{stage}] trains; it is checked there")
+            reports.append(Report(f"{path}rewards.{name} ({_kind('reward', seen.rewards[name].reward)})", (found,)))
+            continue
         try:
             lacking = lacking_reference(seen, name, splits_of(seen, path), path)
         except EnvError:  # which the walk of the environment has said
