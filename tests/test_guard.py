@@ -178,6 +178,22 @@ def test_a_question_is_found_within_a_longer_text() -> None:
     assert _lines_asking(asked, [(f"Question: {question[:-1]}", 1)]) == [1]
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "小明有3个苹果，又买了5个，他一共有多少个苹果？",
+        "太郎はりんごを3個持っていて、5個買いました。全部で何個ですか？",
+    ],
+    ids=["Chinese", "Japanese"],
+)
+def test_a_question_without_spaces_is_found_within_a_longer_text(question: str) -> None:
+    asked = [Task("t", info={"prompt": question}), Task("short", info={"prompt": question[:10]})]
+    for text in (question, f"Question: {question}\nAnswer:", f"问题：{question}答案：8"):
+        assert _lines_asking(asked, [(text, 1)]) == [1], text
+    # Other numbers are another question, and one of a few characters may be part of another.
+    assert _lines_asking(asked, [(f"问题：{question.replace('5', '6')}", 1)]) == []
+
+
 @pytest.mark.parametrize("more", ["{} + 4?", "{}+4?", "{}.5?", "{},500?", "{}4?"])
 def test_a_longer_formula_is_another_question(more: str) -> None:
     begin = "What is the sum of these two numbers: 2 + 3"

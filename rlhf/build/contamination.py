@@ -70,8 +70,15 @@ def _content(task: Task) -> str:
 _NAMED = 3
 #: Words of a question that is found within a longer text too; a shorter one may be part of another question.
 _LEAST_WORDS = 8
-#: Numbers, words and single marks, in which questions are looked for.
-_WORDS = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+|\S")
+#: Likewise characters, of scripts without spaces between words.
+_LEAST_CHARS = 16
+#: Those scripts: Thai, Lao, Burmese, Khmer, Chinese, Japanese.
+_UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9d"
+    r"\U00020000-\U0003ffff"
+)
+#: Numbers, words, or characters of such scripts, and single marks, in which questions are looked for.
+_WORDS = re.compile(rf"\d+(?:[.,]\d+)+|[{_UNSPACED}]|[^\W_{_UNSPACED}]+|\S")
 _OPERATORS = frozenset("+-*/^=%")
 _NOTHING = _content(Task("a task with an id and nothing else"))
 
@@ -124,7 +131,9 @@ def _lines_asking(tasks: Sequence[Task], said: Iterable[tuple[str, int]]) -> lis
     for question in asked:
         words = _WORDS.findall(question)
         places = [i for i, word in enumerate(words) if word[0].isalnum()]
-        if len(question.split()) >= _LEAST_WORDS and len(places) >= _LEAST_WORDS:
+        n_chars = len(re.findall(f"[{_UNSPACED}]", question))
+        is_long = len(question.split()) >= _LEAST_WORDS or n_chars >= _LEAST_CHARS
+        if is_long and len(places) >= _LEAST_WORDS:
             words = words[places[0] : places[-1] + 1]
             longer.setdefault(tuple(words[:_LEAST_WORDS]), []).append((words, question))
     first = {begin[0] for begin in longer}
