@@ -108,29 +108,29 @@ def check_agent(agent: Any, *, n_turns: int = 5, call_limit_s: float = 30.0) -> 
     Returns:
         one finding per promise; what the agent raises is a finding, never raised.
     """
-    walk = ContractChecker(f"agent {type(agent).__name__}", call_limit_s)
-    return walk.run(lambda: _check(walk, agent, n_turns))
+    checker = ContractChecker(f"agent {type(agent).__name__}", call_limit_s)
+    return checker.run(lambda: _check(checker, agent, n_turns))
 
 
-async def _check(walk: ContractChecker, agent: Any, n_turns: int) -> None:
-    walk.note(is_frozen(agent), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
-    ok, stored = await walk.call("class: can be pickled", pickle.dumps, agent)
+async def _check(checker: ContractChecker, agent: Any, n_turns: int) -> None:
+    checker.note(is_frozen(agent), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
+    ok, stored = await checker.call("class: can be pickled", pickle.dumps, agent)
     if ok:
-        await walk.call("class: can be pickled", pickle.loads, stored)
+        await checker.call("class: can be pickled", pickle.loads, stored)
     if Capabilities(agent).is_outside:  # no script can stand in for the program of an attempt
         return
-    policy = await _episode(walk, agent, _SAYINGS, n_turns, _ACTIONS)
-    again = await _episode(walk, agent, _SAYINGS, n_turns, _ACTIONS)
+    policy = await _episode(checker, agent, _SAYINGS, n_turns, _ACTIONS)
+    again = await _episode(checker, agent, _SAYINGS, n_turns, _ACTIONS)
     got = "the second episode with the same agent object was prompted otherwise: keep nothing on self"
-    walk.note(policy.prompts == again.prompts, "act(): same history, same prompts", got)
-    await _episode(walk, agent, _SAYINGS, n_turns, ())
+    checker.note(policy.prompts == again.prompts, "act(): same history, same prompts", got)
+    await _episode(checker, agent, _SAYINGS, n_turns, ())
     for text in _GARBAGE:
-        await _episode(walk, agent, (text,), 3, _ACTIONS)
-    await _engine_failure(walk, agent)
+        await _episode(checker, agent, (text,), 3, _ACTIONS)
+    await _engine_failure(checker, agent)
 
 
 async def _episode(
-    walk: ContractChecker, agent: Any, sayings: Sequence[str], n_turns: int, admissible: tuple[str, ...]
+    checker: ContractChecker, agent: Any, sayings: Sequence[str], n_turns: int, admissible: tuple[str, ...]
 ) -> ScriptedPolicy:
     """Run the agent for `n_turns` on a growing history, checking its prompts and actions."""
     policy = ScriptedPolicy(sayings)
@@ -139,42 +139,42 @@ async def _episode(
     for i in range(n_turns):
         history = History(task, "You are in a hall.", turns, admissible, (admissible,) * i)
         n_before, during = len(policy.replies), f"turn {i}, the policy says {shorten(sayings[0], 40)}"
-        ok, action = await walk.call("act(): raises nothing", _act, walk, agent, history, policy, during=during)
-        if not ok or not walk.note(
+        ok, action = await checker.call("act(): raises nothing", _act, checker, agent, history, policy, during=during)
+        if not ok or not checker.note(
             isinstance(action, Action), "act(): gives an Action", f"{during}: {shorten(action)}"
         ):
             break
-        _look_over(walk, action, policy.replies[n_before:], during)
+        _look_over(checker, action, policy.replies[n_before:], during)
         reply = f"Error: {action.error}" if action.error is not None else f"You see room {i}."
         turns = (*turns, Turn(action, reply, state_key=str(i), valid=action.error is None))
-    _look_at_prompts(walk, policy)
+    _look_at_prompts(checker, policy)
     return policy
 
 
-def _act(walk: ContractChecker, agent: Any, history: History, policy: ScriptedPolicy) -> Any:
+def _act(checker: ContractChecker, agent: Any, history: History, policy: ScriptedPolicy) -> Any:
     pending = agent.act(history, policy)
-    walk.note(inspect.isawaitable(pending), "act(): is async", f"gave {shorten(pending)} at once")
+    checker.note(inspect.isawaitable(pending), "act(): is async", f"gave {shorten(pending)} at once")
     return pending
 
 
-def _look_over(walk: ContractChecker, action: Action, said: Sequence[Reply], during: str) -> None:
-    walk.note(isinstance(action.text, str), "Action.text: is text", f"{during}: {shorten(action.text)}")
+def _look_over(checker: ContractChecker, action: Action, said: Sequence[Reply], during: str) -> None:
+    checker.note(isinstance(action.text, str), "Action.text: is text", f"{during}: {shorten(action.text)}")
     sampled = tuple(reply.generation for reply in said)
     got = f"{during}: {len(sampled)} sampled, {len(action.generations)} kept"
     if len(sampled) == len(action.generations) and sampled != action.generations:
         got = f"{during}: other ids or another order than sampled"
-    walk.note(action.generations == sampled, "Action.generations: every generation as sampled, in order", got)
+    checker.note(action.generations == sampled, "Action.generations: every generation as sampled, in order", got)
     message = action.error is None or (isinstance(action.error, str) and bool(action.error.strip()))
-    walk.note(message, "Action.error: says what could not be read", f"{during}: {shorten(action.error)}")
+    checker.note(message, "Action.error: says what could not be read", f"{during}: {shorten(action.error)}")
     readable = action.error is not None or (isinstance(action.text, str) and bool(action.text.strip()))
-    walk.note(readable, "Action: either text or an error", f"{during}: neither text nor error")
+    checker.note(readable, "Action: either text or an error", f"{during}: neither text nor error")
 
 
-def _look_at_prompts(walk: ContractChecker, policy: ScriptedPolicy) -> None:
+def _look_at_prompts(checker: ContractChecker, policy: ScriptedPolicy) -> None:
     """Check that sampled replies return in prompts with their ids or rewritten, never re-tokenised."""
     for call, messages in enumerate(policy.prompts):
         well = bool(messages) and all(isinstance(m, Message) for m in messages)
-        if not walk.note(well, "prompt: a non-empty list of messages", f"call {call}: {shorten(messages)}"):
+        if not checker.note(well, "prompt: a non-empty list of messages", f"call {call}: {shorten(messages)}"):
             return
         said = policy.replies[:call]
         for message in messages:
@@ -182,16 +182,16 @@ def _look_at_prompts(walk: ContractChecker, policy: ScriptedPolicy) -> None:
                 f"call {call}: {message.role} {shorten(message.content, 40)} with ids {shorten(message.token_ids, 40)}"
             )
             if message.role is not Role.ASSISTANT:
-                walk.note(message.token_ids is None, "prompt: only the policy's own words carry ids", got)
+                checker.note(message.token_ids is None, "prompt: only the policy's own words carry ids", got)
             elif message.token_ids is None:
                 verbatim = any(reply.text == message.content for reply in said)
-                walk.note(not verbatim, "prompt: the policy's words come back with their ids", got)
+                checker.note(not verbatim, "prompt: the policy's words come back with their ids", got)
             else:
                 known = any(reply.generation.token_ids == message.token_ids for reply in said)
-                walk.note(known, "prompt: ids come back as sampled", got)
+                checker.note(known, "prompt: ids come back as sampled", got)
 
 
-async def _engine_failure(walk: ContractChecker, agent: Any) -> None:
+async def _engine_failure(checker: ContractChecker, agent: Any) -> None:
     """Let the engine fail: that says nothing about the policy and must reach the rollout."""
     history, policy = History(Task(id="scripted"), "You are in a hall.", (), _ACTIONS), _BrokenPolicy()
     promise = "act(): lets EngineError through"
@@ -202,7 +202,7 @@ async def _engine_failure(walk: ContractChecker, agent: Any) -> None:
         except EngineError as error:
             return error
 
-    ok, given = await walk.call(promise, act)
+    ok, given = await checker.call(promise, act)
     if ok:
         passed = isinstance(given, EngineError) or not policy.called
-        walk.note(passed, promise, f"swallowed it and gave {shorten(given)}")
+        checker.note(passed, promise, f"swallowed it and gave {shorten(given)}")

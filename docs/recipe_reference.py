@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -37,10 +38,13 @@ from rlhf.training.contrib.demonstrations_in_groups import GroupDemonstrations
 from rlhf.training.contrib.expert_iteration import Attempts
 from rlhf.training.contrib.imitate_failed_tasks import ImitateFailed
 from rlhf.training.contrib.judge_refresh_settings import JudgeRefresh
+from rlhf.training.contrib.logged_attempts import OfflineData
 from rlhf.training.contrib.node_merging import Merging
 from rlhf.training.contrib.opponent_settings import Opponents
 from rlhf.training.contrib.reference_reset import ReferenceReset
 from rlhf.training.contrib.reward_refresh_settings import RewardRefresh
+from rlhf.training.contrib.self_certainty import SelfCertainty
+from rlhf.training.contrib.token_stats import TokenStatsSettings
 from rlhf.training.hooks.replay import Replay
 from rlhf.training.policy.model import Lora
 from rlhf.training.stages.chat_settings import Chats
@@ -75,6 +79,9 @@ PLAIN_SECTIONS: tuple[tuple[str, Any], ...] = (
     ("stages[i].pairs", Pairs),
     ("stages[i].group_demonstrations", GroupDemonstrations),
     ("stages[i].imitate_failed", ImitateFailed),
+    ("stages[i].offline_data", OfflineData),
+    ("stages[i].self_certainty", SelfCertainty),
+    ("stages[i].token_stats", TokenStatsSettings),
     ("stages[i].replay", Replay),
     ("stages[i].reference_reset", ReferenceReset),
     ("stages[i].reward_refresh", RewardRefresh),
@@ -180,6 +187,8 @@ def _short(part: Any, section: str | None) -> str:
 
 def _yaml(value: Any) -> str:
     text = to_text({"x": [value]}).strip().removeprefix("x:").strip()
+    if "\n" in text:  # a table's cell is one line
+        return json.dumps(value, ensure_ascii=False)
     return text.removeprefix("[").removesuffix("]") if text.startswith("[") else text.removeprefix("- ")
 
 

@@ -71,16 +71,16 @@ def check_environment(
     Returns:
         one finding per promise; the environment's own exceptions are findings, never raised.
     """
-    walk = ContractChecker(f"environment {type(environment).__name__}", call_limit_s)
+    checker = ContractChecker(f"environment {type(environment).__name__}", call_limit_s)
     check = _EnvironmentCheck(
-        walk, environment, n_tasks, n_drawn, max_steps, random.Random(seed), other_process, enough_s
+        checker, environment, n_tasks, n_drawn, max_steps, random.Random(seed), other_process, enough_s
     )
-    return walk.run(check.run)
+    return checker.run(check.run)
 
 
 @dataclass
 class _EnvironmentCheck:
-    walk: ContractChecker
+    checker: ContractChecker
     environment: Any
     n_tasks: int
     n_drawn: int
@@ -119,14 +119,14 @@ class _EnvironmentCheck:
 
     async def settings_object(self) -> Any:
         """Frozen, picklable, with properties of the right type. Gives the unpickled copy, or None."""
-        note = self.walk.note
+        note = self.checker.note
         note(is_frozen(self.environment), "class: is a frozen dataclass", "declare it @dataclass(frozen=True)")
         promise = "class: can be pickled"
-        ok, stored = await self.walk.call(promise, pickle.dumps, self.environment)
-        ok, copy = await self.walk.call(promise, pickle.loads, stored) if ok else (False, None)
+        ok, stored = await self.checker.call(promise, pickle.dumps, self.environment)
+        ok, copy = await self.checker.call(promise, pickle.loads, stored) if ok else (False, None)
         if ok:
             note(type(copy) is type(self.environment), promise, f"came back as {type(copy).__name__}")
-        ok, declared = await self.walk.call("properties: can be read", getattr, self.environment, "properties", None)
+        ok, declared = await self.checker.call("properties: can be read", getattr, self.environment, "properties", None)
         if ok and declared is not None:
             note(isinstance(declared, Properties), "properties: is a Properties object", shorten(declared))
         return copy
@@ -140,10 +140,10 @@ class _EnvironmentCheck:
             listed = await self._listed(split)
             if listed is None:
                 continue
-            self.walk.note(bool(listed), "tasks(): lists at least one task", f"none in split '{split}'")
+            self.checker.note(bool(listed), "tasks(): lists at least one task", f"none in split '{split}'")
             ids = [t.id for t in listed]
             twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
-            self.walk.note(twice is None, "tasks(): ids are unique", f"{twice!r} is more than once in '{split}'")
+            self.checker.note(twice is None, "tasks(): ids are unique", f"{twice!r} is more than once in '{split}'")
             contents[split], drawn[split] = await self._contents(listed), listed[: self.n_drawn]
             chosen += listed[: self.n_tasks if not chosen else 1]
         promise = "tasks(): no task is in two splits"
@@ -151,19 +151,19 @@ class _EnvironmentCheck:
             shared = a.keys() & b.keys()
             pair = next(((a[key], b[key]) for key in sorted(shared)), None)
             got = f"{len(shared)} of '{one}' are in '{other}', such as {pair}: same seed, messages, reference and info"
-            self.walk.note(not shared, promise, got)
-        await kept_apart(self.walk, self.environment, self.start, drawn, self.enough_s)
+            self.checker.note(not shared, promise, got)
+        await kept_apart(self.checker, self.environment, self.start, drawn, self.enough_s)
         return chosen
 
     async def _listed(self, split: str) -> list[Task] | None:
         lists = []
         for _ in range(2):
-            ok, tasks = await self.walk.call("tasks(): raises nothing", self._list, split, during=f"split '{split}'")
+            ok, tasks = await self.checker.call("tasks(): raises nothing", self._list, split, during=f"split '{split}'")
             if not ok:
                 return None
             odd = (f"{shorten(t)} ({type(t).__name__})" for t in tasks if not isinstance(t, Task))
             strange = next((f"split '{split}': got {one}, expected Task(id=...)" for one in odd), "")
-            if not self.walk.note(not strange, "tasks(): gives Task objects", strange):
+            if not self.checker.note(not strange, "tasks(): gives Task objects", strange):
                 return None
             lists.append(tasks)
         first, again = lists
@@ -172,7 +172,7 @@ class _EnvironmentCheck:
         change = next((f"{a.id!r}, then {b.id!r}" for a, b in pairs if repr(a) != repr(b)), "")
         got = f"split '{split}': {change or f'{len(first)} tasks, then {len(again)}'}"
         is_same = not change and len(first) == len(again)
-        self.walk.note(is_same, "tasks(): same tasks in the same order every time", got)
+        self.checker.note(is_same, "tasks(): same tasks in the same order every time", got)
         return list(first)
 
     def _list(self, split: str) -> list[Task]:
@@ -188,7 +188,7 @@ class _EnvironmentCheck:
         contents: dict[str, str] = {}
         for task in tasks:
             encode = partial(json.dumps, dict(task.info), sort_keys=True)
-            _, info = await self.walk.call("Task.info: holds plain JSON values", encode, during=task.id)
+            _, info = await self.checker.call("Task.info: holds plain JSON values", encode, during=task.id)
             contents[repr((task.seed, task.messages, task.reference, info))] = task.id
         return contents
 
@@ -197,17 +197,19 @@ class _EnvironmentCheck:
     async def start(self, task: Task, environment: Any = None) -> Any:
         """Start an episode and look its opening over; None where either fails."""
         maker = self.environment if environment is None else environment
-        ok, episode = await self.walk.call("start(): raises nothing", maker.start, task, during=task.id)
+        ok, episode = await self.checker.call("start(): raises nothing", maker.start, task, during=task.id)
         if not ok:
             return None
         try:
             check_episode(episode, maker.start)
         except EnvError as error:
-            self.walk.note(False, "start(): gives an episode with step and close", f"{task.id}: {error}")
+            self.checker.note(False, "start(): gives an episode with step and close", f"{task.id}: {error}")
             return None
         opening = EpisodeCapabilities(episode).opening
         got = f"{task.id}: `opening` is {shorten(opening)}, expected a StepResult{defined_at(maker.start)}"
-        if not self.walk.note(issubclass(type(opening), StepResult), "start(): gives an episode with an opening", got):
+        if not self.checker.note(
+            issubclass(type(opening), StepResult), "start(): gives an episode with an opening", got
+        ):
             return None
         return episode if self.look_over(opening, f"{task.id}, opening") else None
 
@@ -215,9 +217,9 @@ class _EnvironmentCheck:
         """Check one timed step; None if it raised or gave something else."""
         begin = time.perf_counter()
         during = f"{during}, action {shorten(action, 40)}"
-        ok, result = await self.walk.call("step(): raises nothing", episode.step, action, during=during)
+        ok, result = await self.checker.call("step(): raises nothing", episode.step, action, during=during)
         self.step_times_s.append(time.perf_counter() - begin)
-        if not ok or not self.walk.note(
+        if not ok or not self.checker.note(
             issubclass(type(result), StepResult),
             "step(): gives a StepResult",
             f"{during}: got {shorten(result)}, expected StepResult(reply, reward=..., terminated=..., success=...)"
@@ -227,13 +229,13 @@ class _EnvironmentCheck:
         return self.look_over(result, during)
 
     async def close(self, episode: Any) -> None:
-        await self.walk.call("close(): raises nothing", episode.close)
+        await self.checker.call("close(): raises nothing", episode.close)
 
     def look_over(self, result: Any, during: str) -> StepResult | None:
         """Types, ranges and sizes of one answer; None where a rollout would not take it."""
 
         def note(ok: bool, promise: str, value: object) -> None:
-            self.walk.note(ok, f"StepResult.{promise}", "" if ok else f"{during}: got {shorten(value)}")
+            self.checker.note(ok, f"StepResult.{promise}", "" if ok else f"{during}: got {shorten(value)}")
 
         note(text(result.reply) is not None, "reply: is text", result.reply)
         note(number(result.reward) is not None, "reward: is a finite number", result.reward)
@@ -248,7 +250,7 @@ class _EnvironmentCheck:
         try:
             checked = checked_result(result, during)
         except EnvError as error:
-            self.walk.note(False, "StepResult: is one that a rollout takes", str(error))
+            self.checker.note(False, "StepResult: is one that a rollout takes", str(error))
             return None
         if checked.terminated or checked.truncated:
             note(checked.success is not None, "success: True or False at the end", checked.success)
@@ -272,7 +274,7 @@ class _EnvironmentCheck:
                 break
             if action in listed:
                 promise, got = "step(): understands every admissible action", f"{task.id}, step {i}: {action!r}"
-                self.walk.note(result.valid, promise, got)
+                self.checker.note(result.valid, promise, got)
             done = Transcript(task, (*done.actions, action), (*done.results, result))
         self.n_ended += done.over
         await self.close(episode)
@@ -288,7 +290,7 @@ class _EnvironmentCheck:
         if record is None or record.over:
             return
         if len(record.actions) == self.max_steps or time.monotonic() >= until:  # and not by a step that failed
-            self.walk.caution(
+            self.checker.caution(
                 "step(): no episode ended",
                 f"{task.id}: none terminated, the longest after {len(record.actions)} random actions: return "
                 "terminated=True, with success, when the task is won or lost; otherwise every attempt runs to "
@@ -307,18 +309,18 @@ class _EnvironmentCheck:
                 here, key = result.admissible_actions, (record.task.id, result.state_key)
                 there = found.setdefault(key, here)
                 got = f"{record.task.id}: {shorten(result.state_key)} has {shorten(there)}, then {shorten(here)}"
-                self.walk.note(here == there, "state_key: equal states have equal actions", got)
+                self.checker.note(here == there, "state_key: equal states have equal actions", got)
 
     def openings_and_keys(self, record: Transcript) -> None:
         opening = record.results[0]
-        self.walk.note(bool(opening.reply), "opening: says something", record.task.id)
+        self.checker.note(bool(opening.reply), "opening: says something", record.task.id)
         over = opening.terminated or opening.truncated
-        self.walk.note(not over, "opening: the episode is not over yet", record.task.id)
+        self.checker.note(not over, "opening: the episode is not over yet", record.task.id)
         keys = {r.state_key for r in record.results[:-1]}
         replies = {r.reply for r in record.results[:-1]}
         if keys - {None}:
             got = f"{record.task.id}: {len(replies)} different replies, always {shorten(next(iter(keys)))}"
-            self.walk.note(len(keys) > 1 or len(replies) <= 2, "state_key: tells states apart", got)
+            self.checker.note(len(keys) > 1 or len(replies) <= 2, "state_key: tells states apart", got)
 
     async def garbage(self, task: Task) -> None:
         """Text that no one meant as an action."""
@@ -329,7 +331,7 @@ class _EnvironmentCheck:
             result = await self.step(episode, said, f"{task.id}, garbage")
             if result is not None and episode.opening.admissible_actions:
                 got = f"{task.id}: {shorten(said)} counts as understood, answered by {shorten(result.reply)}"
-                self.walk.note(not result.valid, "step(): garbage is not valid", f"{got}: give it valid=False")
+                self.checker.note(not result.valid, "step(): garbage is not valid", f"{got}: give it valid=False")
             if result is None or result.terminated or result.truncated:
                 await self.close(episode)
                 episode = await self.start(task)
@@ -344,28 +346,28 @@ class _EnvironmentCheck:
                 break
             if deterministic:
                 change = difference(record, await self.play(record.task, record.actions, copy))
-                self.walk.note(not change, "deterministic: same actions, same transcript", change)
+                self.checker.note(not change, "deterministic: same actions, same transcript", change)
             if replayable:
                 half = record.actions[: len(record.actions) // 2]
                 change = difference(record, await self.play(record.task, half), len(half))
-                self.walk.note(not change, "replayable: same actions, same state", change)
+                self.checker.note(not change, "replayable: same actions, same state", change)
         if deterministic and self.other_process and copy is not None:
             promise = "deterministic: same transcript and task ids in another process"
-            limit_s = 0.9 * self.walk.call_limit_s
-            ok, answer = await self.walk.call(promise, replay_elsewhere, self.environment, played[0], limit_s)
+            limit_s = 0.9 * self.checker.call_limit_s
+            ok, answer = await self.checker.call(promise, replay_elsewhere, self.environment, played[0], limit_s)
             if ok:
                 again, ids = answer
                 here = first_ids(self.environment)
                 change = difference(played[0], again)
                 renamed = next((f"task id {a!r}, then {b!r}" for a, b in zip(here, ids, strict=False) if a != b), "")
-                self.walk.note(not change and here == ids, promise, change or renamed)
+                self.checker.note(not change and here == ids, promise, change or renamed)
 
     # --- the oracle --------------------------------------------------------------------------------------------
 
     async def oracle(self, played: Sequence[Transcript]) -> None:
         """Check that plans from the opening and after random actions solve the task, where there are any."""
         promise, got = "oracle: has a method plan(task, taken)", "oracle is declared, `plan` is missing"
-        if not self.walk.note(Capabilities(self.environment).plan is not None, promise, got):
+        if not self.checker.note(Capabilities(self.environment).plan is not None, promise, got):
             return
         n_solved, asked = 0, list[Task]()
         until = time.monotonic() + self.enough_s
@@ -379,19 +381,19 @@ class _EnvironmentCheck:
         # Where rewards alone say what is solved, a task without a reference, or with one of several parts, has no plan.
         may_know = any(t.reference is not None and not t.info.get("structured") for t in asked)
         if may_know or not self.properties.judged_by_rewards:
-            self.walk.note(n_solved > 0, "plan(): knows a way for some task", seen, seen=seen)
+            self.checker.note(n_solved > 0, "plan(): knows a way for some task", seen, seen=seen)
 
     async def _plan_solves(self, task: Task, taken: Sequence[str]) -> bool:
         during = f"{task.id} after {shorten(taken)}"
-        ok, path = await self.walk.call("plan(): raises nothing", self.environment.plan, task, taken, during=during)
+        ok, path = await self.checker.call("plan(): raises nothing", self.environment.plan, task, taken, during=during)
         if not ok or path is None:
             return False
         texts = isinstance(path, Sequence) and not isinstance(path, str) and all(isinstance(a, str) for a in path)
-        if not self.walk.note(texts, "plan(): gives a sequence of actions", f"{during}: {shorten(path)}"):
+        if not self.checker.note(texts, "plan(): gives a sequence of actions", f"{during}: {shorten(path)}"):
             return False
         record = await self.play(task, [*taken, *path])
         solved = record is not None and record.solved
-        return self.walk.note(solved, "plan(): solves the task", f"{during}: {shorten(path)} does not")
+        return self.checker.note(solved, "plan(): solves the task", f"{during}: {shorten(path)} does not")
 
     # --- closing and speed -------------------------------------------------------------------------------------
 
@@ -409,18 +411,18 @@ class _EnvironmentCheck:
                 with suppress(Exception):  # a step too many may raise; closing afterwards may not
                     await awaited(episode.step("look"))
             await self.close(episode)
-            await self.walk.call("close(): may be called twice", episode.close)
+            await self.checker.call("close(): may be called twice", episode.close)
             # What the first episode opened may be shared and stay open; what every further one leaves is a leak.
             before = before or _held_open()
         for what, held in _held_open().items():
             more = len(held - before[what])
             got = f"{more} more {what} after {_N_CLOSED} closed episodes"
-            self.walk.note(more < _N_CLOSED, f"close(): frees {what}", got)
+            self.checker.note(more < _N_CLOSED, f"close(): frees {what}", got)
 
     def speed(self) -> None:
         median_s = statistics.median(self.step_times_s)
         seen = f"median {median_s * 1e3:.3g} ms over {len(self.step_times_s)} steps"
-        self.walk.note(median_s < _INLINE_S, f"inline: a step takes under {_INLINE_S * 1e3:g} ms", seen, seen=seen)
+        self.checker.note(median_s < _INLINE_S, f"inline: a step takes under {_INLINE_S * 1e3:g} ms", seen, seen=seen)
 
 
 def _held_open() -> dict[str, set[Any]]:

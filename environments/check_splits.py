@@ -15,7 +15,7 @@ _PROMISE = "tasks(): what is told first and what solves it are of one split"
 
 
 async def kept_apart(
-    walk: ContractChecker,
+    checker: ContractChecker,
     environment: Any,
     start: Callable[[Task], Awaitable[Any]],
     drawn: Mapping[str, Sequence[Task]],
@@ -26,7 +26,7 @@ async def kept_apart(
     Nothing is noted where nothing says what solves a task: it has no reference, and the environment no oracle.
 
     Args:
-        walk: takes the findings.
+        checker: takes the findings.
         environment: may plan.
         start: begins an episode; gives None where that failed.
         drawn: tasks of each split, of which as many of one as of another are looked at.
@@ -35,7 +35,7 @@ async def kept_apart(
     begin, told = time.monotonic(), {split: dict[str, str]() for split in drawn}
     for tasks in zip_longest(*([(split, task) for task in tasks] for split, tasks in drawn.items())):
         for split, task in filter(None, tasks):
-            key = await _told(walk, environment, start, task)
+            key = await _told(checker, environment, start, task)
             if key:
                 told[split].setdefault(key, task.id)
         if time.monotonic() - begin > enough_s:
@@ -49,16 +49,16 @@ async def kept_apart(
             f"{len(shared)} of {len(a)} different tasks of '{one}' are among {len(b)} of '{other}', such as {pair}: "
             "same opening, reference and plan; let a hash of these choose the split, or declare Properties.repeats"
         )
-        walk.note(not shared or properties_of(environment).repeats, _PROMISE, got)
+        checker.note(not shared or properties_of(environment).repeats, _PROMISE, got)
 
 
-async def _told(walk: ContractChecker, environment: Any, start: Callable[[Task], Awaitable[Any]], task: Task) -> str:
+async def _told(checker: ContractChecker, environment: Any, start: Callable[[Task], Awaitable[Any]], task: Task) -> str:
     """Opening observation and solution of a task; empty where no solution is declared."""
     plan = None
     if properties_of(environment).oracle:
-        _, plan = await walk.call("plan(): raises nothing", environment.plan, task, (), during=task.id)
+        _, plan = await checker.call("plan(): raises nothing", environment.plan, task, (), during=task.id)
     episode = await start(task) if plan is not None or task.reference is not None else None
     if episode is None:
         return ""
-    await walk.call("close(): raises nothing", episode.close)
+    await checker.call("close(): raises nothing", episode.close)
     return repr((task.messages, episode.opening.reply, task.reference, plan if plan is None else tuple(plan)))

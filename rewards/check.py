@@ -73,51 +73,53 @@ def check_reward(
     records = list(tasks_and_trajectories or ())
     examples = answers if answers is not None else declared.examples
     if declared.over_group is not None:
-        walk = ContractChecker(f"reward {name} of groups", call_limit_s)
-        return walk.run(lambda: _check_group_reward(_Judge(walk, reward), records))
+        checker = ContractChecker(f"reward {name} of groups", call_limit_s)
+        return checker.run(lambda: _check_group_reward(_Judge(checker, reward), records))
     verifier = is_verifier(reward)
-    walk = ContractChecker(f"{'verifier' if verifier else 'reward'} {name}", call_limit_s)
-    judge = _Judge(walk, of_pair(reward))
+    checker = ContractChecker(f"{'verifier' if verifier else 'reward'} {name}", call_limit_s)
+    judge = _Judge(checker, of_pair(reward))
     if verifier:
         references = [task.reference for task, _ in records if task.reference is not None]
         pairs = examples or [(text, text) for text in references or _REFERENCES]
-        return walk.run(lambda: _check_verifier(judge, pairs))
-    return walk.run(lambda: _check_reward(judge, records, examples))
+        return checker.run(lambda: _check_verifier(judge, pairs))
+    return checker.run(lambda: _check_reward(judge, records, examples))
 
 
 class _Judge:
     """Calls the reward twice each time, looks the verdicts over and keeps the time."""
 
-    def __init__(self, walk: ContractChecker, reward: Any) -> None:
-        self.walk, self.reward = walk, reward
+    def __init__(self, checker: ContractChecker, reward: Any) -> None:
+        self.checker, self.reward = checker, reward
         self.times_s: list[list[float]] = []
 
     async def over_group(self, task: Task, trajectories: Sequence[Trajectory], during: str) -> list[Verdict] | None:
         found, took_s = [], self._timed()
         for _ in range(2):
             begin = time.perf_counter()
-            ok, given = await self.walk.call(
+            ok, given = await self.checker.call(
                 "over_group: raises nothing", self.reward.over_group, task, trajectories, during=during
             )
             took_s.append(time.perf_counter() - begin)
             if not ok:
                 return None
             aligned = isinstance(given, list | tuple) and len(given) == len(trajectories)
-            if not self.walk.note(aligned, "over_group: one verdict per trajectory", f"{during}: {shorten(given)}"):
+            if not self.checker.note(aligned, "over_group: one verdict per trajectory", f"{during}: {shorten(given)}"):
                 return None
             verdicts = [self._verdict(one, during) for one in given]
             if None in verdicts:
                 return None
             found.append([v for v in verdicts if v is not None])
         first, again = ([(v.value, v.per_turn) for v in verdicts] for verdicts in found)
-        self.walk.note(first == again, "over_group: same arguments, same verdicts", f"{during}: {first}, then {again}")
+        self.checker.note(
+            first == again, "over_group: same arguments, same verdicts", f"{during}: {first}, then {again}"
+        )
         return found[0]
 
     async def __call__(self, *arguments: Any, during: str) -> Verdict | None:
         verdicts, took_s = [], self._timed()
         for _ in range(2):
             begin = time.perf_counter()
-            ok, given = await self.walk.call("call: raises nothing", self.reward, *arguments, during=during)
+            ok, given = await self.checker.call("call: raises nothing", self.reward, *arguments, during=during)
             took_s.append(time.perf_counter() - begin)
             verdict = self._verdict(given, during) if ok else None
             if verdict is None:
@@ -126,7 +128,7 @@ class _Judge:
         first, again = verdicts
         same = (first.value, first.per_turn) == (again.value, again.per_turn)
         got = f"{during}: {first.value!r}, then {again.value!r}"
-        self.walk.note(same, "call: same arguments, same verdict", got)
+        self.checker.note(same, "call: same arguments, same verdict", got)
         return first
 
     def _timed(self) -> list[float]:
@@ -139,21 +141,21 @@ class _Judge:
         median_s, longest_s = statistics.median(times_s), max(times_s)
         seen = f"median {median_s * 1e3:.3g} ms, longest {longest_s * 1e3:.3g} ms over {len(times_s)} calls"
         slow_s = float(Capabilities(self.reward).slow_s)
-        self.walk.note(longest_s < slow_s, f"call: takes under {slow_s:g} s", seen, seen=seen)
+        self.checker.note(longest_s < slow_s, f"call: takes under {slow_s:g} s", seen, seen=seen)
 
     def _verdict(self, given: Any, during: str) -> Verdict | None:
         promise = "verdict: a Verdict or a number, finite"
         try:
             verdict = checked_verdict(given, during)
         except RewardError as error:
-            self.walk.note(False, promise, f"{during}: {shorten(given)}: {error.what}")
+            self.checker.note(False, promise, f"{during}: {shorten(given)}: {error.what}")
             return None
-        self.walk.note(True, promise)
+        self.checker.note(True, promise)
         return verdict
 
 
 async def _check_verifier(judge: _Judge, pairs: Sequence[tuple[str, str]]) -> None:
-    note = judge.walk.note
+    note = judge.checker.note
     for answer, reference in pairs:
         for text in (answer, *_TEXTS):
             during = f"answer {shorten(text, 40)}, reference {shorten(reference, 40)}"
@@ -174,7 +176,7 @@ async def _check_verifier(judge: _Judge, pairs: Sequence[tuple[str, str]]) -> No
 async def _check_reward(
     judge: _Judge, records: Sequence[tuple[Task, Trajectory]], examples: Sequence[tuple[str, str]]
 ) -> None:
-    note = judge.walk.note
+    note = judge.checker.note
     _check_names(judge)
     if isinstance(judge.reward, Sandboxed) and not records:
         got = "none: nothing that is tried here is a program, so no program would be run"
@@ -194,7 +196,7 @@ async def _check_reward(
 
 
 async def _check_group_reward(judge: _Judge, records: Sequence[tuple[Task, Trajectory]]) -> None:
-    note = judge.walk.note
+    note = judge.checker.note
     _check_names(judge)
     found: dict[str, tuple[Task, list[Trajectory]]] = {}
     needs_tokens = Capabilities(judge.reward).reads_tokens
@@ -217,20 +219,20 @@ def _check_names(judge: _Judge) -> None:
     declared = Capabilities(judge.reward)
     weight = declared.weight
     is_number = isinstance(weight, int | float) and math.isfinite(weight)
-    judge.walk.note(is_number, "weight: is a finite number", shorten(weight))
+    judge.checker.note(is_number, "weight: is a finite number", shorten(weight))
     name = declared.name
-    judge.walk.note(isinstance(name, str) and bool(name), "name: is a non-empty text", shorten(name))
+    judge.checker.note(isinstance(name, str) and bool(name), "name: is a non-empty text", shorten(name))
 
 
 def _check_per_turn(judge: _Judge, verdict: Verdict, trajectory: Trajectory, during: str) -> None:
     if verdict.per_turn is None:
         return
     n, k = len(verdict.per_turn), len(trajectory.turns)
-    judge.walk.note(n == k, "Verdict.per_turn: one number per turn", f"{during}: {n} numbers")
+    judge.checker.note(n == k, "Verdict.per_turn: one number per turn", f"{during}: {n} numbers")
     gap = abs(sum(verdict.per_turn) - verdict.value)
     right = gap <= _PER_TURN_TOLERANCE * max(1.0, abs(verdict.value))
     got = f"{during}: {shorten(verdict.per_turn)} against {verdict.value!r}"
-    judge.walk.note(right or k == 0, "Verdict.per_turn: sums to the value", got)
+    judge.checker.note(right or k == 0, "Verdict.per_turn: sums to the value", got)
 
 
 def _made_up(tasks: Sequence[Task]) -> list[tuple[Task, Trajectory]]:

@@ -174,7 +174,7 @@ def test_a_function_of_lists_that_judges_one_attempt_alone_is_told_of(tmp_path: 
     asyncio.run(try_once(own(tmp_path / "right", text.replace("[1.0]", "[1.0 for _ in completions]"), "reward")))
 
 
-def test_a_watched_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> None:
+def test_a_monitored_reward_that_fails_is_told_of_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NAME_ERROR)
     rewards = {"environment": {"kind": "environment"}, "own": {"kind": "./own.py:reward", "monitor": {}}}
     said: list[str] = []

@@ -38,9 +38,9 @@ class Corridor:
     length: int = 3
     properties = Properties(deterministic=True, replayable=True, inline=True)
     def tasks(self, split): return [Task(id=f"corridor/{split}/{i}") for i in range(4)]
-    def start(self, task): return ContractChecker()
+    def start(self, task): return Episode()
 
-class ContractChecker:
+class Episode:
     opening = StepResult("A corridor.")
     async def step(self, action): return StepResult("", terminated=True, success=action == "go")
     async def close(self): ...

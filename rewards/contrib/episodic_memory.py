@@ -157,7 +157,7 @@ class Episodes:
         for trajectory, score in met:
             name, values = self.settings.success_reward, {**score.monitored, **score.parts}
             value = float(trajectory.solved) if name is None else values[name].value if name in values else None
-            if value is not None:  # a watched reward may have failed
+            if value is not None:  # a monitored reward may have failed
                 shelf = self.successes if value > self.settings.correct_above else self.failures
                 shelf.add(query_of(trajectory), embedded(answer_of(trajectory), self.settings.dim))
         self.exploits = [*self.exploits, *likes][-self.settings.window :]

@@ -89,14 +89,14 @@ class StepGroups:
 
 @dataclass(frozen=True)
 class Counts:
-    """Figures of one controller after a step: tokens by age, the ledger, counts of groups, seconds without any.
+    """Figures of one controller after a step: tokens by staleness, the ledger, counts of groups, seconds without any.
 
     Attributes:
         n_at_once: groups that may be played at a time; 0 where nothing limits them but the workers.
         lost: workers that do not come back, and why.
     """
 
-    ages: Mapping[int, int]
+    tokens_by_staleness: Mapping[int, int]
     ledger: Ledger
     step: int
     n_stored: int
@@ -370,20 +370,20 @@ def _all_gone(gone: Mapping[str, Exception]) -> EngineError:
 
 def figures(found: Sequence[Counts], n_per_step: int) -> dict[str, float]:
     """Return what is logged of all controllers together."""
-    ages: Counter[int] = sum((Counter(of.ages) for of in found), Counter())
+    tokens_by_staleness: Counter[int] = sum((Counter(of.tokens_by_staleness) for of in found), Counter())
     ledger = {name: sum(getattr(of.ledger, name) for of in found) for name in asdict(found[0].ledger)}
-    n = max(ages.total(), 1)
+    n = max(tokens_by_staleness.total(), 1)
     n_trained, n_stored = found[0].step * n_per_step, sum(of.n_stored for of in found)
     finished = (ledger["trained"] + ledger["stored"]) / max(n_trained + n_stored, 1)
     return {
-        "asynchrony/staleness_mean": sum(age * count for age, count in ages.items()) / n,
-        "asynchrony/staleness_max": float(max(ages, default=0)),
+        "asynchrony/staleness_mean": sum(age * count for age, count in tokens_by_staleness.items()) / n,
+        "asynchrony/staleness_max": float(max(tokens_by_staleness, default=0)),
         "asynchrony/n_queued_groups": float(n_stored),
         "asynchrony/n_running_groups": float(sum(of.n_running for of in found)),
         "asynchrony/max_concurrent_groups": float(sum(of.n_at_once for of in found)),
         "asynchrony/n_restarted_groups": float(sum(of.n_given_back for of in found)),
         "asynchrony/length_bias": ledger["trained"] / n_trained / finished if n_trained and finished else 1.0,
-        **{f"tokens_by_staleness/{age}": count / n for age, count in sorted(ages.items())},
+        **{f"tokens_by_staleness/{age}": count / n for age, count in sorted(tokens_by_staleness.items())},
         "asynchrony/tokens_generated": float(ledger["generated"]),
         "asynchrony/tokens_trained": float(ledger["trained"]),
         "asynchrony/tokens_queued": float(ledger["stored"]),

@@ -290,15 +290,15 @@ class Pipeline:
         oldest = max(map(self.age, ordinals))
         if oldest > self.rules.staleness:
             raise self._broken("a group is too old to train on", f"age {oldest}", f"at most {self.rules.staleness}")
-        ages: dict[int, int] = {}
+        tokens_by_staleness: dict[int, int] = {}
         for ordinal in ordinals:
             for version, n in self.store.pop(ordinal).kept.items():
-                ages[self.step - version] = ages.get(self.step - version, 0) + n
-        self._trained += sum(ages.values())
+                tokens_by_staleness[self.step - version] = tokens_by_staleness.get(self.step - version, 0) + n
+        self._trained += sum(tokens_by_staleness.values())
         self._due = None
         self.step += 1
         self.check()
-        return ages
+        return tokens_by_staleness
 
     def check(self) -> None:
         """Raise TrainingError unless every token and every ordinal is in one place."""

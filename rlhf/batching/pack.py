@@ -309,7 +309,7 @@ def collate(
         factors = [np.ones(len(s), np.float32) if s.correction is None else s.correction for s in samples]
         weights = weights * np.concatenate(factors)[positions]
     first = _tokens_before(samples) if first_R is None else first_R
-    places = np.concatenate([start + _places(s) for start, s in zip(first, samples, strict=True)])
+    positions_N = np.concatenate([start + _positions(s) for start, s in zip(first, samples, strict=True)])
     off_policy = [np.zeros(len(s), np.bool_) if s.off_policy is None else s.off_policy for s in samples]
     has_off_policy = any(row.any() for row in off_policy)
     versions = [s.versions for s in samples if s.versions is not None]
@@ -326,7 +326,7 @@ def collate(
         group_ids=torch.from_numpy(np.repeat(np.array([s.group for s in samples]), counts)),
         n_minibatch_tokens=int(counts.sum()) if n_minibatch_tokens is None else n_minibatch_tokens,
         old_logprobs=_tensor(_given([s.old_logprobs for s in samples], positions)),
-        token_positions=torch.from_numpy(places.astype(np.int64)),
+        token_positions=torch.from_numpy(positions_N.astype(np.int64)),
         old_mean_logprobs=_tensor(_given([s.old_mean_logprobs for s in samples], positions)),
         teacher_logprobs=_tensor(_given([s.teacher_logprobs for s in samples], positions)),
         off_policy=torch.from_numpy(np.concatenate(off_policy)[positions]) if has_off_policy else None,
@@ -347,19 +347,19 @@ def _routing(samples: Sequence[Sample]) -> torch.Tensor | None:
     return torch.from_numpy(np.concatenate(rows))
 
 
-def _places(sample: Sample) -> npt.NDArray[np.int64]:
-    """Places of a row's policy tokens, from 0, with a gap of one before each reply but the first."""
+def _positions(sample: Sample) -> npt.NDArray[np.int64]:
+    """Positions of a row's policy tokens, from 0, with a gap of one before each reply but the first."""
     at = np.flatnonzero(sample.mask)
     return np.arange(len(at)) + np.cumsum(np.diff(at, prepend=at[:1] - 1) > 1)
 
 
 def _tokens_before(samples: Sequence[Sample]) -> npt.NDArray[np.int64]:
-    """Place of the first policy token of each row, behind those of earlier rows of the same trajectory, `[R]`."""
+    """Positions of the first policy token of each row, behind those of earlier rows of the same trajectory, `[R]`."""
     seen: dict[int, int] = {}
     first = []
     for sample in samples:
         first.append(seen.get(sample.sequence, 0))
-        seen[sample.sequence] = first[-1] + int(_places(sample).max(initial=-1)) + 2
+        seen[sample.sequence] = first[-1] + int(_positions(sample).max(initial=-1)) + 2
     return np.array(first, np.int64)
 
 

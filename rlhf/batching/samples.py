@@ -161,8 +161,7 @@ def make_samples(
     `trajectory` a generation continues the row of the one before it if its prompt begins with exactly the ids of that
     row and is read by the same adapter, and begins a new row if not: each such prompt is counted in
     `batch/n_rewritten_prompts`, in either layout.
-    Tokens of demonstrations are off-policy. What another than the policy sampled in its place (`Generation.opponent`)
-    is only read.
+    Tokens of demonstrations are off-policy. What an opponent sampled (`Generation.opponent`) is only read.
 
     Args:
         groups: of one step.

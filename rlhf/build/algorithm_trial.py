@@ -38,7 +38,7 @@ def own_algorithms(recipe: Recipe) -> Iterator[Report]:
 
 
 def _tried_advantage(path: str, estimator: AdvantageEstimator, names: Sequence[str], size: int) -> Report:
-    walk = ContractChecker(f"{path} ({type(estimator).__name__})")
+    checker = ContractChecker(f"{path} ({type(estimator).__name__})")
     unlike = _group("unlike", [1.0 - 0.5 * (i % 3) for i in range(size)], names)
     alike, alone = _group("alike", [0.0] * size, names), _group("alone", [1.0], names)
     steps = {
@@ -51,33 +51,33 @@ def _tried_advantage(path: str, estimator: AdvantageEstimator, names: Sequence[s
     async def walked() -> None:
         for what, groups in steps.items():
             promise = f"advantage: a finite number for each sampled token of {what}"
-            ok, credits = await walk.call(
+            ok, credits = await checker.call(
                 promise, compute_advantages, estimator, groups, [_values(group) for group in groups]
             )
             for credit in credits if ok else ():
-                await walk.call("advantage: its metrics can be logged", checked, credit.metrics)
+                await checker.call("advantage: its metrics can be logged", checked, credit.metrics)
 
-    return walk.run(walked)
+    return checker.run(walked)
 
 
 def _tried_loss(path: str, loss: PolicyLoss) -> Report:
-    walk, inputs = ContractChecker(f"{path} ({type(loss).__name__})"), _inputs(loss)
+    checker, inputs = ContractChecker(f"{path} ({type(loss).__name__})"), _inputs(loss)
 
     async def walked() -> None:
-        ok, found = await walk.call("loss: raises nothing", loss, inputs)
-        if not ok or not walk.note(isinstance(found, LossOutput), "loss: gives a LossOutput", shorten(found)):
+        ok, found = await checker.call("loss: raises nothing", loss, inputs)
+        if not ok or not checker.note(isinstance(found, LossOutput), "loss: gives a LossOutput", shorten(found)):
             return
         value = found.loss
         is_scalar = isinstance(value, torch.Tensor) and value.shape == () and bool(value.isfinite())
-        if walk.note(is_scalar, "loss: is a finite scalar tensor", shorten(value)):
-            await walk.call("loss: can be differentiated", value.backward)
+        if checker.note(is_scalar, "loss: is a finite scalar tensor", shorten(value)):
+            await checker.call("loss: can be differentiated", value.backward)
             slope = inputs.policy_logprobs.grad
             is_finite = slope is not None and bool(slope.isfinite().all())
             got = "no gradient reaches policy_logprobs" if slope is None else f"gradient {slope.tolist()}"
-            walk.note(is_finite, "loss: has a finite gradient in policy_logprobs", got)
-        await walk.call("loss: its metrics can be logged", _check_metrics, found)
+            checker.note(is_finite, "loss: has a finite gradient in policy_logprobs", got)
+        await checker.call("loss: its metrics can be logged", _check_metrics, found)
 
-    return walk.run(walked)
+    return checker.run(walked)
 
 
 def _check_metrics(found: LossOutput) -> Mapping[str, Any]:

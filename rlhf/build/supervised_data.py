@@ -27,7 +27,7 @@ from rlhf.training.stages.chat_rows import DataRows, chat_samples, prompt_of, sp
 from rlhf.training.stages.chat_settings import Chats
 from rlhf.training.stages.demonstrations import Demonstration, render
 from rlhf.training.stages.supervised import Supervised
-from rlhf.training.stages.supervised_training import by_demonstration, imitation_samples, read_too
+from rlhf.training.stages.supervised_training import by_demonstration, read_too, sft_samples
 
 
 def data_stages(recipe: Recipe) -> Iterator[tuple[int, Chats]]:
@@ -74,7 +74,7 @@ async def rows_of(recipe: Recipe, index: int, found: Sequence[Any], renderer: Re
             agent: Any = recipe.agent  # one of kind chat
             rendered += await render(failed, _AsSaid(replace(agent, system=data.unsolved_system)), renderer)
         played = [trajectory for trajectory in rendered if trajectory.turns]
-        rows = by_demonstration(imitation_samples(played, stage.observation_weight))
+        rows = by_demonstration(sft_samples(played, stage.observation_weight))
         kept = [group for group in rows if all(len(sample) <= max_context for sample in group)]
         dropped, rows = len(rows) - len(kept), kept
         if dropped and data.too_long == "refuse":

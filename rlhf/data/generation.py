@@ -167,7 +167,7 @@ class Generation:
             `plan` for a subgoal.
         usage: tokens (read, sampled) as the server counted them, where the ids are none of a model's; None elsewhere.
         opponent: who sampled it in the place of the policy, such as `step 20`, an older version; never trained. Empty
-            for the policy.
+            for the policy. Stored as `by`.
     """
 
     __slots__ = (

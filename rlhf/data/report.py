@@ -79,9 +79,9 @@ class Report:
 
 
 class ContractChecker:
-    """Collects findings while a checker walks a part through its promises.
+    """Collects the findings of a contract check.
 
-    A promise may be tried many times; it is listed once, and its first failure is what stays. The walk runs in a
+    A promise may be tried many times; it is listed once, and its first failure is what stays. The check runs in a
     thread of its own with its own event loop, so that it can be started from anywhere and a call that never returns
     can be named.
     """

@@ -53,7 +53,7 @@ class Score:
         turns: `[K]` weighted reward of each turn; a part without per-turn values counts on the last turn.
         total: weighted sum of the parts; equals the sum of `turns` when there are turns.
         monitored: the verdict of each reward that is only monitored, by its name; nothing is trained or chosen by it.
-            Records, and their Parquet files, have this name.
+            Stored records, and their Parquet files, have it as `watched`.
         monitor_errors: what went wrong with those that could not judge, by their names.
     """
 

@@ -49,7 +49,7 @@ class Action:
         parts: what the environment is given one after another in this turn, such as several calls of tools; empty where
             it is given `text`, which otherwise holds all of them, each on a line of its own.
         reply_text: the whole reply that the action was read from, thoughts and all, as text for rewards to read;
-            empty where it was read from no reply, or from more than one.
+            empty where it was read from no reply, or from more than one. Stored as `said`.
     """
 
     text: str

@@ -9,7 +9,7 @@ from typing import Any, Literal
 #: How an engine takes weights: it shares the trainer's module; it is sent every parameter; or only the adapter's.
 WeightsForm = Literal["shared", "full", "adapter"]
 #: Gives (name, tensor), one after the other.
-ContractChecker = Callable[[], Iterable[tuple[str, Any]]]
+ParameterIterator = Callable[[], Iterable[tuple[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class PolicyWeights:
 
     version: int
     fingerprint: str = ""
-    parameters: ContractChecker | None = None
+    parameters: ParameterIterator | None = None
     adapter: Mapping[str, Any] | None = None
-    roles: Mapping[str, ContractChecker] = field(default_factory=dict)
+    roles: Mapping[str, ParameterIterator] = field(default_factory=dict)
 
     @property
     def form(self) -> WeightsForm:

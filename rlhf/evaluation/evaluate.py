@@ -75,7 +75,7 @@ class EvaluationResult:
 
     @property
     def versions(self) -> set[int]:
-        """Versions of the policy that sampled; those of players in its place are not among them."""
+        """Versions of the policy that sampled; opponents' are not among them."""
         trajectories = (t for group in self.collected.groups for t in group.trajectories)
         generations = (g for t in trajectories for turn in t.own_turns for g in turn.generations)
         return {version for g in generations if not g.opponent for version in g.versions}

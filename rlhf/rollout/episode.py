@@ -84,7 +84,7 @@ async def run_episode(
         branch: what it has in common with another attempt; None begins where the task does.
         seed: with attempt, turn and call it gives the seed of each generation.
         session: name of the engine's cache, unique among live episodes.
-        executor: shared between the episodes of one environment; without them this episode makes its own.
+        executor: shared between the episodes of one environment; None makes one for this episode.
         watch: kept up to date while the episode runs.
         opponents: who has a seat in the policy's place, by its name, or a turn, by its key.
     """

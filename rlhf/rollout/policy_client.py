@@ -65,7 +65,7 @@ class EpisodePolicy:
     ) -> None:
         self._engine, self._renderer, self._limits, self._sampling = engine, renderer, limits, sampling
         self._seed, self._attempt, self._session, self._watch = seed, attempt, session, watch
-        self._opponents, self._player = opponents, OpponentEngine("", engine)
+        self._opponents, self._sampler = opponents, OpponentEngine("", engine)
         self._turn = self._n_calls = self._n_given_up = 0
         self._head: SharedPrefix | None = None
         self._pieces: dict[int, tuple[Generation, ...]] = {}
@@ -97,7 +97,7 @@ class EpisodePolicy:
         Opponents of single turns count those after the `n_given` that the attempt began with.
         """
         own = OpponentEngine("", self._engine)
-        self._player = self._opponents.get(seat) or self._opponents.get(turn_key(turn - n_given), own)
+        self._sampler = self._opponents.get(seat) or self._opponents.get(turn_key(turn - n_given), own)
         self._turn, self._n_calls, self._n_given_up, self.generations = turn, 0, 0, []
         self._head, self._pieces = head, {}
 
@@ -152,8 +152,8 @@ class EpisodePolicy:
         self._n_calls += 1
         if left is not None:
             self._watch.enter(EpisodeStatus.ENGINE)
-            said = await sampled(self._player.engine, *left, self._session)
-            pieces = (*pieces, self._conversations.keep(said, role=role, opponent=self._player.name))
+            said = await sampled(self._sampler.engine, *left, self._session)
+            pieces = (*pieces, self._conversations.keep(said, role=role, opponent=self._sampler.name))
         self._watch.enter(EpisodeStatus.AGENT)
         generation = joined(pieces)
         self.generations.append(generation)
@@ -168,7 +168,7 @@ class EpisodePolicy:
 
     @property
     def _context(self) -> int:
-        return context_of(self._player.engine, self._limits)
+        return context_of(self._sampler.engine, self._limits)
 
     def _too_long(self, messages: Sequence[Message]) -> Message | None:
         """Message longer than the context, which would take minutes to tokenise only to be refused."""
@@ -202,7 +202,7 @@ class EpisodePolicy:
         if kept:
             limit -= sum(piece.n_tokens for piece in kept)
             prompt = kept[-1].continued()
-        limit = bounded(limit, prompt, self._player.engine, self._limits, self._session)
+        limit = bounded(limit, prompt, self._sampler.engine, self._limits, self._session)
         seed = stable_seed(self._seed, self._attempt, self._turn, call)
         return prompt, replace(self._sampling, max_tokens=limit, seed=seed)
 

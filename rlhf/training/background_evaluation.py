@@ -26,7 +26,7 @@ class PendingEvaluation:
 
 
 @dataclass(frozen=True)
-class EvaluationOutcome:
+class FinishedEvaluation:
     """End of an evaluation: what it found, or why there is nothing."""
 
     result: Any
@@ -54,7 +54,7 @@ class BackgroundEvaluation:
         task = asyncio.create_task(_ended(self._play), name=f"evaluation of step {step}") if self._play else None
         self.begun = PendingEvaluation(step, version, task)
 
-    async def ended(self, wait_s: float) -> EvaluationOutcome | None:
+    async def ended(self, wait_s: float) -> FinishedEvaluation | None:
         """Return how the one that is played ended, in all processes; None where it has not within `wait_s`."""
         assert self.begun is not None
         task, found = self.begun.task, None
@@ -74,9 +74,9 @@ class BackgroundEvaluation:
         self.begun = None
 
 
-async def _ended(play: Callable[[], Awaitable[Any]]) -> EvaluationOutcome:
+async def _ended(play: Callable[[], Awaitable[Any]]) -> FinishedEvaluation:
     """Play; a failed evaluation does not stop training."""
     try:
-        return EvaluationOutcome(await play())
+        return FinishedEvaluation(await play())
     except Exception as error:
-        return EvaluationOutcome(None, f"{type(error).__name__}: {error}".strip().splitlines()[0])
+        return FinishedEvaluation(None, f"{type(error).__name__}: {error}".strip().splitlines()[0])

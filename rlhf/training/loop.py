@@ -23,7 +23,7 @@ from rlhf.spans import span
 from rlhf.training.between_steps import after_step, draining_background_evaluation, restore_refreshed_rewards
 from rlhf.training.context import is_due
 from rlhf.training.hooks.base import Step
-from rlhf.training.out_of_memory import explain_out_of_memory, naming_engine_keys
+from rlhf.training.out_of_memory import explain_engine_out_of_memory, explain_out_of_memory
 from rlhf.training.rollout_phase import TrainingGroups, sample_groups
 from rlhf.training.run import Run
 from rlhf.training.shield import shielded
@@ -103,7 +103,7 @@ async def one_step(run: Run, parts: StageComponents, number: int) -> None:
     rng = np.random.default_rng([run.seed, run.state.stage, number])
     stage = parts.stage_at(run, number)
     step = Step(number, f"step {number + 1} of {run.state.label}", stage, rng)
-    with naming_engine_keys(run.folder, step.where):
+    with explain_engine_out_of_memory(run.folder, step.where):
         gathered = await sample_groups(run, parts, step)
     if parts.ahead is None:
         await run.release_engine_memory()

@@ -46,7 +46,7 @@ def explain_out_of_memory(stage: Any, index: int, folder: Path) -> Iterator[None
 
 
 @contextmanager
-def naming_engine_keys(folder: Path, where: str) -> Iterator[None]:
+def explain_engine_out_of_memory(folder: Path, where: str) -> Iterator[None]:
     """Context that turns a failed allocation of rollouts into an EngineError with the keys that need less.
 
     Args:

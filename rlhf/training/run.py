@@ -26,7 +26,7 @@ from rlhf.rollout.scoring import WeightedReward
 from rlhf.sinks import Metrics
 from rlhf.spans import span
 from rlhf.training.backends.torch import TorchTrainer
-from rlhf.training.background_evaluation import BackgroundEvaluation, EvaluationOutcome, PendingEvaluation
+from rlhf.training.background_evaluation import BackgroundEvaluation, FinishedEvaluation, PendingEvaluation
 from rlhf.training.cautions import cautions
 from rlhf.training.checkpoints import store
 from rlhf.training.checkpoints.store import State
@@ -377,7 +377,7 @@ class Run:
         self._watch(step, found.low)
         return float(found.success)
 
-    def record_background_evaluation(self, begun: PendingEvaluation, ended: EvaluationOutcome) -> None:
+    def record_background_evaluation(self, begun: PendingEvaluation, ended: FinishedEvaluation) -> None:
         """Record a background evaluation, or say why it failed."""
         if ended.result is None:
             self.progress.say(f"no evaluation of step {begun.step}, version {begun.version}: {ended.fault}")

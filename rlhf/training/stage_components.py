@@ -19,7 +19,7 @@ from rlhf.training.contrib.demonstrations_in_groups import DemonstrationHook
 from rlhf.training.contrib.imitate_failed_tasks import FailedImitation, FailedTaskQueue
 from rlhf.training.contrib.judge_refresh import JudgeRefreshHook
 from rlhf.training.contrib.league import League
-from rlhf.training.contrib.logged_attempts import LoggedAttempts
+from rlhf.training.contrib.logged_attempts import OfflineDataHook
 from rlhf.training.contrib.memory_store import StoreHook
 from rlhf.training.contrib.reference_reset import Reference, ReferenceResetHook
 from rlhf.training.contrib.reward_memory import StatefulRewards
@@ -157,7 +157,7 @@ def hooks_of(run: Run, stage: PolicyGradient, tasks: Sequence[Task], critic: Liv
         memories if memories.of_path else None,
         ReplayBuffer(stage.replay, stage.tasks_per_step * stage.group_size) if stage.replay else None,
         TokenStatsHook(stage.token_stats, stage.train_roles) if stage.token_stats else None,
-        LoggedAttempts(stage.offline_data) if stage.offline_data else None,
+        OfflineDataHook(stage.offline_data) if stage.offline_data else None,
         DemonstrationHook(stage.group_demonstrations, stage.group_size, guide) if stage.group_demonstrations else None,
         SelfCertaintyHook(stage.self_certainty) if stage.self_certainty else None,
         FailedImitation(FailedTaskQueue(stage.imitate_failed), guide) if stage.imitate_failed else None,

@@ -171,7 +171,7 @@ def first_step(worker: Plays) -> Any:
     return asyncio.run(run())
 
 
-def test_a_task_that_ends_its_players_four_times_is_named() -> None:
+def test_a_task_that_kills_its_workers_four_times_is_named() -> None:
     def dying(times: int) -> Plays:
         return Plays("a", lost(times, lambda: WorkerLostError("it has died", got="SIGKILL")), nothing)
 

@@ -1,4 +1,4 @@
-"""The state machine of asynchronous training: the bound on ages, coverage, and the ledger, under any schedule."""
+"""The state machine of asynchronous training: the bound on staleness, coverage, and the ledger, under any schedule."""
 
 from __future__ import annotations
 

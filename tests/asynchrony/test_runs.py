@@ -99,7 +99,7 @@ def test_a_bound_of_zero_equals_the_loop_without_asynchrony(tmp_path: Path, monk
     holds(ahead, 0)
 
 
-def test_ages_and_ledger_hold_while_tasks_take_unequally_long(tmp_path: Path) -> None:
+def test_staleness_and_ledger_hold_while_tasks_take_unequally_long(tmp_path: Path) -> None:
     made = recipe(tmp_path, {"staleness": 2}, most_s=0.1)
     run = runs.run(made, tmp_path / "run").folder
     holds(run, 2)
@@ -111,7 +111,7 @@ def test_ages_and_ledger_hold_while_tasks_take_unequally_long(tmp_path: Path) ->
 
 @pytest.mark.extended
 @pytest.mark.parametrize("salt", range(20))
-def test_ages_and_ledger_hold_in_twenty_runs(tmp_path: Path, salt: int) -> None:
+def test_staleness_and_ledger_hold_in_twenty_runs(tmp_path: Path, salt: int) -> None:
     draw = random.Random(salt)
     staleness = draw.randint(1, 4)
     order = draw.choice(["in_order", "first_finished"])

@@ -102,7 +102,7 @@ def test_tokens_that_nobody_sampled_change_nothing(kind, step, n_extra):
     assert torch.allclose(gradient(kind, [padded(s) for s in samples]), gradient(kind, samples), rtol=1e-9, atol=1e-12)
 
 
-def test_places_number_the_policy_tokens_of_a_trajectory_across_its_rows():
+def test_token_positions_number_the_policy_tokens_of_a_trajectory_across_its_rows():
     # Trajectory 0 has rows of two and one sampled tokens, trajectory 1 one of one; each row is a micro-batch.
     first = group(trajectory(generation([0], [1, 2]), generation([5], [3])), trajectory(generation([0], [3])))
     samples, _ = make_samples([first], [Credit((((1.0, 1.0), (1.0,)), ((1.0,),)))])

@@ -84,14 +84,14 @@ def test_no_two_splits_tell_the_same_and_are_solved_by_the_same(values: dict[str
     if values.get("environment") is not None:
         pytest.skip("chains tasks of another world, which is here by itself")
     world = build_part("environment", values, "environment", base=ROOT)
-    walk = ContractChecker("splits", 600)
+    checker = ContractChecker("splits", 600)
     n = 400 if len(values) == 1 and values["kind"] in ("tools", "shop", "keyhole", "bandit", "matrix_game") else 80
     drawn = {split: list(world.tasks(split))[:n] for split in ("train", "dev", "test")}
 
     async def start(task: Task) -> Any:
         return world.start(task)
 
-    report = walk.run(lambda: kept_apart(walk, world, start, drawn, 600))
+    report = checker.run(lambda: kept_apart(checker, world, start, drawn, 600))
     assert report.ok, str(report)
     assert not world.properties.repeats and all(len(tasks) > 20 for tasks in drawn.values())
 

@@ -90,7 +90,7 @@ ONE_THREAD = Properties()
 
 @dataclass(frozen=True)
 class Corridor:
-    """ContractChecker `length` doors north. Every attempt is counted."""
+    """Walk `length` doors north. Every attempt is counted."""
 
     length: int = 3
     properties: Properties = INLINE

@@ -56,7 +56,7 @@ def test_turns_sum_to_the_total(parts):
     assert sum(got.turns) == pytest.approx(got.total, abs=1e-6)
 
 
-def test_a_watched_reward_is_asked_and_counts_for_nothing():
+def test_a_monitored_reward_is_asked_and_counts_for_nothing():
     def strict(task, t):
         if t.attempt == 1:
             raise ValueError("no verdict")

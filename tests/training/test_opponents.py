@@ -242,7 +242,7 @@ def test_a_trial_that_ends_before_there_is_another_version_is_a_recipe(n_steps: 
     assert (stage.steps, stage.opponents.every, stage.opponents.keep) == (n_steps, 6, keep)
 
 
-def test_a_trial_is_shorter_than_the_window_of_a_watched_reward() -> None:
+def test_a_trial_is_shorter_than_the_window_of_a_monitored_reward() -> None:
     watched = load(
         "quickstart", ["rewards.seen={kind: called, tool: move, monitor: {window: 30}}", "stages.1.steps=40"]
     )

@@ -331,7 +331,7 @@ def test_a_stage_that_was_stopped_begins_again_and_comes_out_the_same(start: Pat
 def test_a_callback_that_stops_within_the_stage_ends_it_at_that_update(
     start: Path, tmp_path: Path, is_last: bool
 ) -> None:
-    """PendingEvaluation again when the run is resumed; a stage whose updates are all made is kept."""
+    """Begun again when the run is resumed; a stage whose updates are all made is kept."""
     short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 3, "batch_size": 8}
     policy = {"kind": "pretrained", "path": str(start)}
     path = runs.write(tmp_path, [short, short], policy=policy, rewards=OUTCOME, evaluation={"n_tasks": 6})

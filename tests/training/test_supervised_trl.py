@@ -19,7 +19,7 @@ from rlhf.losses.reduction import Reduction
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.backends.torch import TorchTrainer
 from rlhf.training.policy.model import Lora, Policy
-from rlhf.training.stages.supervised_training import imitation_samples
+from rlhf.training.stages.supervised_training import sft_samples
 from rlhf.training.stages.trl_trainers import load_trl
 from tests.training.tiny import Echoes, collect, parameters, policy
 
@@ -36,7 +36,7 @@ def rows_of(agent: str) -> list[Sample]:
     groups = collect(policy(), environment=Echoes(n_turns=4), agent=AGENTS[agent], n_tasks=4, group_size=2)
     said = [t for group in groups for t in group.trajectories]
     # Turns that the environment did not understand would count less: TRL knows tokens that count and others.
-    rows = imitation_samples([replace(t, turns=tuple(replace(turn, valid=True) for turn in t.turns)) for t in said])
+    rows = sft_samples([replace(t, turns=tuple(replace(turn, valid=True) for turn in t.turns)) for t in said])
     assert len({row.n_policy_tokens for row in rows}) > 2  # a mean of means would differ from the mean over tokens
     return rows
 

@@ -211,7 +211,7 @@ def test_a_check_that_cannot_be_made_hides_no_other(tmp_path: Path, monkeypatch:
         file.write(line(2, **{"monitor/quality": 0.5}))  # without its gap to the score
     monkeypatch.setattr("rlhf.viewer.run_folder._FINDINGS_S", 0.0)
     assert [one.name for one in run.findings(run.poll())] == names
-    assert run.problems["findings"].startswith("the check watched could not be made")
+    assert run.problems["findings"].startswith("the check monitored could not be made")
     (tmp_path / "metrics.jsonl").write_bytes(line(3, **{"collapse/echo_trap": 1.0, "rollout/n_generations": 8.0}))
     assert [one.name for one in run.findings(run.poll())] == ["Echo trap", "Cut generations"], "the worst first"
     assert not run.problems

@@ -171,7 +171,7 @@ def seat_of(turn: Turn) -> str:
 
 
 def seats_of_others(trajectory: Trajectory) -> frozenset[str]:
-    """The seats that another than the policy had in an attempt; see `Generation.opponent`."""
+    """Seats of an attempt that opponents played; see `Generation.opponent`."""
     return frozenset(seat_of(turn) for turn in trajectory.turns if any(g.opponent for g in turn.generations))
 
 

@@ -44,7 +44,7 @@ def findings(run: RunData, problem: Callable[[str], object]) -> list[Finding]:
         problem: takes the name of a check that could not be made, and why; the others are made all the same.
     """
     checks = (
-        *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _watched, _limits, _updates, _finite),
+        *(_gap, _effective, _truncated, _errors, _invalid, _signal, _collapse, _monitored, _limits, _updates, _finite),
         *(_refreshed, _refreshed_judge, _changed, _chance),
     )
     found = list[Finding]()
@@ -160,22 +160,22 @@ def _collapse(run: RunData) -> Iterator[Finding]:
         )
 
 
-def _watched(run: RunData) -> Iterator[Finding]:
+def _monitored(run: RunData) -> Iterator[Finding]:
     for name in run.names("monitor/"):
-        watched, gaps = run.values(f"monitor/{name}"), run.values(f"monitor_gap/{name}")
-        if not watched:  # it could score no attempt
+        monitored, gaps = run.values(f"monitor/{name}"), run.values(f"monitor_gap/{name}")
+        if not monitored:  # it could score no attempt
             continue
         curves = run.curves(f"monitor_alarm/{name}")
         alarms = [(c.stage, step) for c in curves for step, v in zip(c.steps, c.values, strict=True) if v]
-        n = _quarter(watched)
-        trained = [x + y for x, y in zip(watched, gaps, strict=True)]
-        ends = [(_mean(values[:n]), _mean(values[-n:])) for values in (trained, watched)]
+        n = _quarter(monitored)
+        trained = [x + y for x, y in zip(monitored, gaps, strict=True)]
+        ends = [(_mean(values[:n]), _mean(values[-n:])) for values in (trained, monitored)]
         (trained_first, trained_last), (first, last) = ends
         keys = ("monitor.compare_with", "watch.compare_with", "watch.of")  # the others are how older runs have it
         what = next((found for key in keys if (found := run.setting(f"rewards.{name}.{key}"))), None)
         yield Finding(
             f"Monitored reward {name}",
-            f"alarm at {len(alarms)} of {len(watched)} steps" if alarms else "no alarm",
+            f"alarm at {len(alarms)} of {len(monitored)} steps" if alarms else "no alarm",
             "problem" if alarms else "fine",
             f"From the first quarter of training to the last, {f'the reward {what}' if what else 'the score'} went "
             f"from {number_text(trained_first)} to {number_text(trained_last)}, and {name}, which is not trained on, "

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.data import PolicyWeights, SamplingParams
-from rlhf.data.weights import ContractChecker
+from rlhf.data.weights import ParameterIterator
 from rlhf.errors import DeliveryError, EngineError, RlhfError
 from rlhf.inference.adapter_files import MAX_BYTES
 from rlhf.inference.fingerprint import Digest
@@ -213,7 +213,7 @@ class Deliverer:
         return _as_announced(weights, "+".join(sent), where), found
 
     async def _adapter(
-        self, to: Receivers, weights: PolicyWeights, walk: ContractChecker | None, where: str
+        self, to: Receivers, weights: PolicyWeights, walk: ParameterIterator | None, where: str
     ) -> tuple[str, Adapter]:
         """Load one adapter; its fingerprint, and the adapter."""
         number = next(self._numbers)
@@ -275,7 +275,7 @@ class Deliverer:
                     await self.remove(to, adapter)
 
 
-def _write(folder: Path, walk: ContractChecker | None, settings: Mapping[str, Any]) -> str:
+def _write(folder: Path, walk: ParameterIterator | None, settings: Mapping[str, Any]) -> str:
     """Write an adapter as PEFT does; its fingerprint."""
     digest, tensors = Digest(), {}
     for name, value in sorted(walk() if walk else ()):

@@ -282,7 +282,7 @@ class TorchTrainer:
     def sft_update(
         self, batches: Sequence[PackedBatch], *, entropy_coef: float = 0.0, off_schedule: bool = False
     ) -> dict[str, float]:
-        """Imitation update: loss Σ w · A · (−log π − c · entropy) over demonstrated tokens.
+        """SFT update: loss Σ w · A · (−log π − c · entropy) over demonstrated tokens.
 
         Advantages are the tokens' weights: 1 for an action. The logged loss is the mean of −log π of those that weigh
         1, in nats: of actions, and of observations too where they weigh as much.
@@ -334,11 +334,11 @@ class TorchTrainer:
             log_normalizers=policy.log_normalizers,
             ref_log_normalizers=None if reference is None else reference.log_normalizers,
             mean_logprobs=policy.mean_logprobs,
-            staleness=self._ages(batch),
+            staleness=self._staleness(batch),
             **there,
         )
 
-    def _ages(self, batch: PackedBatch) -> torch.Tensor | None:
+    def _staleness(self, batch: PackedBatch) -> torch.Tensor | None:
         """Ages of the tokens in versions, see `LossInputs`."""
         versions = batch.versions
         return None if versions is None else torch.where(versions < 0, -1, self.policy.version - versions)

@@ -17,7 +17,7 @@ from rlhf.training.contrib.expert_iteration import Attempts
 from rlhf.training.contrib.task_demonstrations import fitting
 from rlhf.training.stages.demonstrations import needs_of, render
 from rlhf.training.stages.supervised import Supervised
-from rlhf.training.stages.supervised_training import by_demonstration, imitation_samples, updates_of
+from rlhf.training.stages.supervised_training import by_demonstration, sft_samples, updates_of
 
 
 async def train_expert_iteration(run: RunContext, stage: Supervised) -> None:
@@ -72,7 +72,7 @@ async def _imitated(
     """Train on what round `number` keeps, deliver, log, and move the run's state on."""
     await run.release_engine_memory()
     start, before = time.perf_counter(), run.state
-    rows = by_demonstration(imitation_samples(kept, stage.observation_weight))
+    rows = by_demonstration(sft_samples(kept, stage.observation_weight))
     n_planned = stage.epochs * -(-len(rows) // stage.batch_size)
     run.warn_once(endless_warmup(stage.optimizer, n_planned, f"a round of stages[{run.state.stage}]"))
     trainer = stage.trainer.start(run.policy, stage.optimizer, n_planned)

@@ -19,7 +19,7 @@ from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.demonstration_requirements import unshowable
 from rlhf.training.hooks.base import StageHook, Step
-from rlhf.training.stages.supervised_training import imitation_samples
+from rlhf.training.stages.supervised_training import sft_samples
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -145,7 +145,7 @@ def _is_failed(group: ScoredGroup) -> bool:
 
 def _imitated(parts: LiveStage, settings: ImitateFailed, shown: Sequence[Trajectory]) -> dict[str, float]:
     stage, trainer = parts.stage, parts.trainer
-    samples = imitation_samples(shown)
+    samples = sft_samples(shown)
     budget, n_least = stage.max_tokens_per_microbatch, trainer.n_processes
     [batches] = pack_minibatches(samples, 1, Reduction(kind="token_mean"), budget, None, n_least=n_least)
     values = trainer.sft_update(batches, entropy_coef=settings.entropy_coef, off_schedule=True)

@@ -140,7 +140,7 @@ class _Drawn:
         self._max_turns = max_turns
 
     def __call__(self, seed: int, attempt: int) -> Mapping[str, OpponentEngine]:
-        """See `OpponentSampler`. A group draws in the order of its attempts, so that seats can alternate."""
+        """See `OpponentSampler`. Replays the draws of the group's earlier attempts, so that seats alternate."""
         if self._league.settings.by == "turn":
             return self._of_turns(random.Random(f"{seed}/opponents/{attempt}"))
         league, rng = self._league, random.Random(f"{seed}/opponents")

@@ -105,7 +105,7 @@ class StoredGroups(Protocol):
 
 
 @plain_dataclass
-class LoggedAttempts(StageHook):
+class OfflineDataHook(StageHook):
     """Adds rows of stored groups to a step.
 
     Attributes:

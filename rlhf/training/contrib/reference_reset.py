@@ -1,7 +1,7 @@
 """Reference reset: the present policy becomes the KL reference when training stalls or drifts.
 
 A reference holds a policy near where it began, and in the end keeps it there. ProRL (arXiv 2505.24864) lets the present
-policy take its place now and then and starts the optimiser afresh, by hand; the rule here is our own. Watched
+policy take its place now and then and starts the optimiser afresh, by hand; the rule here is our own. Validation
 successes of .1, .2, .2, .19, .2 and a patience of 3: the best is that of the second evaluation, three others follow,
 so the policy after the fifth becomes the reference.
 """

@@ -26,7 +26,7 @@ from rlhf.training.stages.reward_model import RewardModel
 
 
 async def train_pointwise(run: RunContext, stage: RewardModel) -> None:
-    """Make or read attempts, train on most, and judge by the others. An interrupted stage starts again."""
+    """Train a reward model on most attempts, measure it on the others. An interrupted stage starts again."""
     run.save()
     groups, collected = await groups_for(run, stage.pairs, stage.split, stage.rollout)
     rows = _rows(run, stage, groups)

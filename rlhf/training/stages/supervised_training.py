@@ -35,7 +35,7 @@ async def train_supervised(run: RunContext, stage: Supervised) -> None:
     held_out: Sequence[Sample] = ()
     if stage.data is None:
         rendered = await render(found, run.runner.agent, run.runner.renderer)
-        rows = _fitting(run, by_demonstration(imitation_samples(rendered, stage.observation_weight)))
+        rows = _fitting(run, by_demonstration(sft_samples(rendered, stage.observation_weight)))
     else:
         rows, held_out = found.learnt, found.held_out
         if found.n_dropped:
@@ -157,7 +157,7 @@ def updates_of(
             yield values | {"supervised/n_tokens": float(sum(s.mask.sum() for s in batch))}
 
 
-def imitation_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:
+def sft_samples(trajectories: Sequence[Trajectory], observation_weight: float = 0.0) -> list[Sample]:
     """Rows whose advantages are the weights of their tokens in the loss.
 
     1 for an action, 0 for one that the environment did not understand, and `observation_weight` for observations. The
