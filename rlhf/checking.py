@@ -242,8 +242,8 @@ def no_split(split: str, offered: Sequence[str], where: str) -> Iterator[Problem
             expected=", ".join(offered),
             do=nearest(split, offered)
             or "name one of these; or make it: of a data set by environment.split_ratios, such as "
-            f"{{train: 0.8, dev: 0.1, test: 0.1}}{of_file}; of an environment of your own by its `properties.splits` "
-            "and `tasks`",
+            f"{{train: 0.8, dev: 0.1, test: 0.1}}{of_file}; of the questions of `mcp` by a key `split` in each row; of "
+            "an environment of your own by its `properties.splits` and `tasks`",
         )
 
 

@@ -52,6 +52,7 @@ def hang() -> str:
 @server.tool()
 def die() -> str:
     """Ends the server."""
+    print("out of", "fuel", file=sys.stderr, flush=True)
     os._exit(3)
 
 if len(sys.argv) > 1:
@@ -191,16 +192,39 @@ def test_a_run_waits_longer_for_a_step_than_the_agent_for_a_call(folder: Path) -
     assert External(environment=over_pipes(folder, call_timeout_s=300.0)).environment_limits.step_timeout_s > 300
 
 
-def test_a_server_that_dies_is_an_error_of_the_environment(folder: Path) -> None:
-    with pytest.raises(EnvError, match="the MCP server"):
+def test_a_server_that_dies_is_an_error_with_what_it_wrote(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(EnvError, match="the MCP server") as raised:
         asyncio.run(play(over_pipes(folder, call_timeout_s=3.0), [call("die"), call("asked"), call("asked")]))
+    assert "it wrote to standard error: out of fuel" in raised.value.got.replace("\n", " ")
+    assert "out of fuel" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("command", [("no-such-program",), (sys.executable, "-c", "print('hello')")])
-def test_a_server_that_does_not_begin_is_said_to(folder: Path, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [("no-such-program",), (sys.executable, "-c", "print('hello')"), (sys.executable, "-c", "raise SystemExit('no')")],
+)
+def test_a_server_that_does_not_begin_is_said_to(
+    folder: Path, command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
     made = McpTools(questions=folder / "questions.jsonl", command=command, connect_timeout_s=5.0)
-    with pytest.raises(EnvError, match="the MCP server cannot be used"):
+    with pytest.raises(EnvError, match="the MCP server cannot be used") as raised:
         made.tasks("test")
+    assert raised.value.got.endswith("it wrote to standard error: no") == ("SystemExit" in command[-1])
+    assert "no\n" not in capfd.readouterr().err.splitlines(keepends=True)
+
+
+def test_the_splits_are_those_that_the_file_has(folder: Path) -> None:
+    some = folder / "some.jsonl"
+    environment = McpTools(questions=some, command=(sys.executable, str(folder / "server.py")))
+    assert environment.properties.splits == ("train", "dev", "test")  # `tasks` says that there is no file
+    some.write_text("".join(json.dumps({"question": f"{i}?"}) + "\n" for i in range(8)))
+    assert environment.properties.splits == ("train",)
+    with pytest.raises(EnvError, match=r"some\.jsonl has no question of the split test") as raised:
+        environment.tasks("test")
+    assert "key `split`" in raised.value.hint
+    some.write_text("".join(json.dumps({"question": f"{i}?"}) + "\n" for i in range(10)))
+    assert environment.properties.splits == ("train", "dev", "test")
+    assert [task.info["ask"] for task in environment.tasks("test")] == ["9?"]
 
 
 def test_what_is_no_question_is_said_with_its_line(folder: Path) -> None:

@@ -15,9 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -45,6 +49,8 @@ _MOST_CHARS = 100_000
 #: Levels of lists and objects in arguments.
 _DEEPEST = 100
 _SPLITS = ("train", "dev", "test")
+#: Bytes of a server's standard error, the last ones, that an error message has.
+_TAIL = 1000
 
 _asking = threading.Lock()
 _known: dict[tuple[object, ...], tuple[Mapping[str, Any], ...]] = {}
@@ -58,7 +64,7 @@ class McpTools:
 
     questions: Path
     """JSON lines with `question`, and if there is one `answer`; `id` and `split` (`train`, `dev`, `test`) may be given:
-    without a split, every tenth question is for `dev`, the next for `test`, and the others for `train`."""
+    without a split, of every ten questions the ninth is for `dev`, the tenth for `test`, the others for `train`."""
     command: tuple[str, ...] = ()
     """Command that starts the server, which then speaks over standard input and output."""
     url: str = ""
@@ -83,7 +89,15 @@ class McpTools:
     @property
     def properties(self) -> Properties:
         """Properties of the environment: conservative, for an unknown server."""
-        return Properties(thread_safe=True, splits=_SPLITS, package=f"mcp {version('mcp')}")
+        return Properties(thread_safe=True, splits=self._splits, package=f"mcp {version('mcp')}")
+
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        """Splits that the file has questions of; all of them where it cannot be read, which `tasks` says."""
+        with suppress(EnvError):
+            named = {row["split"] for row in _rows(self.questions)}
+            return tuple(split for split in _SPLITS if split in named) or _SPLITS
+        return _SPLITS
 
     @property
     def limits_defaults(self) -> Mapping[str, Any]:
@@ -94,14 +108,23 @@ class McpTools:
         """List the questions of a split. The server is asked for its tools once in each process.
 
         Raises:
-            EnvError: no such split or file, a line that is no question, or a server that cannot be reached.
+            EnvError: no such split or file, a split or line without a question, or a server that cannot be reached.
         """
         refuse_unknown(split, _SPLITS, "McpTools.tasks")
+        rows = _rows(self.questions)
+        own = [row for row in rows if row["split"] == split]
+        if not own:
+            raise EnvError(
+                f"{self.questions.name} has no question of the split {split}",
+                where="environment.questions",
+                got=f"{self.questions} with {len(rows)} questions",
+                expected="at least one question of each split that the recipe uses",
+                hint="give rows a key `split`; without it, 10 questions are 8 of train, 1 of dev and 1 of test",
+            )
         tools = [*_tools(self), _ANSWER]
         return [
             Task(id=f"mcp/{split}/{row['id']}", reference=row["answer"], info={"tools": tools, "ask": row["question"]})
-            for row in _rows(self.questions)
-            if row["split"] == split
+            for row in own
         ]
 
     async def start(self, task: Task) -> McpEpisode:
@@ -110,13 +133,16 @@ class McpTools:
         await session.open()
         return McpEpisode(self, task, session)
 
-    def server(self) -> Any:
-        """Server argument of the package's client."""
+    def server(self, errors: Any) -> Any:
+        """Server argument of the package's client; a started one writes its standard error to the file `errors`."""
         from mcp import StdioServerParameters
+        from mcp.client.stdio import stdio_client
 
         if self.url:
             return self.url
-        return StdioServerParameters(command=self.command[0], args=list(self.command[1:]), env=dict(self.variables))
+        command, *arguments = self.command
+        started = StdioServerParameters(command=command, args=arguments, env=dict(self.variables))
+        return stdio_client(started, errlog=errors)
 
 
 class McpEpisode:
@@ -190,6 +216,7 @@ class _Session:
         self._settings = settings
         self._calls: asyncio.Queue[tuple[str, dict[str, Any], asyncio.Future[tuple[str, bool]]] | None]
         self._task: asyncio.Task[None] | None = None
+        self._wrote = ""
         self.tools: list[dict[str, Any]] = []
 
     async def open(self) -> None:
@@ -210,22 +237,23 @@ class _Session:
             raise EnvError(
                 "the MCP server cannot be used",
                 where=_place(self._settings),
-                got=said,
+                got=said + self._wrote,
                 expected=f"a server that lists its tools within {self._settings.connect_timeout_s:g} s",
-                hint="start it by hand, or look at what it writes to standard error",
+                hint="start it by hand",
             ) from error
 
     async def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Tool result, and whether the call was valid. Raises EnvError where the server is gone."""
         if self._task is None or self._task.done():
-            raise EnvError("the MCP server is gone", where="McpTools step", got=f"a call of {name}")
+            raise EnvError("the MCP server is gone", where="McpTools step", got=f"a call of {name}{self._wrote}")
         answer: asyncio.Future[tuple[str, bool]] = asyncio.get_running_loop().create_future()
         await self._calls.put((name, arguments, answer))
         waited: set[asyncio.Future[Any]] = {answer, self._task}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             error = self._task.exception() if not self._task.cancelled() else None
-            raise EnvError("the MCP server went away", where=f"McpTools call of {name}", got=_first(error)) from error
+            where, got = f"McpTools call of {name}", _first(error) + self._wrote
+            raise EnvError("the MCP server went away", where=where, got=got) from error
         return answer.result()
 
     async def close(self) -> None:
@@ -245,21 +273,29 @@ class _Session:
             await asyncio.wait(pending, timeout=5)
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
-        from mcp import Client
-
         try:
-            async with Client(self._settings.server(), read_timeout_seconds=self._settings.call_timeout_s) as client:
-                self.tools = [_definition(tool) async for tool in _listed(client)]
-                ready.set_result(None)
-                while (wanted := await self._calls.get()) is not None:
-                    name, arguments, answer = wanted
-                    said = await self._made(client, name, arguments)
-                    if not answer.done():
-                        answer.set_result(said)
+            with tempfile.TemporaryFile("w+", prefix="rlhf-mcp-") as errors:
+                try:
+                    await self._speak(errors, ready)
+                finally:
+                    self._wrote = _last_words(errors.fileno())
         except Exception as error:
             if ready.done():
                 raise
             ready.set_exception(error)
+
+    async def _speak(self, errors: Any, ready: asyncio.Future[None]) -> None:
+        from mcp import Client
+
+        server, wait_s = self._settings.server(errors), self._settings.call_timeout_s
+        async with Client(server, read_timeout_seconds=wait_s) as client:
+            self.tools = [_definition(tool) async for tool in _listed(client)]
+            ready.set_result(None)
+            while (wanted := await self._calls.get()) is not None:
+                name, arguments, answer = wanted
+                said = await self._made(client, name, arguments)
+                if not answer.done():
+                    answer.set_result(said)
 
     async def _made(self, client: Any, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         from mcp import MCPError
@@ -317,10 +353,16 @@ async def _ask(settings: McpTools) -> tuple[Mapping[str, Any], ...]:
     return tuple(session.tools)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Read the questions. Raises EnvError with the number of the line."""
+def _rows(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Questions of a file, which is read again when it has changed. Raises EnvError with the number of the line."""
     if not path.is_file():
         raise EnvError("no such file", where="environment.questions", got=str(path), expected="JSON lines of questions")
+    stat = path.stat()
+    return _read_rows(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _read_rows(path: Path, changed_ns: int, size: int) -> Sequence[Mapping[str, Any]]:
     rows: list[dict[str, Any]] = []
     seen: set[tuple[str, str]] = set()
     places: dict[str, str] = {}
@@ -338,6 +380,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         seen.add((row["split"], row["id"]))
         rows.append(row | {"answer": None if answer is None else str(answer)})
     return rows
+
+
+def _last_words(file: int) -> str:
+    """End of what a server wrote to the file of its standard error, to be added to a message; empty if nothing."""
+    wrote = os.pread(file, _TAIL, max(0, os.fstat(file).st_size - _TAIL)).decode("utf-8", "replace").strip()
+    return f"; it wrote to standard error: {wrote}" if wrote else ""
 
 
 def _plain(text: object) -> str:
