@@ -34,7 +34,7 @@ MISTAKES = {
     "unknown key": Mistake(
         ("stages.1.advantage={kind: gigpo, gama: 0.9}",),
         "stages[1].advantage.gama",
-        ("GiGPO has no key 'gama'", "gamma, normalize", "did you mean 'gamma'?"),
+        ("GiGPO has no key 'gama'", "expected: gamma, step_weight, normalize", "did you mean 'gamma'?"),
     ),
     "unknown keys in several places": Mistake(
         (

@@ -238,6 +238,7 @@ def test_an_unknown_key_names_its_neighbour() -> None:
     error = refused(lambda: outer(n=1, inner={"lrr": 1}))
     assert error.where == "part.inner.lrr"
     assert (error.expected, error.hint) == ("lr, name", "did you mean 'lr'?")
+    assert refused(lambda: outer(n=1, inner={"nam": 1})).expected == "name, lr"
 
 
 def test_a_key_in_the_wrong_place_is_shown_to_the_right_one() -> None:
@@ -423,7 +424,7 @@ HALVED, MIXED = "kind: ./parts.py:Halved", "kind: ./parts.py:Mixed"
     ("advantage", "where", "expected"),
     [
         (f"{{{HALVED}, inner: {{kind: ./parts.py:Critical}}}}", "advantage.inner.kind", "needs_values = False"),
-        (f"{{{HALVED}, inner: {{kind: grpo, dof: 0}}}}", "advantage.inner.dof", "normalize_std, ddof"),
+        (f"{{{HALVED}, inner: {{kind: grpo, dof: 0}}}}", "advantage.inner.dof", "ddof, normalize_std"),
         (f"{{{HALVED}, inner: {{kind: grpo, ddof: 2}}}}", "advantage.inner.ddof", "one of 0, 1"),
         (f"{{{HALVED}, inner: gigpo}}", "advantage.inner", "a mapping with a kind"),
         (f"{{{HALVED}, inner: {{gamma: 1}}}}", "advantage.inner.kind", "grpo, dr_grpo"),

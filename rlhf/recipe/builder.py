@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from rlhf.catalog import CATALOG
-from rlhf.errors import RecipeError, RlhfError, UnknownKeyError, nearest
+from rlhf.errors import RecipeError, RlhfError, UnknownKeyError, closest, nearest
 from rlhf.given_parts import is_given
 from rlhf.recipe.aliases import alias_hint
 from rlhf.recipe.describe import expected, given
@@ -198,11 +198,12 @@ def _refuse_unknown(values: Mapping[Any, Any], keys: Mapping[str, Key], path: st
     known = [*keys, *OF_EVERY_REWARD] if re.fullmatch(r"rewards\.[^.\[]+", path) else list(keys)
     for key in values:
         if key not in keys:
+            close = closest(str(key), known)
             raise UnknownKeyError(
                 f"{name} has no key '{key}'",
                 where=join(path, str(key)),
                 got=f"{key}: {given(values[key])}",
-                expected=", ".join(known) or "no keys at all",
+                expected=", ".join(sorted(known, key=lambda name: name != close)) or "no keys at all",
                 hint=_meant_by_kind(key, values[key], keys)
                 or _elsewhere(str(key), keys, path)
                 or _of_another_part(str(key), path)
