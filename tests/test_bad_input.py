@@ -83,7 +83,11 @@ MISTAKES = {
     "an environment that cannot demonstrate": Mistake(
         ("environment={kind: ./parts.py:Mute}",), "stages[0].kind", ("cannot demonstrate", "`plan(task, taken)`")
     ),
-    "no rewards": Mistake(("rewards={}",), "rewards", ("{outcome: {kind: outcome}}",)),
+    "no rewards": Mistake(
+        ("rewards={}",),
+        "rewards",
+        ("{outcome: {kind: outcome}}", "{earned: {kind: environment}}"),
+    ),
     "a KL coefficient without a KL kind": Mistake(
         ("stages.1.loss={kind: ppo_clip, kl_coef: 0.1}",), "stages[1].loss", ("set kl to",)
     ),

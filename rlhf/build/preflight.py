@@ -275,7 +275,7 @@ def _failure(ended: EpisodeEnded, environment: Any, place: str, refused: Sequenc
         alone = f"; to try it {check_alone('environment', environment)}"
     return EnvError(
         f"the {part} fails at its first tasks{f': {told.what}' if told else ''}",
-        where=f"{place}, {told.where}" if told else place,
+        where=f"{place}, {told.where}" if told and not place.endswith(told.where) else place,
         got=told.got if told else f"{ended.outcome.value}: {detail}",
         expected=told.expected if told else expected,
         hint="fix the requests of the agent's program" if refused else ((told and told.hint) or do) + alone,

@@ -125,9 +125,14 @@ class Gateway:
             self.waiting.append(session)
 
     def note_refusal(self, name: str, refusal: Refusal) -> None:
-        """Report a rejected request to its session; not for a wrong key or a disconnected client."""
+        """Report a rejected request to its session; not of a disconnected client.
+
+        One with a wrong key may be a stranger's: it is kept apart, for messages.
+        """
         session = self._sessions.get(name)
-        if session is not None and refusal.status not in (401, 499):
+        if session is not None and refusal.status == 401:
+            session.wrong_key = refusal
+        elif session is not None and refusal.status != 499:
             with contextlib.suppress(RuntimeError):  # the run is over
                 session.loop.call_soon_threadsafe(session.note_refusal, refusal)
 

@@ -79,6 +79,7 @@ class Session:
         reward: that was posted; None before.
         failure: why the attempt says nothing of the policy; empty unless it failed.
         refusal: of its last request; None where one that came later was answered.
+        wrong_key: refusal of a request to its address that had another key or none; None where there was none.
         is_finished: whether the program said that it is done.
         has_left: whether the program that it was started for has ended.
         was_played: whether the policy has answered requests since the environment's last step.
@@ -96,6 +97,7 @@ class Session:
         self.failure, self.is_finished, self.has_left, self.is_over = "", False, False, False
         self.was_played = False
         self.refusal: Refusal | None = None
+        self.wrong_key: Refusal | None = None
         self._n_before_refusal = 0
         self.step: Callable[[str], Coroutine[Any, Any, Mapping[str, Any]]] | None = None
         self.forks: list[Fork] = []
@@ -226,12 +228,13 @@ class Session:
         self.wake()
 
     def told(self, said: str) -> str:
-        """Last words of a program, behind the refusal of its last request if there is one."""
-        if self.refusal is None:
+        """Last words of a program, behind the refusal of its last request, or of one with a wrong key, if any."""
+        if (refusal := self.refusal or self.wrong_key) is None:
             return said
-        refused = f"its last request was refused with {self.refusal.status}: {self.refusal.message}"
+        which = "its last request" if self.refusal else "a request to its address"
+        refused = f"{which} was refused with {refusal.status}: {refusal.message}"
         # Clients' errors say the refusal again.
-        return f"{refused}\n{said.replace(self.refusal.message, '(the same)')}".strip()
+        return f"{refused}\n{said.replace(refusal.message, '(the same)')}".strip()
 
     @property
     def said(self) -> str:

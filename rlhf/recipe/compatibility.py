@@ -80,7 +80,8 @@ def _rewards(view: RecipeView, found: Sequence[Place]) -> Iterator[Problem]:
             where="rewards",
             got=", ".join(view.rewards) or "no rewards",
             expected="at least one reward" + (" with a weight" if view.rewards else f", for {needing[0]}"),
-            do="add rewards: {outcome: {kind: outcome}}",
+            do="add rewards: {outcome: {kind: outcome}}, or {earned: {kind: environment}} for the environment's own "
+            "number, such as the reward that an agent's program posts",
         )
 
 

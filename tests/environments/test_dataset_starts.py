@@ -12,6 +12,7 @@ import yaml
 
 from agents.chat import ChatAgent
 from environments.tasks.dataset import Dataset
+from rlhf.build.alone import check_alone
 from rlhf.build.preflight import try_once
 from rlhf.build.reference_trial import try_references
 from rlhf.build.task_summary import tell_splits
@@ -19,6 +20,7 @@ from rlhf.build.train import train
 from rlhf.data import Action, Outcome, Task, Trajectory, Turn
 from rlhf.errors import EnvError, RecipeError, RewardError, TrainingError
 from rlhf.estimate.arithmetic import arithmetic
+from rlhf.gateway.environment import External
 from rlhf.recipe import load
 from rlhf.rollout.renderer import Renderer
 from rlhf.rollout.scoring import score_group
@@ -346,3 +348,10 @@ def test_what_fails_is_named_with_the_command_that_tries_it_alone(
             asyncio.run(trial(load(path), lambda text: None))
         alone = "`rlhf check reward ./mine.py:Judge digits=3`"
         assert error.value.hint == f"fix it, and try it alone: {alone}, or at these tasks: `rlhf check recipe FILE`"
+
+
+def test_the_command_has_no_default_of_a_part_within_the_part() -> None:
+    outer = External(environment=Dataset(path=Path("q.jsonl")), command=("agent",))
+    said = check_alone("environment", outer)
+    keys = """'environment={"kind": "dataset", "path": "q.jsonl"}' 'command=["agent"]'"""
+    assert said == f"alone: `rlhf check environment external {keys}`"

@@ -94,6 +94,23 @@ def test_a_program_that_crashes_is_to_be_mended_and_no_environment(word: str, pl
     assert refused.value.hint == "mend the program"
 
 
+@pytest.mark.parametrize(("body", "status"), [({"reward": "much"}, 400), (None, 401)])
+def test_a_reward_that_was_refused_is_named_in_the_trial(body: Any, status: int, tmp_path: Path) -> None:
+    """400 for a reward that is none, 401 for one without the key."""
+    path = recipe_with(tmp_path)
+    sent = f', json.dumps({body}).encode(), {{"Authorization": f"Bearer {{key}}"}}' if body else ', b"{}"'
+    posts = f'urllib.request.urlopen(urllib.request.Request(os.environ["RLHF_SESSION"] + "/reward"{sent}))'
+    unheard = f"try:\n    {posts}\nexcept urllib.error.HTTPError: pass\n"
+    program = tmp_path / "agent.py"
+    program.write_text(program.read_text().rpartition("post(")[0] + unheard)
+    with pytest.raises(EnvError, match="the attempt ended without a reward") as raised:
+        asyncio.run(try_once(load(path, ["environment.reward_timeout_s=0.5"])))
+    assert f"refused with {status}: " in raised.value.got, raised.value.got
+    assert raised.value.where.count("/train/0") == 1
+    command = raised.value.hint.partition("to try it alone: ")[2]
+    assert command.startswith('`rlhf check environment external \'environment={"kind": "keyhole"}\''), command
+
+
 def attempted_with(recipe: str) -> list[str]:
     """What the trial before a run says of a recipe."""
     said: list[str] = []
