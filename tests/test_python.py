@@ -745,6 +745,12 @@ def test_a_model_is_judged_on_all_rows_of_a_program_and_on_the_test_split_of_a_f
         assert rlhf.evaluate("oracle", environment=given, **rest).n == len(ROWS)
     for given in ("rows.jsonl", {"kind": "dataset", "path": "rows.jsonl"}):
         assert rlhf.evaluate("oracle", environment=given, **rest).n == n_unseen < len(ROWS)
+    quietly = {"progress": False}
+    part = {"environment": ROWS, "rewards": rest["rewards"]}
+    assert rlhf.evaluate("oracle", suite={"name": "s", "parts": {"p": part}}, **quietly).n == len(ROWS)
+    n_dev = len(Dataset(path=Path("rows.jsonl")).tasks("dev"))
+    watched = {"name": "s", "parts": {"p": part | {"tasks": {"split": "dev"}}}}
+    assert rlhf.evaluate("oracle", suite=watched, **quietly).n == n_dev < len(ROWS)
     keyed = {"kind": "dataset", "path": ROWS, "split_ratios": {"train": 0.5, "test": 0.5}}
     assert "path" in Arguments(folder).environment(keyed, as_test=True)  # of which the program says what is unseen
 

@@ -138,14 +138,16 @@ def evaluate(
     weights = checked.folder(checkpoint, _CALL, "checkpoint", "runs/mine-seed0/checkpoints/0-final-1")
     arguments = Arguments((folder.parent if folder else Path("runs")) / "tasks")
     target, parts = _target(policy), {"rewards": rewards, "environment": environment, "agent": agent}
-    if not suite and environment is not None and (endpoint or is_program(target) or is_model(target)):
+    is_alone = bool(endpoint) or is_program(target) or is_model(target)  # nothing is trained on the rows of the call
+    if not suite and environment is not None and is_alone:
         own = {"limits": overrides.pop("limits", None), **parts}
-        own["environment"] = arguments.environment(environment, as_test=True)  # nothing is trained on its rows
         suite, parts = {"parts": {"tasks": {key: value for key, value in own.items() if value is not None}}}, {}
     asked = EvaluationRequest(
         target=target,
         overrides=tuple(overrides_of(arguments, {**parts, **overrides}, joins_rewards=True)),
-        suite=arguments.suite(suite) if isinstance(suite, Mapping) else checked.text(suite, _CALL, "suite", "quick"),
+        suite=arguments.suite(suite, as_test=is_alone and split in (None, "test"))
+        if isinstance(suite, Mapping)
+        else checked.text(suite, _CALL, "suite", "quick"),
         split=None if split is None else checked.text(split, _CALL, "split", "test"),
         n=checked.count(n, _CALL, "n"),
         attempts=checked.count(attempts, _CALL, "attempts"),

@@ -44,12 +44,15 @@ class Arguments:
         self.parts: dict[str, Any] = {}
         self.rows = rows
 
-    def key(self, name: str, value: Any) -> Any:
-        """Value of a recipe key; policy, environment and rewards have shorter forms in Python."""
+    def key(self, name: str, value: Any, *, as_test: bool = False) -> Any:
+        """Value of a recipe key; policy, environment and rewards have shorter forms in Python.
+
+        For `as_test` see `environment`.
+        """
         if name == "policy" and isinstance(value, str | PurePath):
             return {"kind": "pretrained", "path": str(value)}
         if name == "environment":
-            return self.environment(value)
+            return self.environment(value, as_test=as_test)
         return self.rewards(value) if name == "rewards" else self.plain(value, name)
 
     def is_live(self, part: Any, path: str) -> bool:
@@ -111,13 +114,18 @@ class Arguments:
             return {"kind": "dataset", "test" if as_test and _are_rows(given) else "path": self._file(given)}
         return self.plain(given, "environment")
 
-    def suite(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of a suite, its environments, rewards and agents in any form that a recipe takes."""
+    def suite(self, given: Mapping[str, Any], *, as_test: bool) -> dict[str, Any]:
+        """Return the keys of a suite, its environments, rewards and agents in any form that a recipe takes.
+
+        `as_test` is that of `environment`, for the parts whose tasks are of the split `test`.
+        """
 
         def keyed(values: Any) -> Any:
             if not isinstance(values, Mapping):
                 return values
-            return {str(key): self.key(str(key), value) for key, value in values.items()}
+            named = [own["tasks"].get("split") for own in (values, given) if isinstance(own.get("tasks"), Mapping)]
+            is_test = as_test and next(filter(None, named), "test") == "test"
+            return {str(key): self.key(str(key), value, as_test=is_test) for key, value in values.items()}
 
         found = keyed({key: value for key, value in given.items() if key != "parts"})
         if isinstance(parts := given.get("parts"), Mapping):
