@@ -55,6 +55,17 @@ def test_each_round_has_fewer_choices_and_more_steps_and_the_last_one_all(n: int
     assert all(0 < one[1] <= other[1] for one, other in itertools.pairwise(plan))
 
 
+def test_a_value_that_the_recipe_has_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuning = tuning_of(tmp_path)
+    size = tuning.loaded.stages[1].group_size
+    same, other = (f"stages.1.group_size={size}",), (f"stages.1.group_size={size + 1}",)
+    assert tuning.distinct([same, other, other]) == [(), other]
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{same[0]}: the same as the recipe as it is, and left out" in said
+    with pytest.raises(RecipeError, match="a value that the recipe does not have"):
+        tuning.distinct([same])
+
+
 def tuning_of(folder: Path, *, seeds: int = 2) -> Tuning:
     recipe = str(recipe_parts.write(folder))
     return Tuning(recipe, (), load(recipe), folder / "tuned", seeds)

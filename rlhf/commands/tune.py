@@ -71,8 +71,8 @@ def tune(
 
     own = list(overrides or [])
     loaded = load(recipe, own)
-    choices = [(), *choices_of(tried or [])]
     tuning = Tuning(recipe, tuple(own), loaded, out or Path("runs") / f"tune-{loaded.name}", seeds)
+    choices = tuning.distinct(choices_of(tried or []))
     plan = rounds(len(choices), tuning.steps, reduction_factor)
     tuning.check(choices, plan[0][1])
     of_rounds = ", then ".join(f"{n} configurations for {steps} steps" for n, steps in plan)
@@ -184,6 +184,33 @@ class Tuning:
             expected="a policy_gradient stage as the last one",
             hint="for other stages: rlhf train with each value, and rlhf compare",
         )
+
+    def distinct(self, choices: Sequence[Choice]) -> list[Choice]:
+        """The recipe as it is, and the choices that differ from it and from each other.
+
+        Raises:
+            RecipeError: a choice is no recipe, or none differs.
+        """
+        from rlhf.recipe import load
+        from rlhf.recipe.model import values_of
+
+        found: list[tuple[dict[str, Any], Choice]] = []
+        for choice in ((), *choices):
+            values = values_of(load(self.recipe, [*self.overrides, *choice]))
+            same = next((other for known, other in found if known == values), None)
+            if same is None:
+                found.append((values, choice))
+            else:
+                errors().print(f"{_words(choice)}: the same as {_words(same)}, and left out", highlight=False)
+        if len(found) == 1:
+            raise RecipeError(
+                "no value to choose",
+                where="rlhf tune",
+                got=", ".join(map(_words, choices)),
+                expected="a value that the recipe does not have",
+                hint="--try with other values",
+            )
+        return [choice for _, choice in found]
 
     def held_out(self, choice: Choice = ()) -> list[str]:
         """Overrides that measure a choice on the validation split alone."""
@@ -377,7 +404,7 @@ def _ends(words: Sequence[str], run: Path) -> bool:
         errors().print(str(error), highlight=False, markup=False)
         return False
     if code == EXIT_INTERRUPTED:
-        raise Stopped("stopped", where=str(run), hint="run the same command to continue")
+        raise Stopped("stopped", where=str(run), hint="run the same rlhf tune again, which resumes this run too")
     return code == 0
 
 
