@@ -35,6 +35,7 @@ from rlhf.training.context import LiveStage, Progress, RecordGroups, is_due
 from rlhf.training.contrib.memory_store import StoreKeeper
 from rlhf.training.contrib.profiling import Profiler
 from rlhf.training.hooks.callbacks import Callbacks
+from rlhf.training.out_of_memory import explain_engine_out_of_memory
 from rlhf.training.policy.model import Policy
 from rlhf.training.publisher import Publisher
 from rlhf.training.rollouts_ahead import Lookahead
@@ -333,7 +334,8 @@ class Run:
             return None
         with self.off_the_clock(), span("evaluation"):
             self.progress.note(f"evaluating ({name})")
-            result, version = await self.evaluate(name, full), self.policy.version
+            with explain_engine_out_of_memory(self.folder, f"evaluation ({name})"):
+                result, version = await self.evaluate(name, full), self.policy.version
             self._take_in(name, result, self.state.step, version)
             if full:
                 found = {**result.record, "version": version}

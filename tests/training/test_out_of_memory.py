@@ -75,6 +75,31 @@ def test_rollouts_without_memory_name_the_keys_of_the_engine(tmp_path: Path) -> 
     assert "max_tokens_per_microbatch" not in said
 
 
+#: The environment of the other runs, without memory for the tasks of an evaluation once a step is logged.
+FULL = """
+
+class Full(Words):
+    def tasks(self, split):
+        import pathlib, torch
+        log = pathlib.Path({log!r})
+        if split == "dev" and log.exists() and "rollout/" in log.read_text():
+            torch.empty(2**50, dtype=torch.uint8)
+        return super().tasks(split)
+"""
+
+
+def test_an_evaluation_between_steps_without_memory_names_the_keys_of_the_engine(tmp_path: Path) -> None:
+    folder, out = tmp_path / "recipe", tmp_path / "run"
+    stage = {key: value for key, value in GREEDILY.items() if key != "loss"} | {"evaluate_every": 1}
+    path = runs.write(folder, [stage], evaluation={"n_tasks": 4}, environment={"kind": "./words.py:Full"})
+    with (folder / "words.py").open("a") as file:
+        file.write(FULL.format(log=str(out / "metrics.jsonl")))
+    ended = run("train", path, "--out", out)
+    said = " ".join(ended.stderr.split())
+    assert ended.exit_code == 2 and "evaluation (step 1): out of memory during rollouts" in said, said
+    assert "engine.max_sessions" in said and "max_tokens_per_microbatch" not in said
+
+
 def test_a_failed_allocation_is_known_by_its_cause() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**50, dtype=torch.uint8)
