@@ -53,6 +53,16 @@ def test_a_trajectory_is_shown_turn_by_turn() -> None:
     ]
 
 
+def test_the_reply_is_shown_of_which_no_action_was_read() -> None:
+    record = make_record()
+    first, second = record.trajectory.turns
+    second = replace(second, action=replace(second.action, reply_text="i go north"))
+    record = replace(record, trajectory=replace(record.trajectory, turns=(first, second)))
+    assert "2 > i go north reward -0.2 invalid: no action found advantage -1" in lines(
+        shown(lambda c: show_trajectory(record, c))
+    )
+
+
 def test_roles_notes_branches_and_choices_are_shown() -> None:
     record = make_record()
     first, second = record.trajectory.turns

@@ -203,7 +203,7 @@ def _roles(turn: Turn) -> str:
 def _action_line(k: int, turn: Turn, reward: float, rows: Sequence[Sequence[float]] | None) -> Text:
     line = Text()
     line.append(f"{k + 1:>3} > ", "bold cyan")
-    line.append_text(_plain(turn.action.text or "(nothing)", "bold"))
+    line.append_text(_plain(turn.action.text or turn.action.reply_text or "(nothing)", "bold"))
     if reward:
         line.append(f"  reward {reward:+.3g}", "green" if reward > 0 else "red")
     if not turn.valid:
