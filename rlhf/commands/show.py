@@ -36,6 +36,7 @@ def show(
     """Show a recipe with all defaults and its estimates: episodes, tokens, updates, memory per process.
 
     Nothing is trained and no weights are loaded, unless --trial measures time and memory in a temporary folder.
+    Missing data and unreachable models are cautions, as they may lie on another machine: the exit code is 0.
     """
     from rlhf.evaluation.changes import read_changes
     from rlhf.recipe import dump, find, load
