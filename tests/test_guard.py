@@ -194,7 +194,33 @@ def test_a_question_without_spaces_is_found_within_a_longer_text(question: str) 
     assert _lines_asking(asked, [(f"问题：{question.replace('5', '6')}", 1)]) == []
 
 
-@pytest.mark.parametrize("more", ["{} + 4?", "{}+4?", "{}.5?", "{},500?", "{}4?"])
+@pytest.mark.parametrize(
+    "board", ["#####\n#.#.#\n#####", "#..#\n#.#.", "(()())", "🟥🟦🟥🟦", ". O .\n. . ."], ids=lambda board: board[-5:]
+)
+@pytest.mark.parametrize("form", ["{task}\n{board}", "{board}\n{task}"])
+def test_a_question_with_another_board_is_another_question(form: str, board: str) -> None:
+    task = "Find the way from the upper left to the lower right"
+    asked = [Task("t", info={"prompt": form.format(task=task, board=board)})]
+    for other in (board[:-1] + "+", "+" + board[1:], ""):
+        assert _lines_asking(asked, [(f"Q: {form.format(task=task, board=other)} A: down", 1)]) == [], other
+    assert _lines_asking(asked, [(f"Q: {form.format(task=task, board=board)} A: down", 1)]) == [1]
+
+
+@pytest.mark.parametrize("edges", ['"{}"', "**{}**", "`{}`", "“{}”"])
+def test_punctuation_at_the_ends_of_a_question_does_not_matter(edges: str) -> None:
+    question = "Tom has 3 apples and buys 5 more. How many has he"
+    asked = [Task("t", info={"prompt": edges.format(f"{question}?")})]
+    for text in (f"{question}.", f"Q: {question}<br>A: 8", f"{question} > Answer: 8", f"**{question}** Think first"):
+        assert _lines_asking(asked, [(text, 1)]) == [1], text
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *("{} + 4?", "{}+4?", "{}.5?", "{},500?", "{}4?"),
+        *("{} * (4 + 1)?", "{} × 4?", "{} · 4?", "{} ÷ 4?", "{} ** 4?", "{} < 4?", "{} >= 4?"),
+    ],
+)
 def test_a_longer_formula_is_another_question(more: str) -> None:
     begin = "What is the sum of these two numbers: 2 + 3"
     asked = [Task("t", info={"prompt": f"{begin}?"})]

@@ -79,7 +79,11 @@ _UNSPACED = (
 )
 #: Numbers, words, or characters of such scripts, and single marks, in which questions are looked for.
 _WORDS = re.compile(rf"\d+(?:[.,]\d+)+|[{_UNSPACED}]|[^\W_{_UNSPACED}]+|\S")
-_OPERATORS = frozenset("+-*/^=%")
+#: Marks of sentences, quotes and emphasis at the ends of a question, which do not matter; `?**` is three.
+_EDGE = frozenset(".?!:;,\"'`*_“”‘’。？！：；，、「」『』")
+_MAX_EDGE = 3
+#: How a formula goes on, its words apart: by an operator and its operand; `**` and `<` may be markup before a word.
+_GOES_ON = re.compile(r"[-+−*/^=%×·÷] (?:[^\W_]|\()|(?:\* \*|[<>](?: =)?) \d")
 _NOTHING = _content(Task("a task with an id and nothing else"))
 
 
@@ -124,17 +128,17 @@ def caution_learnt(recipe: Recipe, said: Iterable[tuple[str, int]], where: str, 
 def _lines_asking(tasks: Sequence[Task], said: Iterable[tuple[str, int]]) -> list[int]:
     """Lines of a file in which questions of `tasks` are, alone or within a longer text, one for each question.
 
-    Within a text, marks before and behind a question do not matter: `<q>...</q>`, `**...**`, a question mark.
+    Within a text, what is around a question does not matter, as in `<q>...</q>` and `**...**`, nor does the punctuation
+    at its ends. Other marks are part of it, such as the last row of a maze.
     """
     asked = {_plain(prompt) for task in tasks if isinstance(prompt := task.info.get("prompt"), str)}
     longer: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}  # by its first words
     for question in asked:
         words = _WORDS.findall(question)
-        places = [i for i, word in enumerate(words) if word[0].isalnum()]
         n_chars = len(re.findall(f"[{_UNSPACED}]", question))
         is_long = len(question.split()) >= _LEAST_WORDS or n_chars >= _LEAST_CHARS
-        if is_long and len(places) >= _LEAST_WORDS:
-            words = words[places[0] : places[-1] + 1]
+        if is_long and sum(word[0].isalnum() for word in words) >= _LEAST_WORDS:
+            words = _trimmed(words, question.split())
             longer.setdefault(tuple(words[:_LEAST_WORDS]), []).append((words, question))
     first = {begin[0] for begin in longer}
     found: dict[str, int] = {}
@@ -148,11 +152,26 @@ def _lines_asking(tasks: Sequence[Task], said: Iterable[tuple[str, int]]) -> lis
     return sorted(found.values())
 
 
+def _trimmed(words: Sequence[str], chunks: Sequence[str]) -> list[str]:
+    """Words of a question without punctuation at its ends, unless it stands alone there, as in a row of a board.
+
+    Args:
+        words: of the question, marks included.
+        chunks: of the question, split at spaces.
+    """
+    kept = list(words)
+    for end in (0, -1):
+        if any(map(str.isalnum, chunks[end])):
+            for _ in range(_MAX_EDGE):
+                if kept[end] in _EDGE:
+                    kept.pop(end)
+    return kept
+
+
 def _is_at(question: list[str], words: list[str], i: int) -> bool:
     """True if `words` hold the question from `i` on, and no formula goes on at its end: `1 + 2` is not `1 + 2 + 3`."""
     end = i + len(question)
-    goes_on = end + 1 < len(words) and words[end] in _OPERATORS and words[end + 1][0].isalnum()
-    return words[i:end] == question and not goes_on
+    return words[i:end] == question and not _GOES_ON.match(" ".join(words[end : end + 3]))
 
 
 def _named_lines(lines: Sequence[int]) -> str:
