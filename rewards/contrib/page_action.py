@@ -45,7 +45,7 @@ class PageAction:
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge the last action. Raises RewardError where the task has no reference."""
-        wanted, wrong = parsed(reference_of(task, "page_action"))
+        wanted, wrong = parsed(reference_of(task, "page_action", with_parts=True))
         said, broken = parsed_last(trajectory)
         if broken or not isinstance(said, dict):
             return Verdict(0.0, why=broken or "no JSON object")

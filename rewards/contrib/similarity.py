@@ -113,7 +113,7 @@ class PatchSimilarity:
 
     def __call__(self, task: Task, trajectory: Trajectory) -> Verdict:
         """Judge the last reply. Raises RewardError where the reference is missing or not as above."""
-        reference = reference_of(task, "patch_similarity")
+        reference = reference_of(task, "patch_similarity", with_parts=True)
         try:
             files = json.loads(reference)
             before, after = dict(files["before"]), dict(files["after"])

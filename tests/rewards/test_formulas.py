@@ -317,6 +317,8 @@ def test_part_marks_for_an_action():
     assert value(typed, wanted=typed, difficulty=1) == pytest.approx(2.1)  # .8 + .1 + .1 + .1 · 1 + 1
     assert value({**typed, "text": "red shoes of leather"}, wanted=typed) == pytest.approx(501.1)
     assert value("click the shoes") == 0 and value("[1]") == 0
+    parted = replace(task(json.dumps(click)), info={"structured": True})  # a mapping as verl's `ground_truth`
+    assert PageAction()(parted, played(json.dumps(half))).value == pytest.approx(501.0)
 
 
 # --- how it is said ---------------------------------------------------------------------------------------------------

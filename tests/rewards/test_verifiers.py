@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -393,13 +394,14 @@ def block(old, new, path="a.py"):
     return f"### {path}\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n"
 
 
-def patched(text):
-    return PatchSimilarity()(task(REFERENCE), played(text))
+def patched(text, **info):
+    return PatchSimilarity()(replace(task(REFERENCE), info=info), played(text))
 
 
 def test_patches_are_compared_by_their_diffs():
     assert diffs(BEFORE, {"a.py": "x = 3\ny = 2\n"}) == {"a.py": "@@\n-x = 1\n+x = 3\n y = 2"}
     assert patched(block("x = 1\n", "x = 3\n")).value == 1
+    assert patched(block("x = 1\n", "x = 3\n"), structured=True).value == 1  # a mapping as verl's `ground_truth`
     # "@@\n-x = 1\n+x = 3\n y = 2" has 23 characters, of which one differs: 2·22/46
     assert patched(block("x = 1\n", "x = 4\n")).value == pytest.approx(44 / 46)
     two = block("x = 1\n", "x = 3\n") + block("", "z = 1\n", path="b.py")
