@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 import yaml
 
 from rlhf.data import Task
-from rlhf.errors import ModelError
+from rlhf.errors import ModelError, RecipeError
+from rlhf.recipe import load
 from rlhf.training.contrib.critics.sweet import SweetCritic
 from rlhf.training.critics.value_model import check_contexts
 from rlhf.training.critics.values import Critic
@@ -120,9 +122,19 @@ def test_a_critic_moves_the_policys_backbone_in_a_step_without_rows_of_the_polic
 
 
 def test_patience_does_not_count_while_the_critic_learns_alone(tmp_path: Path) -> None:
-    critic, patience = RATE | {"warmup_steps": 4}, {"steps": 8, "evaluate_every": 1, "patience": 2}
+    critic, patience = RATE | {"warmup_steps": 4}, {"steps": 7, "evaluate_every": 1, "patience": 2}
     done = runs.run(recipe(tmp_path, "gae", critic, **patience), tmp_path / "run")
-    assert runs.curve(done.folder, "optimizer/n_updates")[:6] == [0.0, 0.0, 0.0, 0.0, 2.0, 4.0]
+    assert runs.curve(done.folder, "optimizer/n_updates") == [0.0, 0.0, 0.0, 0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(("steps", "every", "counts"), [(7, 1, True), (6, 1, False), (15, 5, False), (16, 5, True)])
+def test_evaluations_of_the_warm_up_are_the_best_so_far_for_patience(
+    tmp_path: Path, steps: int, every: int, counts: bool
+) -> None:
+    # Of 7 steps, those after 5 and 6 may be no better than the one after 4. Those after 5, 10 and 15 have none before.
+    path = recipe(tmp_path, "gae", RATE | {"warmup_steps": 4}, steps=steps, evaluate_every=every, patience=2)
+    with nullcontext() if counts else pytest.raises(RecipeError, match="patience has no effect"):
+        load(str(path))
 
 
 def test_the_critic_learns_from_groups_that_say_nothing_to_the_policy(tmp_path: Path) -> None:

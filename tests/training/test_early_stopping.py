@@ -103,7 +103,7 @@ def test_a_resumed_run_ends_where_one_that_ran_on_does(tmp_path: Path) -> None:
         {"evaluate_every": 0},
         {"patience": 8},
         {"evaluate_every": 3},
-        {"advantage": {"kind": "gae"}, "critic": {"warmup_steps": 6}},
+        {"advantage": {"kind": "gae"}, "critic": {"warmup_steps": 7}},
     ],
 )
 def test_a_patience_that_never_ends_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -180,12 +180,14 @@ class PolicyGradient(StageOverrides):
         yield from self._of_critic(context)
         yield from self._of_starts(context)
         yield from self._of_routing(context)
-        if self.patience is not None and self.n_evaluations <= self.patience:
+        # The first one is the best so far, unless there was one in the critic's warm-up, of the same policy.
+        n_first = int(self.evaluate_every > self.steps - self.n_policy_steps)
+        if self.patience is not None and self.n_evaluations - n_first < self.patience:
             yield Problem(
                 "patience has no effect: there are too few evaluations",
                 where=context.at("patience"),
                 got=f"{self.patience}, with {self.n_evaluations} evaluations between {self.n_policy_steps} steps",
-                expected="more evaluations than that, the first being the best so far",
+                expected=f"at least {self.patience + n_first}{', the first being the best so far' if n_first else ''}",
                 do=f"set {context.at('evaluate_every')}, a lower one, or a lower patience",
             )
         if not context.is_trained:
