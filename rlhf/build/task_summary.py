@@ -93,10 +93,10 @@ def _splits(recipe: Recipe) -> Iterator[tuple[str, Sequence[Task]]]:
 
 
 def _n_merged(environment: object, split: str) -> int:
-    """Rows of a split that are no tasks, with those of the environments that `environment` is made of."""
-    own = Capabilities(environment).n_merged
-    within = sum(_n_merged(member, split) for _, member in member_environments(environment))
-    return within + (own(split) if own else 0)
+    """Rows of a split that are no tasks; in the environments that `environment` is made of, unless it counts them."""
+    if own := Capabilities(environment).n_merged:
+        return own(split)
+    return sum(_n_merged(member, split) for _, member in member_environments(environment))
 
 
 def _asked(tasks: Sequence[Task]) -> list[Task]:

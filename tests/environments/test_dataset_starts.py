@@ -61,11 +61,12 @@ def test_rows_that_are_one_task_with_an_earlier_one_are_counted(tmp_path: Path, 
         "and counts once",
     ]
     assert told(path, renderer, 1000) == said
-    share: Any = {"environment": {"kind": "dataset", "train": "a.jsonl", "test": "b.jsonl"}}
-    values = yaml.safe_load(path.read_text()) | {
-        "environment": {"kind": "mixed", "parts": {"one": share, "two": share}}
-    }
-    path.write_text(yaml.safe_dump(values))
+    plain, values = {"kind": "dataset", "train": "a.jsonl", "test": "b.jsonl"}, yaml.safe_load(path.read_text())
+    apart = {"kind": "worker_processes", "environment": plain, "n_workers": 0}
+    path.write_text(yaml.safe_dump(values | {"environment": apart}))
+    assert told(path, renderer, 1000) == said
+    share: Any = {"environment": plain}
+    path.write_text(yaml.safe_dump(values | {"environment": {"kind": "mixed", "parts": {"one": share, "two": share}}}))
     assert told(path, renderer, 1000) == ["tasks: 6 in train, 2 in test", said[1].replace("2 in", "4 in")]
 
 
