@@ -30,6 +30,24 @@ def walk(total: int, seed: int | str, begin: int = 0) -> Iterator[int]:
         lap, offset = lap + 1, 0
 
 
+def drawn_apart(total: int, seed: int | str, n: int, number: int) -> list[int]:
+    """Return the indices below `total` of draw `number`, from 0, of `n` each: none twice, and none before all others.
+
+    Draws take their indices from `walk`. Where a pass ends within a draw, those that the draw has come later in the
+    next pass. With fewer than `n` indices each draw has them all.
+    """
+    n, order = min(n, total), walk(total, seed)
+    drawn, left = list[int](), list[int]()
+    for _ in range(number + 1):
+        drawn, left = left[:n], left[n:]
+        if len(drawn) < n:
+            following, there = list(islice(order, total)), set(drawn)
+            drawn += [i for i in following if i not in there][: n - len(drawn)]
+            taken = set(drawn) - there
+            left = [i for i in following if i not in taken]
+    return drawn
+
+
 @lru_cache(maxsize=4)
 def _order(total: int, seed: int | str, lap: int) -> array[int]:
     """Order of a pass, in 8 bytes a task; each step asks for it again."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlhf.data import ScoredGroup, Task
 from rlhf.errors import DataError, RecipeError
-from rlhf.tasks.shuffled import Shuffled, ShuffledTasks
+from rlhf.tasks.shuffled import Shuffled, ShuffledTasks, drawn_apart
 
 
 def tasks(n: int) -> list[Task]:
@@ -60,6 +60,16 @@ def test_a_source_goes_on_where_another_stood(total: int, n: int, at: int) -> No
 def test_a_second_round_goes_on_behind_the_first(total: int, n: int, m: int) -> None:
     source = ShuffledTasks(tasks(total), 3)
     assert ids(source.draw(n) + source.draw(m, n)) == ids(source.draw(n + m))
+
+
+@given(total=st.integers(0, 12), n=st.integers(1, 15), n_draws=st.integers(1, 8))
+def test_a_draw_has_none_twice_and_none_before_all_others(total: int, n: int, n_draws: int) -> None:
+    drawn = [drawn_apart(total, 3, n, number) for number in range(n_draws)]
+    assert all(len(set(found)) == len(found) == min(n, total) for found in drawn)
+    flat = [i for found in drawn for i in found]
+    for begin in range(0, len(flat), total or 1):
+        lap = flat[begin : begin + total]
+        assert len(set(lap)) == len(lap)
 
 
 def test_passes_and_seeds_have_orders_of_their_own() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf.data import Outcome, Score, ScoredGroup, Trajectory
 from rlhf.errors import DataError, RecipeError, TrainingError
 from rlhf.estimate.arithmetic import arithmetic
 from rlhf.recipe import load
+from rlhf.training.contrib.logged_attempts import OfflineData, OfflineDataHook
 from tests import test_resume as resume
 from tests.training import runs, words
 from tests.training.test_attempts import OUTCOME, START
@@ -62,6 +65,18 @@ def test_runs_share_what_they_have_stored(logs: tuple[Path, Path], tmp_path: Pat
         runs.run(path, tmp_path / "counted")
     assert resume.run_with_interruptions(path, tmp_path / "stopped", [2 * len(calls) // 3]) == 1
     assert resume.everything(tmp_path / "stopped") == resume.everything(done.folder)
+
+
+def test_no_group_is_drawn_twice_in_a_step() -> None:
+    def group(task: str) -> ScoredGroup:
+        attempts = tuple(Trajectory(task, i, "", (), Outcome.SOLVED) for i in range(2))
+        return ScoredGroup(task, attempts, (Score({}, (), 0.0), Score({}, (), 1.0)))
+
+    stored = [group(str(i)) for i in range(5)]
+    hook = OfflineDataHook(OfflineData(runs=("x",), groups=3), seed="a")
+    drawn = [[group.task_id for group in hook._drawn(stored, number)] for number in range(20)]
+    assert all(len(set(ids)) == 3 for ids in drawn), "a pass over 5 groups ends within a step of 3"
+    assert set(Counter(i for ids in drawn for i in ids).values()) == {12}
 
 
 def test_runs_without_attempts_are_told_of(logs: tuple[Path, Path], tmp_path: Path) -> None:

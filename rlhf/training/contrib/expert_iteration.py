@@ -7,7 +7,6 @@ The environment's verdict is the expert. With one round this is rejection sampli
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,7 +20,7 @@ from rlhf.data import ScoredGroup, Task, Trajectory
 from rlhf.errors import RecipeError
 from rlhf.rollout.group_structure import GroupStructure, Independent, unreplayable
 from rlhf.settings import STRICT
-from rlhf.tasks.shuffled import walk
+from rlhf.tasks.shuffled import drawn_apart
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -103,20 +102,8 @@ class Attempts:
             )
 
     def tasks(self, tasks: Sequence[Task], number: int, seed: int | str) -> list[Task]:
-        """Return the tasks of round `number`, from 0: each comes once before any comes again, and once in a round.
-
-        Where a pass over the tasks ends within a round, those that the round has come later in the next pass.
-        """
-        n, order = min(self.tasks_per_round, len(tasks)), walk(len(tasks), seed)
-        drawn, left = list[int](), list[int]()
-        for _ in range(number + 1):
-            drawn, left = left[:n], left[n:]
-            if len(drawn) < n:
-                following, there = list(islice(order, len(tasks))), set(drawn)
-                drawn += [i for i in following if i not in there][: n - len(drawn)]
-                taken = set(drawn) - there
-                left = [i for i in following if i not in taken]
-        return [tasks[i] for i in drawn]
+        """Return the tasks of round `number`, from 0: each comes once before any comes again, and once in a round."""
+        return [tasks[i] for i in drawn_apart(len(tasks), seed, self.tasks_per_round, number)]
 
     def kept(self, groups: Sequence[ScoredGroup]) -> list[Trajectory]:
         """Return what is imitated of the attempts, group by group, the best of a task first."""

@@ -22,7 +22,7 @@ from rlhf.data import ScoredGroup
 from rlhf.errors import TrainingError
 from rlhf.losses.policy_loss import LossNeeds, refuse_without_ratio
 from rlhf.settings import STRICT
-from rlhf.tasks.shuffled import walk
+from rlhf.tasks.shuffled import drawn_apart
 from rlhf.training.context import LiveStage, RunContext
 from rlhf.training.hooks.base import StageHook, Step
 
@@ -34,7 +34,7 @@ class OfflineData:
     Their groups are credited by the stage's estimator, with the scores that are stored, and their tokens keep the
     log-probs of whoever sampled them as the old ones: the loss's ratio is that of the present policy to that one.
     Groups whose attempts all score the same are left out, as `filters.drop_zero_advantage` does. Groups come in an
-    order of the seed, each once before any comes again, as long as the runs write nothing new.
+    order of the seed, each once before any comes again and once in a step, as long as the runs write nothing new.
 
     Sources: shared attempts, SAPO, arXiv 2509.08721, where each node scores what it gets itself; logs alone, with
     `a_lol` and `dr_grpo`, A-LoL, arXiv 2305.14718, whose value of a task is a head on the reference and not the group's
@@ -174,9 +174,7 @@ class OfflineDataHook(StageHook):
     def _drawn(self, stored: Sequence[ScoredGroup], number: int) -> list[ScoredGroup]:
         own = map(_without_demonstrations, stored)
         differing = [g for g in own if len({score.total for score in g.scores}) > 1]
-        n = min(self.settings.groups, len(differing))
-        order = walk(len(differing), self.seed, number * n) if n else iter(())
-        return [differing[next(order)] for _ in range(n)]
+        return [differing[i] for i in drawn_apart(len(differing), self.seed, self.settings.groups, number)]
 
 
 def _without_demonstrations(group: ScoredGroup) -> ScoredGroup:
