@@ -104,6 +104,8 @@ def test_an_update_by_trl_is_the_gradient_of_our_loss(at_once: int) -> None:
     assert seen[0]["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
     assert seen[0]["logps/chosen"] == pytest.approx(float(own[is_good].mean()), rel=1e-5)
     assert seen[0]["logps/rejected"] == pytest.approx(float(own[~is_good].mean()), rel=1e-5)
+    margin = float(0.2 * (ratios[is_good].mean() - ratios[~is_good].mean()))
+    assert seen[0]["rewards/margins"] == pytest.approx(margin, abs=1e-4)
     assert seen[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -138,7 +139,7 @@ def train_kto(
             precompute_ref_log_probs=True,
             train_sampling_strategy="sequential",
         )
-        trainer_class = _over_the_update(_exact(trl.KTOTrainer), _n_rated)
+        trainer_class = _over_the_update(_kto_class(trl), _n_rated)
         collator = _RatedCollator(tokenizer.pad_token_id)
         _run(trainer_class, model, tokenizer, rows, stage, on_update, args=config, data_collator=collator)
 
@@ -204,6 +205,21 @@ def _exact(trainer_class: Any) -> Any:
             return dataset
 
     return ExactTrainer
+
+
+def _kto_class(trl: Any) -> Any:
+    base: Any = _exact(trl.KTOTrainer)
+
+    class WithMargin(base):  # type: ignore[misc]
+        """The margin is one of the update's means, of which a pass may have one alone."""
+
+        def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
+            means = {name: fmean(values) for name, values in self._metrics["train"].items() if values}
+            if {"rewards/chosen", "rewards/rejected"} <= means.keys():
+                self._metrics["train"]["rewards/margins"] = [means["rewards/chosen"] - means["rewards/rejected"]]
+            super().log(logs, *args, **kwargs)
+
+    return WithMargin
 
 
 def _dpo_class(trl: Any) -> Any:
