@@ -20,6 +20,8 @@ from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
 from rlhf.evaluation.store import TrajectoryWriter
 from rlhf.recipe import load
 from rlhf.recipe.model import values_of
+from rlhf.viewer.attempts import Attempts
+from rlhf.viewer.evaluation_views import paired
 from tests.commands import last_json, run
 from tests.evaluation.pages import Page
 
@@ -350,6 +352,27 @@ def test_a_run_records_the_verifier_that_decides_where_no_key_says_so(tmp_path: 
     assert found["parts"]["tasks"] == judged_by(values_of(recipe), "right") and found["sampling"] == {
         "temperature": 1.0
     }
+
+
+def test_a_page_tells_runs_of_one_name_apart_and_leaves_the_command_out(tmp_path: Path) -> None:
+    def cautions(*folders: Path) -> list[str]:
+        first, second = ((Attempts(folder / "trajectories"), "before") for folder in folders)
+        found: list[str] = paired(first, second)["cautions"]
+        return found
+
+    a, b, c = (tmp_path / name for name in ("a/coin", "b/coin", "c/other"))
+    for folder in (a, b, c):
+        begun(write(folder, tasks([True] * 4), stage="before", is_run=True), "0-supervised", 3, 9)
+    stands = "was measured before RL, and its run is not finished, it is at step 3 of 0-supervised"
+    assert cautions(a, b) == [f"{a} {stands}", f"{b} {stands}"]
+    assert cautions(a, c) == [f"coin {stands}", f"other {stands}"]
+    begun(write(a, tasks([False] * 4), stage="1-policy_gradient", step=5, is_run=True), "1-policy_gradient", 5, 9)
+    late = paired((Attempts(a / "trajectories"), "before"), (Attempts(a / "trajectories"), "1-policy_gradient"))
+    assert [text.split(" was ")[0] for text in late["cautions"]] == ["coin"]
+    evaluations = [write(tmp_path / name, tasks([True] * 4)) for name in ("d", "e")]
+    first, second = ((Attempts(folder / "trajectories"), "") for folder in evaluations)
+    again = "is not finished; run its command again to resume it"
+    assert paired(first, second)["cautions"] == [f"d {again}", f"e {again}"]
 
 
 def test_a_run_without_metrics_is_not_finished_either(tmp_path: Path) -> None:

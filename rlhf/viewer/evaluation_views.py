@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf.errors import DataError, RlhfError
 from rlhf.evaluation.attempts import Attempt, read_attempts
-from rlhf.evaluation.compare import compare_all, named_apart, read_side, side_of
+from rlhf.evaluation.compare import Side, compare_all, named_apart, read_side, side_of
 from rlhf.evaluation.contrib.findings import compared
 from rlhf.evaluation.contrib.leaderboard import ranked, title_of
 from rlhf.evaluation.folder import is_evaluation
@@ -62,11 +62,18 @@ def paired(first: tuple[Attempts, str], second: tuple[Attempts, str]) -> dict[st
         return {"problem": str(error)}
     kept = {key: found[key] for key in ("difference", "p_value", "test", "n_better", "n_worse")}
     low, high = found["interval"]
-    cautions = found["cautions"]
-    for side in sides:  # a page says the same wherever its files are
-        cautions = [text.replace(str(side.folder), side.folder.name) for text in cautions]
+    cautions = [_on_page(text, sides) for text in found["cautions"]]
     flipped = [{key: flip[key] for key in ("task", "first", "second")} for flip in found["flipped"][:N_FLIPPED]]
     return {**kept, "low": low, "high": high, "n": found["n_tasks"], "cautions": cautions, "flipped": flipped}
+
+
+def _on_page(caution: str, sides: Sequence[Side]) -> str:
+    """A caution without the command that resumes a run, and with the name of a folder where that tells it apart."""
+    caution = caution.partition("; resume it: ")[0]
+    for side in sides:
+        if side.name != str(side.folder) and caution.startswith(f"{side.folder} "):
+            return side.folder.name + caution.removeprefix(str(side.folder))
+    return caution
 
 
 def learned(run: ShownRun, data: RunData) -> dict[str, Any] | None:
