@@ -14,6 +14,7 @@ import pytest
 
 from rlhf.build.record import write_record
 from rlhf.data import Action, Failure, Outcome, Score, ScoredGroup, Trajectory, Turn, Verdict
+from rlhf.digests import write_listed
 from rlhf.evaluation.contrib.leaderboard import title_of
 from rlhf.evaluation.judging import differences, judged_by, settings_of
 from rlhf.evaluation.paired import holm, mcnemar, n_tasks_needed
@@ -328,6 +329,15 @@ def test_files_of_one_name_share_a_board_where_their_tasks_are_the_same(tmp_path
     found = last_json(run("leaderboard", *(folder / "out" for folder in folders), "--json"))["boards"]
     assert sorted(len(board["rows"]) for board in found) == [1, 2]
     assert all("parts.sums.tasks" in board["settings"] for board in found)
+    outs = [(folder / "out").rename(tmp_path / f"{folder.name}-out") for folder in folders]
+    same, other = last_json(run("compare", *outs, "--json"))["comparisons"]
+    assert same["cautions"] == []
+    assert other["cautions"] == ["the tasks of sums in one-out and other-out have equal ids and other contents"]
+    plan = json.loads((outs[2] / "summary.json").read_text())
+    del plan["data"]["sums"]["tasks"]  # as a version wrote it that kept no digest
+    write_listed(outs[2] / "summary.json", json.dumps(plan))
+    [row] = last_json(run("compare", outs[0], outs[2], "--json"))["comparisons"]
+    assert row["cautions"] == []
 
 
 def questions(folder: Path) -> Path:

@@ -181,7 +181,7 @@ def _cautions(first: Side, second: Side, n_unpaired: int) -> list[str]:
     if all(stages) and len(set(stages)) > 1 and not one_run:
         times = " and ".join(f"{side.name} {when(side.stage)}" for side in (first, second))
         found.append(f"not measured at the same time of a run: {times}")
-    found += _judged_otherwise(first, second)
+    found += [*_judged_otherwise(first, second), *_holding_others(first, second)]
     if n_unpaired:
         found.append(f"{n_unpaired} tasks are left out: only one side has an attempt without an error at them")
     return found
@@ -199,6 +199,20 @@ def _judged_otherwise(first: Side, second: Side) -> list[str]:
         return []
     told = "; ".join(other[:_MOST_NAMED]) + f"; and {len(other) - _MOST_NAMED} more" * (len(other) > _MOST_NAMED)
     return [f"{first.name} and {second.name} were not judged alike: {told}"]
+
+
+def _holding_others(first: Side, second: Side) -> list[str]:
+    """Caution where evaluations attempted tasks of the same ids, and recorded that these hold something else."""
+    if first.stage or second.stage:  # runs record no digest of the tasks that they are evaluated on
+        return []
+    mine, theirs = (settings_of(side.folder, is_run=False, with_score=True)["parts"] for side in (first, second))
+    found = []
+    for name in (name for name in mine if name in theirs):
+        held = [part[name].get("tasks") for part in (mine, theirs)]
+        ids = [list(dict.fromkeys(a.task_id for a in side.attempts if a.part == name)) for side in (first, second)]
+        if None not in held and held[0] != held[1] and ids[0] == ids[1]:
+            found.append(f"the tasks of {name} in {first.name} and {second.name} have equal ids and other contents")
+    return found
 
 
 def evaluations_below(folder: Path) -> list[Path]:
