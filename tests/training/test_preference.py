@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import torch
 
 import rlhf
 from rlhf.build.pair_data import check_sources
+from rlhf.commands.output import Stopped
 from rlhf.errors import MissingPackageError, ModelError, RecipeError, TrainingError
 from rlhf.inference.embedded.attention import packed_forward
 from rlhf.losses.preference import sequence_sums
@@ -21,6 +26,8 @@ from rlhf.recipe.compatibility import check_processes
 from rlhf.recipe.suites import suite_of_recipe
 from rlhf.training.backends.optimizer import AdamW
 from rlhf.training.policy.model import Lora, Policy
+from rlhf.training.run import Interrupted, Run
+from rlhf.training.stages import trl_trainers
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.preference import Preference
 from rlhf.training.stages.preference_training import _rows, reference_logps
@@ -353,6 +360,61 @@ def test_a_callback_that_stops_within_the_stage_ends_it_at_that_update(
     assert heard == [(n, n) for n in range(1, 1 + (total if is_last else 2))], "no update is made before it is heard"
     rlhf.train(resume=tmp_path / "run", memory_check=False, progress=False)
     assert resume.everything(tmp_path / "run") == resume.everything(whole.folder)
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["before-the-last-update", "in-it"])
+def test_ctrl_c_within_an_update_ends_the_stage_with_that_update_logged(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last: bool
+) -> None:
+    short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 3, "batch_size": 8}
+    policy = {"kind": "pretrained", "path": str(start)}
+    path = runs.write(tmp_path, [short], policy=policy, rewards=OUTCOME, evaluation={"n_tasks": 6})
+    whole = runs.run(path, tmp_path / "whole")
+    total = len(runs.curve(whole.folder, "preference/loss"))
+    at, check, release = total if is_last else 2, trl_trainers._check_finite, Run.release_engine_memory
+    tasks: list[Any] = []
+    assert total > 2
+
+    async def released(self: Run) -> None:
+        tasks.append(asyncio.current_task())
+        await release(self)
+
+    def press(logs: Mapping[str, float], update: int) -> None:
+        check(logs, update)
+        if update == at:  # in TRL's thread, once the update is made
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            while not tasks[-1].cancelling():
+                time.sleep(0.001)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trl_trainers, "_check_finite", press)
+        patch.setattr(Run, "release_engine_memory", released)
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            runs.run(path, tmp_path / "run")
+    assert len(runs.curve(tmp_path / "run", "preference/loss")) == at
+    state = json.loads((runs.newest(tmp_path / "run") / "state.json").read_text())
+    assert state["finished"] is is_last
+    runs.run(path, tmp_path / "run", resume=True)
+    assert resume.everything(tmp_path / "run") == resume.everything(whole.folder)
+
+
+def test_ctrl_c_reaches_a_callback_that_waits_between_updates(start: Path, tmp_path: Path) -> None:
+    short = STAGE | {"pairs": {"tasks": 8, "group_size": 4}, "epochs": 2, "batch_size": 8}
+    path = runs.write(tmp_path, [short], policy={"kind": "pretrained", "path": str(start)}, rewards=OUTCOME)
+    heard: list[int] = []
+
+    async def wait(step: rlhf.StepInfo) -> None:
+        if step.step == 1:
+            signal.raise_signal(signal.SIGINT)
+            try:
+                await asyncio.wait_for(asyncio.Event().wait(), 60)
+            except asyncio.CancelledError:
+                heard.append(step.step)
+                raise
+
+    with pytest.raises(Stopped):
+        rlhf.train(path, out=tmp_path / "run", callbacks=[wait], memory_check=False, progress=False)
+    assert heard == [1]
 
 
 def test_a_callback_that_raises_within_the_stage_ends_it(start: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from rlhf.training.checkpoints.store import check_model, latest
 from rlhf.training.context import RunContext
 from rlhf.training.contrib.task_demonstrations import DemonstrationCache
 from rlhf.training.policy.model import Policy
+from rlhf.training.shield import shielded
 from rlhf.training.stages import pair_files
 from rlhf.training.stages.pairs import Pair, Pairs, Side
 from rlhf.training.stages.preference import Preference
@@ -89,7 +91,11 @@ async def train_preference(run: RunContext, stage: Preference) -> None:
     )
     policy.model.eval()
     run.advance(step=total, n_updates=total, finished=True, n_episodes=run.state.n_episodes + paired.n_episodes)
-    await run.publish()
+    try:
+        await shielded(run.publish())
+    except asyncio.CancelledError:
+        run.save()  # of a stage whose updates are all made, none is lost
+        raise
 
 
 def seed_of(run: RunContext) -> int:

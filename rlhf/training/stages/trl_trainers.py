@@ -382,7 +382,8 @@ async def with_callbacks(
 ) -> None:
     """Have TRL train in a thread, so that callbacks, which may be async, are called between its updates.
 
-    After the last update they are called once the stage is finished, so that a stop there loses none.
+    After the last update they are called once the stage is finished, so that a stop there loses none; a cancellation
+    that comes during it is raised by what the task awaits next.
 
     Args:
         run: whose callbacks are called.
@@ -391,22 +392,29 @@ async def with_callbacks(
         total: number of updates.
 
     Raises:
-        CancelledError: the user or a callback wants to stop; the training has ended after the update that was made.
+        CancelledError: the user or a callback wants to stop; the training has ended after the update that was made,
+            which is not the last one.
         RlhfError: `learn` or a callback failed.
     """
     loop, ends = asyncio.get_running_loop(), list[BaseException]()
+    n_made, telling = 0, set[asyncio.Task[Any]]()
 
     async def told(update: int, logs: Mapping[str, float]) -> None:
+        nonlocal n_made
+        n_made = update
+        if (task := asyncio.current_task()) is not None:
+            telling.add(task)
         try:
             on_update(update, logs)
-            if update < total:
+            if update < total and not ends:
                 await run.check_stop()
         except BaseException as error:  # which would be another one if TRL's thread raised it
             ends.append(error)
+        finally:
+            telling.clear()
 
     def between(update: int, logs: Mapping[str, float]) -> bool:
-        if not ends:
-            asyncio.run_coroutine_threadsafe(told(update, logs), loop).result()
+        asyncio.run_coroutine_threadsafe(told(update, logs), loop).result()
         return bool(ends)
 
     training = asyncio.ensure_future(asyncio.to_thread(learn, between))
@@ -415,10 +423,15 @@ async def with_callbacks(
             await asyncio.wait([training])
         except asyncio.CancelledError as error:
             ends.append(error)
+            for waiting in telling:  # a callback that waits, in a task of its own
+                waiting.cancel()
     if failed := training.exception():
         raise failed
-    if ends:
+    if ends and not (n_made == total and all(isinstance(end, asyncio.CancelledError) for end in ends)):
         raise ends[0]
+    if ends and (task := asyncio.current_task()) is not None:
+        task.uncancel()  # so that the cancellation counts once
+        task.cancel()
 
 
 @contextmanager
