@@ -8,9 +8,7 @@ import pytest
 
 from rlhf.errors import RecipeError
 from rlhf.recipe import load
-from rlhf.recipe.checks import cautions, problems
-from rlhf.recipe.model import recipe_of
-from rlhf.recipe.text import read
+from rlhf.recipe.checks import cautions
 
 LEVELS = "stages.1.advantage={kind: two_level}"
 
@@ -29,28 +27,6 @@ def test_two_levels_of_an_agent_that_never_plans_are_refused(echo: Path) -> None
         load(echo, [LEVELS, "agent={kind: chat}"])
     assert caught.value.where == "stages[1].advantage.kind"
     load(echo, [LEVELS, "agent={kind: planner}"])
-
-
-@pytest.mark.parametrize(
-    ("keys", "accepted"),
-    [
-        ("executor: {kind: reinforce_pp, gamma: 0.9}", False),
-        ("executor: {kind: task_normalised, inner: {kind: reinforce_pp, gamma: 0.9}}", False),
-        ("executor: {kind: reinforce_pp, gamma: 0.9}, horizon: option", True),
-        ("executor: {kind: reinforce_pp}", True),
-        ("executor: {kind: gigpo}", True),
-    ],
-)
-def test_an_executor_that_discounts_per_token_is_refused_where_the_episode_counts(
-    echo: Path, keys: str, accepted: bool
-) -> None:
-    given = ["agent={kind: planner}", f"stages.1.advantage={{kind: two_level, {keys}}}"]
-    found = [
-        p
-        for p in problems(recipe_of(read(echo, given), name="echo", base=echo.parent))
-        if p.where == "stages[1].advantage.executor"
-    ]
-    assert [p.got for p in found] == ([] if accepted else ["gamma: 0.9 with horizon: episode"])
 
 
 def test_more_plans_than_calls_are_probably_not_meant(echo: Path) -> None:

@@ -71,6 +71,28 @@ def test_estimator_with_its_counterpart_is_accepted(echo: Path, overrides: list[
     assert not [p for p in problems(recipe) if p.where.startswith("stages[1].advantage")]
 
 
+@pytest.mark.parametrize(
+    ("keys", "accepted"),
+    [
+        ("executor: {kind: reinforce_pp, gamma: 0.9}", False),
+        ("executor: {kind: task_normalised, inner: {kind: reinforce_pp, gamma: 0.9}}", False),
+        ("executor: {kind: reinforce_pp, gamma: 0.9}, horizon: option", True),
+        ("executor: {kind: reinforce_pp}", True),
+        ("executor: {kind: gigpo}", True),
+    ],
+)
+def test_an_executor_that_discounts_per_token_is_refused_where_the_episode_counts(
+    echo: Path, keys: str, accepted: bool
+) -> None:
+    given = ["agent={kind: planner}", f"stages.1.advantage={{kind: two_level, {keys}}}"]
+    found = [
+        p
+        for p in problems(recipe_of(read(echo, given), name="echo", base=echo.parent))
+        if p.where == "stages[1].advantage.executor"
+    ]
+    assert [p.got for p in found] == ([] if accepted else ["gamma: 0.9 with horizon: episode"])
+
+
 @pytest.mark.parametrize("advantage", ["{kind: two_level}", "{kind: guided}", "{kind: reviews}"])
 def test_trained_policy_needs_no_counterpart(echo: Path, advantage: str) -> None:
     load(echo, [f"stages.1.advantage={advantage}"], is_trained=True)
