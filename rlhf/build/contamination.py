@@ -169,7 +169,7 @@ def _trimmed(words: Sequence[str], chunks: Sequence[str]) -> list[str]:
 
 
 def _is_at(question: list[str], words: list[str], i: int) -> bool:
-    """True if `words` hold the question from `i` on, and no formula goes on at its end: `1 + 2` is not `1 + 2 + 3`."""
+    """Match of a question with the words of a text from place `i` on; `1 + 2` does not match within `1 + 2 + 3`."""
     end = i + len(question)
     return words[i:end] == question and not _GOES_ON.match(" ".join(words[end : end + 3]))
 

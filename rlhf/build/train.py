@@ -265,9 +265,11 @@ async def _start(
     learning = [(i, s) for i, s in enumerate(recipe.stages) if isinstance(s, PolicyGradient) and i >= state.stage]
     longest = context_of(recipe, policy)
     check_teachers([stage.loss for _, stage in learning], policy, longest)
-    critics = [(i, stage) for i, stage in learning if stage.critic is not None]
-    tasks = {i: tasks_of(recipe.at(stage).environment, stage.split) for i, stage in critics}
-    check_contexts({f"stages[{i}].critic": (stage.critic, tasks[i]) for i, stage in critics}, policy.tokenizer, longest)
+    critics = {
+        f"stages[{i}].critic": (stage.critic, partial(tasks_of, recipe.at(stage).environment, stage.split))
+        for i, stage in learning
+    }
+    check_contexts(critics, policy.tokenizer, longest)
     recipe = await actors.with_servers(policy) if actors else recipe
     runner = await make_runner(recipe, policy, progress, folder / "engine.log")
     try:

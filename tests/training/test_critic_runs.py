@@ -32,7 +32,7 @@ def test_a_critic_with_a_shorter_context_than_the_policys_rows_is_refused_before
     with pytest.raises(ModelError, match="longer than the model supports") as refused:
         runs.run(path, tmp_path / "run")
     assert refused.value.where.startswith("stages[1].critic.path") and refused.value.got == "128"
-    critics = {"stages[1].critic": (Critic(path=str(tmp_path / "short")), ()), "stages[2].critic": (Critic(), ())}
+    critics = {"stages[1].critic": (Critic(path=str(tmp_path / "short")), tuple), "stages[2].critic": (Critic(), tuple)}
     check_contexts(critics, tiny.policy().tokenizer, 64)
 
 
@@ -43,11 +43,11 @@ def test_privileged_text_counts_towards_the_context_of_a_critic(tmp_path: Path) 
     critic = SweetCritic(path=str(tmp_path / "short"), privileged_text="{reference}")
     n = max(len(made.tokenizer.encode(text, add_special_tokens=False)) for text in ("x", "x y z"))
     assert n > 1
-    check_contexts({"stages[1].critic": (critic, tasks)}, made.tokenizer, 64 - n)
+    check_contexts({"stages[1].critic": (critic, lambda: tasks)}, made.tokenizer, 64 - n)
     with pytest.raises(ModelError, match="longer than the model supports") as refused:
-        check_contexts({"stages[1].critic": (critic, tasks)}, made.tokenizer, 65 - n)
+        check_contexts({"stages[1].critic": (critic, lambda: tasks)}, made.tokenizer, 65 - n)
     assert refused.value.got == "65" and f"with {n} tokens of privileged_text before" in refused.value.where
-    check_contexts({"stages[1].critic": (replace(critic, privileged_text=""), tasks)}, made.tokenizer, 64)
+    check_contexts({"stages[1].critic": (replace(critic, privileged_text=""), lambda: tasks)}, made.tokenizer, 64)
 
 
 def test_a_critic_and_a_teacher_may_be_the_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,19 +154,21 @@ def backbone_of(model: Any) -> nn.Module:
     return backbone
 
 
-def check_contexts(critics: Mapping[str, tuple[object, Sequence[Task]]], tokenizer: Any, max_context: int) -> None:
+def check_contexts(
+    critics: Mapping[str, tuple[object, Callable[[], Sequence[Task]]]], tokenizer: Any, max_context: int
+) -> None:
     """Raise ModelError where rows of `max_context` tokens are too long for the model that a critic begins as.
 
     Args:
-        critics: YAML path -> settings, and the tasks that it may be given privileged text of; those without a model of
-            their own `path` are left out.
+        critics: YAML path -> settings, and what lists the tasks that it may be given privileged text of; those without
+            a model of their own `path` are left out.
         tokenizer: of the policy.
         max_context: of the policy; privileged text comes before.
     """
     for place, (critic, tasks) in critics.items():
         if isinstance(critic, CriticModelSettings) and critic.path is not None:
             ids_of, where = CriticCapabilities(critic).privileged_ids, f"{place}.path {critic.path}"
-            n_told = max((len(ids_of(task, tokenizer)) for task in tasks), default=0) if ids_of else 0
+            n_told = max((len(ids_of(task, tokenizer)) for task in tasks()), default=0) if ids_of else 0
             told = f", with {n_told} tokens of privileged_text before a row of {max_context}" if n_told else ""
             check_context_of(critic.path, max_context + n_told, where + told)
 

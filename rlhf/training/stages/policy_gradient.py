@@ -147,18 +147,21 @@ class PolicyGradient(StageOverrides):
         return self.self_certainty is None and bool(LossNeeds(self.loss).needs_score)
 
     @property
+    def n_warmup_steps(self) -> int:
+        """Steps of the critic's warm-up, in which the policy is not updated."""
+        return min(self.critic.warmup_steps, self.steps) if self.critic else 0
+
+    @property
     def n_policy_steps(self) -> int:
         """Steps that update the policy: those after the critic's warm-up."""
-        return max(self.steps - (self.critic.warmup_steps if self.critic else 0), 0)
+        return self.steps - self.n_warmup_steps
 
     @property
     def n_evaluations(self) -> int:
         """Evaluations between the steps, of a policy that the stage has updated; there is none after the last step."""
         if not self.evaluate_every:
             return 0
-        return max(
-            (self.steps - 1) // self.evaluate_every - (self.steps - self.n_policy_steps) // self.evaluate_every, 0
-        )
+        return max((self.steps - 1) // self.evaluate_every - self.n_warmup_steps // self.evaluate_every, 0)
 
     @property
     def updates_per_step(self) -> int:
@@ -181,7 +184,7 @@ class PolicyGradient(StageOverrides):
         yield from self._of_starts(context)
         yield from self._of_routing(context)
         # The first one is the best so far, unless there was one in the critic's warm-up, of the same policy.
-        n_first = int(self.evaluate_every > self.steps - self.n_policy_steps)
+        n_first = int(self.evaluate_every > self.n_warmup_steps)
         if self.patience is not None and self.n_evaluations - n_first < self.patience:
             yield Problem(
                 "patience has no effect: there are too few evaluations",
